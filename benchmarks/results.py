@@ -31,12 +31,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def results_of(
     work: str, rates: Mapping[str, Sequence[float]], more: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return one result a contender, with the ratios of medians to the limit, to state by the key and so on.
+    """Return one result for each contender, with ratios of medians, such as to the limit and to state by the key.
 
     Args:
-        work: its name.
+        work: name of the work.
         rates: rows a second by contender.
-        more: further numbers of `ours`.
+        more: other numbers of `ours`.
     """
     medians = {name: statistics.median(values) for name, values in rates.items()}
     found = []
@@ -101,7 +101,7 @@ def commit() -> str:
 
 
 def begun(load: float) -> dict[str, Any]:
-    """Return what each result tells of its run: the commit, when it began, and the load then."""
+    """Return the description of the run in each result: the commit, the start time, and the load then."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return {"commit": commit(), "measured_at": at, "load_before": round(load, 2)}
 
@@ -116,8 +116,8 @@ def write(
 ) -> Path:
     """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path.
 
-    Each result tells its run (`begun`). With `keep`, works that were not measured now keep the results in the file.
-    `not_run`: why works could not be measured.
+    Each result includes its run (`begun`). With `keep`, works without a new measurement keep their results in the file.
+    `not_run`: reasons why works could not be measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'quick' if quick else 'latest'}.json"

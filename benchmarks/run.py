@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 PUBLISHED_CORES = 2
 ROUNDS, QUICK_ROUNDS = 4, 2
 BATCHES = 3
-"""Measured micro-batches a round, of the contenders that are quick enough for it."""
+"""Measured micro-batches a round, for quick contenders."""
 SLOW_ROWS = 500_000
-"""From so many rows a micro-batch on, state by the key has one measured micro-batch: a minute or two."""
+"""Rows a micro-batch from which state by the key has only one measured micro-batch: a minute or two."""
 SLOW_KEYS = 1_000_000
-"""From so many keys on it has none: only to make its state would take minutes."""
+"""Keys from which state by the key is not measured: creating its state alone would take minutes."""
 PRETRAIN = DENSE[1]
 LEARN = "learn_1m"
 """Learning from a million keys: pooled and each key's own, by maximum likelihood and by EM."""
@@ -59,7 +59,7 @@ LIFE = f"verbs_{LIFE_KEYS // 1_000_000}m"
 
 
 def shares_of(work: Work, quick: bool) -> list[Share]:
-    """Return the contenders of a work, and how often each runs it."""
+    """Return the contenders of a work, with the number of runs of each."""
     if work in SCALE:
         return [Share(OURS, BATCHES)]
     if work in DELTA:
@@ -70,7 +70,7 @@ def shares_of(work: Work, quick: bool) -> list[Share]:
     if work.touched is not None:
         shares.append(Share(FLOOR, BATCHES))
     if work.batch_rows >= SLOW_ROWS:
-        if not work.text:  # text keys change little of what it does: shown on the smallest work
+        if not work.text:  # text keys have little effect: shown on the smallest work
             shares.append(Share(ROW_API, 1, 1, warm=False))
     elif work.keys < SLOW_KEYS:
         shares.append(Share(ROW_API, 1, 2))
@@ -85,7 +85,7 @@ def names_of(quick: bool) -> list[str]:
         return [*(work.name for work in QUICK), f"pretrain_{DENSE[0].name}"]
     histories = [work.name for work in (*HISTORY, *HISTORY_DELTA)]
     works = [work.name for work in ALL if work not in SCALE]
-    # Commands of their own: they are measured before other works have filled Java's memory.
+    # Separate commands, measured before other works fill Java's memory.
     first = [*(work.name for work in SCALE), LIFE]
     return [*first, *works, f"pretrain_{PRETRAIN.name}", *histories, LEARN]
 
@@ -202,12 +202,12 @@ def main() -> int:
             began = time.monotonic()
             try:
                 found += measure(name, spark, settings, given)
-            except Exception:  # the others count all the same
+            except Exception:  # the other works still count
                 failed = True
                 traceback.print_exc()
                 continue
             print(_line(found, name, time.monotonic() - began), flush=True)
-            # After each work: an hour's figures outlive what ends the run.
+            # After each work, so that a failure does not lose an hour's results.
             keep = given.only is not None
             path = results.write(found, run, given.quick, given.output, keep, not_run)
         spark.stop()

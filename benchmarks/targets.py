@@ -1,4 +1,4 @@
-"""The ratios that the project is held to, beside what a run has measured: ratios of medians within one run."""
+"""The project's targets beside a run's results: ratios of medians within one run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 class Target(NamedTuple):
     """A ratio or a rate, and its goal.
 
-    text: what is compared; work, what: of the result; figure: its field, or `rows_per_s` for the median; goal: least
-    value, or greatest if `most`; over: the work whose rate is divided by this one's, which is a ratio of times;
+    text: description of the comparison; work, what: work and contender of the result; figure: its field, or
+    `rows_per_s` for the median; goal: least value, or greatest if `most`; over: the work whose rate is divided by this
+    work's, a ratio of times;
     inverse: the ratio of times is one over the field
     """
 
@@ -60,7 +61,7 @@ TARGETS = (
 
 
 def value_of(document: Mapping[str, Any], target: Target) -> float | None:
-    """Return what was measured of a target, or None if the works that it compares were not measured in one run."""
+    """Return the measured value of a target, or None if its works were not measured in one run."""
     found = {(one["work"], one["what"]): one for one in document["results"]}
     mine = found.get((target.work, target.what))
     if mine is None or target.figure not in mine:
@@ -76,7 +77,7 @@ def value_of(document: Mapping[str, Any], target: Target) -> float | None:
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
-    """Return the targets that were measured as a table in Markdown; none if none was."""
+    """Return the measured targets as a table in Markdown; empty without any."""
     rows = []
     for target in TARGETS:
         value = value_of(document, target)

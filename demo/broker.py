@@ -20,7 +20,7 @@ from jobs.spark.doctor import java_command
 from jobs.spark.jars import optional_jars
 
 START_SECONDS = 90.0
-_CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them
+_CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, in Kafka's encoding
 
 
 class Broker(Service):
@@ -40,10 +40,10 @@ class Broker(Service):
         self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(self._settings))
 
     def start(self) -> None:
-        """Start it, and return once it takes connections.
+        """Start the broker, and return once it accepts connections.
 
         Raises:
-            UserError: it ended, or did not come up in time.
+            UserError: the broker ended, or did not come up in time.
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -61,11 +61,11 @@ class Broker(Service):
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill it (SIGKILL), as a crash would."""
+        """Kill the broker (SIGKILL), to simulate a crash."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop it gracefully."""
+        """Stop the broker gracefully."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -86,7 +86,7 @@ class Broker(Service):
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
-            "broker.session.timeout.ms": 3000,  # so that a killed one is detected sooner
+            "broker.session.timeout.ms": 3000,  # so that a killed broker is detected sooner
             "broker.heartbeat.interval.ms": 500,
             "group.initial.rebalance.delay.ms": 0,
             "log.retention.check.interval.ms": 500,
@@ -118,7 +118,8 @@ def main() -> int:
     """Run a broker until Ctrl-C or SIGTERM, and print its address."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "var/kafka")
     with Broker(folder) as broker:
-        # Blocked only now, as the broker would inherit it; else SIGTERM would end this process and leave the broker.
+        # Signals are blocked only now, since the broker would inherit the block. Unblocked, SIGTERM would end this
+        # process and leave the broker running.
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         print(f"Kafka at {broker.address}: export KALMAN_KAFKA={broker.address}", flush=True)

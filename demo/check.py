@@ -1,4 +1,4 @@
-"""Check a model's stream against one uninterrupted batch pass over everything that was landed."""
+"""Check a model's stream against one uninterrupted batch pass over all landed rows."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class MicroBatch(NamedTuple):
 class Checked(NamedTuple):
     """The result of the check of one model, and the rows that its report shows.
 
-    batches: the stream's micro-batches; names: the keys; rows: the estimates of every landed row, of the
-    batch pass in history and of the stream after `since`; y (m, N): what was measured; H (m, n):
-    measurements from states; batch_rows, batch_seconds: of the batch pass.
+    batches: the stream's micro-batches; names: the keys; rows: the estimates of every landed row, from the batch pass
+    in history and from the stream after `since`; y (m, N): measurements; H (m, n): measurements from states;
+    batch_rows, batch_seconds: size and duration of the batch pass.
     """
 
     spec: ModelSpec
@@ -113,11 +113,11 @@ def check(
 
     Args:
         warehouse: the tables.
-        spec: of the model.
-        sent: how many rows the files held that were sent to the stream.
-        since: the stream has the rows at or after this event time.
-        folder: those files' folder: their rows in quarantine came from there.
-        say: told what is going on.
+        spec: the model's spec.
+        sent: number of rows in the files sent to the stream.
+        since: event time from which rows went to the stream.
+        folder: folder of these files, by which their rows in quarantine are found.
+        say: called with progress.
 
     Raises:
         UserError: there is no stream to check.
@@ -145,7 +145,7 @@ def check(
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
     batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
-    assert batch_id is not None  # it has written estimates
+    assert batch_id is not None  # the generation has written estimates
     held = states_of(
         states_at(DeployedModel(spec, warehouse), generation, manifest, batch_id).frame.toArrow()
     )
@@ -178,7 +178,8 @@ def check(
 
 
 def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batch) -> Begin | None:
-    """Return how keys begin that have learned parameters of their own: with those of the snapshot; None: none has."""
+    """Return the function that starts keys with their learned parameters of the snapshot; None without such
+    parameters."""
     own = own_parameters(kernel)
     if not own.learned:
         return None
@@ -230,7 +231,7 @@ def _with_streamed(everything: Rows, after: NDArray[np.int64], streamed: Rows) -
     """Replace the batch pass's estimates by the stream's, if they have the same number."""
     if streamed.size != len(after):
         return everything
-    # Rows of one key and time are in the order of their values there, and in that of their application here.
+    # The batch pass orders rows of one key and time by value, the stream by application.
     wanted = everything.take(after)
     ties = (wanted.nis, wanted.log_likelihood, *wanted.mean[::-1], *wanted.covariance[::-1])
     place = after[np.lexsort((*ties, wanted.time, wanted.key))]

@@ -1,12 +1,12 @@
 """Run a Spark standalone cluster on this machine: a master and workers as processes, from the installed package.
 
 `python -m demo.cluster` (or `make cluster`) runs one until Ctrl-C and prints its address. An application gets
-`spark.cores.max` cores, else `cores_per_application`: without a limit the first one would take all of them,
-and every other stream would wait without end.
+`spark.cores.max` cores, else `cores_per_application`. Without a limit the first application would take all cores, and
+every other stream would wait for ever.
 
-Only who has the cluster's secret can run anything on it. The secret is drawn anew for each cluster, and is in a
+Only a client with the cluster's secret can run anything on it. The secret is new for each cluster, and stored in a
 `spark-defaults.conf` that only its owner can read; master, workers and drivers get the folder of that file in
-`SPARK_CONF_DIR`. The master's server of submissions over HTTP, which asks for no secret, is off.
+`SPARK_CONF_DIR`. The master's HTTP server for submissions, which needs no secret, is off.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Cluster(Service):
     """A master and its workers, whose logs and work are in `folder`; applications connect to `address`.
 
     Args:
-        folder: of logs, work and settings.
-        cores: of each worker.
-        memory: of each worker.
-        cores_per_application: of an application that does not say how many it wants.
-        port: of the master.
-        encrypt: what its processes send each other, and what they keep on disks of their own.
+        folder: folder of logs, work and settings.
+        cores: cores of each worker.
+        memory: memory of each worker.
+        cores_per_application: cores of an application without a setting.
+        port: port of the master.
+        encrypt: whether to encrypt traffic between processes and their local files.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Cluster(Service):
         Raises:
             UserError: a process ended, or did not come up in time.
         """
-        shutil.rmtree(self._recovery, ignore_errors=True)  # that of an earlier cluster
+        shutil.rmtree(self._recovery, ignore_errors=True)  # the file of an earlier cluster
         self._write_settings()
         self._start_master("master")
         for _ in range(workers):
             self.add_worker()
 
     def kill_master(self) -> None:
-        """Kill the master (SIGKILL). Workers and applications go on with the executors that they have."""
+        """Kill the master (SIGKILL). Workers and applications continue with their executors."""
         assert self.master is not None
         _kill_family(self.master)
         self.master = None
@@ -94,7 +94,7 @@ class Cluster(Service):
         """Start the master again, and return once its workers are registered with it.
 
         Raises:
-            UserError: it ended, or a worker did not register, in time.
+            UserError: the master ended, or a worker did not register in time.
         """
         self._restarts += 1
         name = f"master-{self._restarts}"
@@ -103,11 +103,11 @@ class Cluster(Service):
 
     @property
     def _recovery(self) -> Path:
-        """Return the folder in which the master keeps its workers and applications for the next one."""
+        """Return the folder in which the master stores its workers and applications for its successor."""
         return self.folder / "recovery"
 
     def _write_settings(self) -> None:
-        """Write the settings of master, workers and drivers, with a new secret, into a file of the owner's alone."""
+        """Write the settings of master, workers and drivers, with a new secret, into a private file."""
         yes = str(self._encrypt).lower()
         given = {
             "spark.authenticate": "true",
@@ -136,7 +136,7 @@ class Cluster(Service):
         return self.master
 
     def add_worker(self, host: str = HOST) -> str:
-        """Start one more worker at an address of this machine, and return its name once it is registered.
+        """Start another worker at an address of this machine, and return its name once it is registered.
 
         Raises:
             UserError: it ended, or did not come up in time.
@@ -208,7 +208,7 @@ class Cluster(Service):
 
 
 def _kill_family(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its descendants, each of which may lead a group of its own."""
+    """End a process and its descendants, which may lead separate process groups."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

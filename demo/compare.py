@@ -21,7 +21,7 @@ class Rows(NamedTuple):
 
     key (N,): number of the key in `names`; time (N,): microseconds; occurrence (N,): how many rows of the
     same key and time come before; mean (n, N); covariance (n*n, N), or (n, N) where only variances are
-    kept; log_likelihood and nis (N,), NaN where nothing was observed; flagged (N,): something was wrong.
+    kept; log_likelihood and nis (N,), NaN without a measurement; flagged (N,): whether the row has a flag.
     """
 
     key: Ints
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """The result of a comparison: the largest absolute difference of each column, and the rows that one side lacks."""
+    """The result of a comparison: the largest absolute difference of each column, and rows missing on one side."""
 
     compared: int
     missing: int
@@ -86,9 +86,8 @@ def key_names(tables: Iterable[pa.Table]) -> list[str]:
 def rows_of(table: pa.Table, names: list[str], ordered: bool) -> Rows:
     """Read estimates from a table: key, event_time, mean, covariance, log_likelihood, nis, flags.
 
-    Rows of one key and time have no number of their own. `ordered` says that the table has them in the
-    order in which they were applied; else they are put in the order of their values, in which both sides of
-    a comparison agree.
+    Rows of one key and time have no number in the table. With `ordered` the table has them in order of application.
+    Else they are sorted by value, so that both sides of a comparison agree.
     """
     key = codes(table.column("key"), names)
     time = _micros(table.column("event_time"))
@@ -155,7 +154,7 @@ def codes(column: pa.ChunkedArray, names: list[str]) -> Ints:
 
 
 def _positions(ours: Rows, wanted: Rows) -> tuple[Ints, Ints]:
-    """Return where the rows that are on both sides are on each."""
+    """Return the positions, on each side, of the rows found on both."""
     both = [np.concatenate(pair) for pair in zip(ours[:3], wanted[:3], strict=True)]
     side = np.repeat([0, 1], [ours.size, wanted.size])
     order = np.lexsort((side, *both[::-1]))

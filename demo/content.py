@@ -14,14 +14,14 @@ from demo.upgrade import Estimate, Switched
 from kalman.evaluation.diagnostics import coverage
 
 BEFORE_US = 30 * 86_400 * 1_000_000
-"""How much of history the report draws before the hand-over."""
+"""Length of history that the report draws before the hand-over."""
 
 RARE_ROWS = 60
-"""About how many rows in the drawn time the rare route has."""
+"""Approximate number of the rare route's rows in the drawn time."""
 
 
 def choose_routes(checked: Checked) -> list[int]:
-    """Return the keys to draw: each origin's busiest route, and one that is rare."""
+    """Return the keys to draw: each origin's busiest route and one rare route."""
     drawn = checked.rows.time >= checked.since - BEFORE_US
     flown = drawn & np.isfinite(checked.y[0])
     counts = np.bincount(checked.rows.key[flown], minlength=len(checked.names))
@@ -71,7 +71,7 @@ def switch_of(checked: Checked, switched: Switched) -> Switch:
 
 
 def nis_of(checked: Checked) -> Nis:
-    """Return the NIS of all rows in which anything was measured."""
+    """Return the NIS of all rows with a measurement."""
     seen = np.flatnonzero(np.isfinite(checked.rows.nis))
     components = np.isfinite(checked.y[:, seen]).sum(axis=0)
     return Nis(checked.spec.name, checked.rows.nis[seen], components, checked.rows.time[seen])

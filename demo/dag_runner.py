@@ -1,9 +1,9 @@
 """Run DAGs one after the other in this process: `python -m demo.dag_runner`.
 
-Airflow is configured by the environment. A line of JSON on standard input, `["DAG_ID", {CONF}]`, asks for a
-run; the state in which it ended is the answer on standard output. A run is what `airflow dags test` makes,
-but for two things: Airflow starts once for all of them, and a task that fails is not tried again, because
-the demo kills drivers on purpose and chooses itself when the DAG is to run again.
+Airflow is configured by the environment. A line of JSON on standard input, `["DAG_ID", {CONF}]`, asks for a run; the
+state in which it ended is the answer on standard output. A run equals one of `airflow dags test`, with two differences:
+Airflow starts once for all runs, and a failed task is not retried, because the demo kills drivers on purpose and
+decides when to run the DAG again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def run(dag_id: str, conf: dict[str, object]) -> str:
     """Run a DAG to its end and return the state of the run.
 
     Raises:
-        LookupError: there is no such DAG.
+        LookupError: the DAG does not exist.
     """
     from airflow.dag_processing.dagbag import DagBag
 
@@ -36,7 +36,7 @@ def run(dag_id: str, conf: dict[str, object]) -> str:
 
 def serve() -> None:
     """Answer requests until standard input ends."""
-    # Airflow's log and the drivers' lines go to standard error: the answers are alone on standard output.
+    # Airflow's log and the drivers' lines go to standard error: standard output has the answers only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, str(DAGS))  # as Airflow does before it parses DAG files

@@ -1,4 +1,4 @@
-"""Run DAGs in processes of their own, with the demo's own Airflow, and follow the drivers' output."""
+"""Run DAGs in separate processes, with the demo's Airflow, and follow the drivers' output."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.2
 RUN_SECONDS = 1800.0
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-"""Of Java: for a minute of work at a time its optimising compiler does not pay. Without it Java would take 48 MB for
-compiled code, which a stream's driver fills in some minutes; from then on it would interpret everything."""
+"""Options of Java. For a minute of work at a time, the optimising compiler does not pay. Without it Java would reserve
+48 MB for compiled code, which a stream's driver fills in some minutes; then it would interpret everything."""
 
 _NAMES = re.compile(r"learning [^:]*: ")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,7 +33,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The demo's own folder (files to land, Airflow, logs, result and report) and the root of its warehouse."""
+    """The demo's folder (files to land, Airflow, logs, result and report) and the root of its warehouse."""
 
     root: Path
     warehouse: str
@@ -53,7 +53,7 @@ class Place:
         return self.root / "airflow" / f"{model}.db"
 
     def environment(self, model: str) -> dict[str, str]:
-        """Return the environment of a model's DAG runs, without the settings of an Airflow of the user's."""
+        """Return the environment of a model's DAG runs, without the user's Airflow settings."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
         path = [str(Path(sys.executable).parent), kept.get("PATH", "")]
         return {
@@ -127,7 +127,7 @@ class DagRunner:
         """Wait for the run's end.
 
         Raises:
-            UserError: it failed, or did not end.
+            UserError: the run failed, or did not end.
         """
         until = time.monotonic() + RUN_SECONDS
         while self.running:
@@ -141,7 +141,7 @@ class DagRunner:
             self.fail()
 
     def fail(self) -> NoReturn:
-        """Raise the error of the run, as far as its log shows it.
+        """Raise the run's error from its log.
 
         Raises:
             UserError: always.
@@ -151,7 +151,7 @@ class DagRunner:
         raise UserError(f"the {self.verb} DAG of {self.model} failed{why} (see {self.log})", RUN_FAILED)
 
     def kill(self) -> None:
-        """End the process and its descendants, also those that left its session."""
+        """End the process and its descendants, also those in other sessions."""
         kill_tree(self._process)
 
     def _answer(self, answers: IO[str]) -> None:
@@ -213,7 +213,7 @@ def kill_tree(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 def tail(log: Path, first: int = 0, size: int = 32_768) -> list[str]:
-    """Return the last lines of a log, of what was written from byte `first` on, without colours."""
+    """Return the last lines of a log from byte `first` on, without colours."""
     if not log.exists():
         return []
     with log.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Read a small Delta table without Spark: what is committed, and nothing else."""
+"""Read a small Delta table without Spark: committed rows only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def commits_of(table: Path) -> Iterator[tuple[float, list[dict[str, Any]]]]:
 
 
 def files_of(table: Path) -> list[Path]:
-    """Return the files with the newest rows of a table, whose log must still be whole; [] where there is no table."""
+    """Return the files of a table's newest version, whose log must be complete; [] without a table."""
     files: dict[str, None] = {}
     for _, actions in commits_of(table):
         for action in actions:

@@ -1,4 +1,4 @@
-"""Show the demo's phases as they go: live on a terminal, a line every few seconds in a log."""
+"""Show the progress of the demo's phases: live on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase:
         self.outcome = ""
 
     def note(self, detail: str | Callable[[], str]) -> None:
-        """Set the current work: a text, or a function that is called whenever it is shown."""
+        """Set the current work: a text, or a function called at each refresh."""
         self.detail = detail
 
     def result(self, outcome: str) -> None:
@@ -31,7 +31,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """Return how long the phase has been running."""
+        """Return the seconds since the phase began."""
         return time.monotonic() - self.started
 
     def told(self) -> str:

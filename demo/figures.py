@@ -33,7 +33,7 @@ class Series(NamedTuple):
     """One key's rows in the order in which they were applied; times in microseconds since 1970, UTC.
 
     measured, estimate, deviation (of the estimate), normalised (innovation over its standard deviation):
-    (N,); NaN where nothing was measured.
+    (N,); NaN without a measurement.
     """
 
     title: str
@@ -56,8 +56,8 @@ class Nis(NamedTuple):
 class Switch(NamedTuple):
     """An upgrade and its roll-back.
 
-    routes: title and the estimates of both versions; measured: times and values of each; days: when the days began
-    that landed around it, in microseconds; result: as in result.json.
+    routes: title and the estimates of both versions; measured: times and values of each route; days: beginnings of the
+    days that landed around the upgrade, in microseconds; result: as in result.json.
     """
 
     routes: list[tuple[str, Estimate, Estimate]]
@@ -100,7 +100,7 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
 
 @styled
 def draw_switch(switch: Switch, unit: str) -> str:
-    """Draw both versions of some routes across the upgrade and the roll-back, and which one was live when."""
+    """Draw both versions of some routes across the upgrade and the roll-back, with the live version marked."""
     figure, axes = _grid(len(switch.routes), width=11.0, height=2.35)
     shadow, promoted, back = (_dates(np.array([day]))[0] for day in switch.days)
     for ax, (title, first, second), (time, measured) in zip(
@@ -141,7 +141,7 @@ def draw_switch(switch: Switch, unit: str) -> str:
 
 @styled
 def draw_innovations(series: list[Series], marks: Marks) -> str:
-    """Draw each key's normalised innovations over time, and beside them how they are distributed."""
+    """Draw each key's normalised innovations over time, and their distribution beside them."""
     import matplotlib.pyplot as plt
 
     figure, grid = plt.subplots(
@@ -183,7 +183,7 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
 
 @styled
 def draw_nis(models: list[Nis], marks: Marks) -> str:
-    """Draw, for each model, how NIS is distributed and which share of each week is outside the 95 % bound."""
+    """Draw each model's distribution of NIS, and the share of each week outside the 95 % bound."""
     import matplotlib.pyplot as plt
     from scipy.stats import chi2
 
@@ -265,7 +265,7 @@ def _mark(ax: Axes, marks: Marks) -> None:
 
 
 def _robust_limits(ax: Axes, one: Series) -> None:
-    """Let a few outliers leave the axis, so that the rest can be read."""
+    """Cut a few outliers from the axis, so that the other values are readable."""
     seen = one.measured[np.isfinite(one.measured)]
     if seen.size:
         low, high = np.quantile(seen, [0.002, 0.998])

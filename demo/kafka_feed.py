@@ -1,6 +1,6 @@
-"""The feed of the Kafka demo: readings of devices, with poison among them, sent to a topic chunk by chunk.
+"""The feed of the Kafka demo: readings of devices and poison messages, sent to a topic chunk by chunk.
 
-`python -m demo.kafka_feed TOPIC` sends the lines of standard input, each as a message: a way to try a topic.
+`python -m demo.kafka_feed TOPIC` sends each line of standard input as a message, to try a topic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POISON = ("nope", '{"device": "device 1"', '{"device": "device 1", "at": "soon",
 
 
 class Chunk(NamedTuple):
-    """Messages to send: their partitions, values (JSON, or what is none), and how many are poison."""
+    """Messages to send: their partitions, values (JSON, or invalid JSON), and the number of poison messages."""
 
     frame: pd.DataFrame
     poison: int
@@ -45,7 +45,7 @@ def chunks(history: int, streamed: int, minutes: int, seed: int) -> list[Chunk]:
     """Return chunks of the devices' readings, a reading of each device a minute, with one in 200 messages poison.
 
     After the history the devices of partition 1 are a chunk ahead of those of partition 0, as if one of two gateways
-    had been cut off for a while: there is one chunk more than there are readings for both.
+    had been cut off for a while: there is one more chunk than readings of both partitions.
     """
     count = history + streamed
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def chunks(history: int, streamed: int, minutes: int, seed: int) -> list[Chunk]:
 
 
 def _messages(value: np.ndarray, partition: int, chunk: int | None, minutes: int) -> pd.DataFrame | None:
-    """Return the readings of one partition's devices in one chunk; None where there is no such chunk."""
+    """Return the readings of one partition's devices in one chunk; None if the chunk does not exist."""
     if chunk is None or not 0 <= chunk < value.shape[1] // minutes:
         return None
     devices = np.arange(partition, len(value), 2)
@@ -81,7 +81,7 @@ def _messages(value: np.ndarray, partition: int, chunk: int | None, minutes: int
 
 
 def send(spark: SparkSession, topic: str, chunk: Chunk) -> int:
-    """Send a chunk, each partition's messages in their order, and return how many there were."""
+    """Send a chunk, each partition's messages in order, and return their number."""
     frame = spark.createDataFrame(chunk.frame, "value string, partition int").coalesce(1)
     writer = frame.write.format("kafka").option("topic", topic)
     for name, value in kafka.spark_options().items():
@@ -99,9 +99,8 @@ def read(spark: SparkSession, topic: str) -> pd.DataFrame:
 
 
 def send_lines(spark: SparkSession, topic: str, lines: list[str]) -> int:
-    """Send lines to the first partition of a topic, in their order, and return how many there were.
-
-    A topic that is not there is made, with one partition.
+    """Send lines to the first partition of a topic, in order, and return their number. A missing topic is created with
+    one partition.
     """
     with kafka.admin(spark) as client:
         there = client.listTopics().names().get().contains(topic)

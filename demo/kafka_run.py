@@ -49,7 +49,7 @@ sinks: {{latest: true, kafka: {{topic: {OUTPUT}}}}}
 stream: {{partitions: 2}}
 """
 HISTORY, STREAMED, MINUTES = 2, 6, 20
-"""Chunks of history, chunks to stream, minutes in one."""
+"""Chunks of history, chunks to stream, minutes in a chunk."""
 PATIENCE = 600.0
 
 
@@ -86,7 +86,7 @@ class KafkaDemo:
             phase.result(f"{landed['rows']:,} readings landed, {landed['quarantined']} quarantined")
 
     def stream(self) -> None:
-        """Feed the rest while the stream runs, and kill the broker meanwhile."""
+        """Feed the remaining chunks while the stream runs, and kill the broker meanwhile."""
         from demo.kafka_feed import send
 
         with self.display.phase("Stream while the topic is fed; kill the broker; start it again") as phase:
@@ -181,7 +181,7 @@ class KafkaDemo:
             time.sleep(0.2)
 
     def _taken(self) -> int:
-        """Return how many messages after the snapshot the committed micro-batches contain."""
+        """Return the number of messages after the snapshot in committed micro-batches."""
         done = [int(path.name) for path in (self._checkpoint / "commits").glob("[0-9]*")]
         if not done:
             return 0

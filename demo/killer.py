@@ -1,4 +1,4 @@
-"""Kill a stream's driver with SIGKILL while a micro-batch is half done, and verify that it was."""
+"""Kill a stream's driver with SIGKILL in the middle of a micro-batch, and verify it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jobs.supervision.driver_log import DriverLog
 
 POLL_SECONDS = 0.01
 SETTLE_SECONDS = 0.5
-"""How long a store gets to do what a driver asked of it right before it was stopped."""
+"""Seconds for a store to finish the requests that a driver sent right before it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A driver that was killed: its processes, its micro-batch, and how many seconds after that one began."""
+    """A killed driver: its processes, its micro-batch, and the seconds from the micro-batch's start to the kill."""
 
     driver: int
     jvm: int
@@ -56,8 +56,8 @@ class Checkpoint:
         return self._name
 
     def batches(self) -> Batches:
-        """Return the last planned and the last committed micro-batch; -1 where there is none."""
-        # The committed ones first: one that is committed in between is not taken for an open one's successor.
+        """Return the last planned and the last committed micro-batch; -1 without one."""
+        # Commits are read first, so that a micro-batch committed in between does not hide the open one.
         committed = max(self.numbers("commits"), default=-1)
         return Batches(max(self.numbers("offsets"), default=-1), committed)
 
@@ -70,7 +70,7 @@ class Checkpoint:
         lines = content.decode().splitlines()
         return (
             int(json.loads(lines[2])["reservoirVersion"]) > version
-        )  # version of the log, metadata, a line a source
+        )  # version of the log, metadata, a line for each source
 
     def numbers(self, folder: str) -> list[int]:
         """Return the micro-batches that have a file in `folder` (offsets, commits)."""
@@ -91,7 +91,7 @@ def find_driver(root: str, model: str) -> tuple[psutil.Process, psutil.Process]:
     """Return the Python driver that holds a model's stream, and the JVM of its Spark.
 
     Raises:
-        LookupError: it has no driver on this machine.
+        LookupError: the model has no driver on this machine.
     """
     running = [one.owner for one in DriverLog.at(root, model).drivers() if one.ended_at is None]
     try:
@@ -102,10 +102,10 @@ def find_driver(root: str, model: str) -> tuple[psutil.Process, psutil.Process]:
 
 
 class Killer(threading.Thread):
-    """Wait for the next micro-batch of a stream that is half done, and kill the driver in it.
+    """Wait for a half-done micro-batch of a stream, and kill the driver.
 
-    The driver is stopped first and killed only if its micro-batch is then still planned and not committed,
-    else it continues. So the driver is always killed in the middle of a micro-batch.
+    The driver is stopped first. It is killed only if its micro-batch is then planned and not committed; else it
+    continues. So the kill is always in the middle of a micro-batch.
     """
 
     def __init__(self, root: str, model: str, seed: int) -> None:
@@ -125,7 +125,7 @@ class Killer(threading.Thread):
                 if batches.planned > batches.committed >= 0:
                     self._called_off.wait(self._random.uniform(0.0, 0.7) * self._usual_seconds())
                     self.killed = self._kill(batches.planned)
-        except Exception as error:  # what went wrong is raised where the thread is waited for
+        except Exception as error:  # the error is raised by the caller that joins the thread
             self.error = error
 
     def call_off(self) -> None:
@@ -134,7 +134,7 @@ class Killer(threading.Thread):
         self.join()
 
     def _usual_seconds(self) -> float:
-        """Return how long the last committed micro-batch took."""
+        """Return the seconds of the last committed micro-batch."""
         last = max(self.checkpoint.numbers("commits"))
         took = self.checkpoint.time("commits", last) - self.checkpoint.time("offsets", last)
         return max(0.0, min(took, 10.0))

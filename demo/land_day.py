@@ -1,4 +1,4 @@
-"""Land one day's file by the verb itself, in this process: a Spark for each file would take longer."""
+"""Land one day's file by the verb `ingest` in this process: a Spark session for each file would take longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find free ports of the loopback address, and tell if somebody listens there."""
+"""Find free ports of the loopback address, and check whether a port is in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HOST = "127.0.0.1"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at, all different."""
+    """Return different free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -20,7 +20,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def listens(port: int) -> bool:
-    """Tell if something takes connections at a port."""
+    """Return whether a port accepts connections."""
     try:
         with socket.create_connection((HOST, port), timeout=0.2):
             return True

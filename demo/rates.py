@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Rate(NamedTuple):
-    """Rows that a stream estimated in its uninterrupted micro-batches, and how many seconds those took."""
+    """Rows that a stream estimated in its uninterrupted micro-batches, and their seconds."""
 
     rows: int
     seconds: float
@@ -27,9 +27,8 @@ class Rate(NamedTuple):
 def busy_rate(
     checkpoint: Checkpoint, batches: Mapping[int, MicroBatch], killed: Mapping[str, Killed]
 ) -> Rate:
-    """Measure each micro-batch from the moment it was planned to the one it was committed.
-
-    The one in which the driver was killed is left out: its time includes the pause.
+    """Measure each micro-batch from its plan to its commit. The micro-batch in which the driver was killed is left out:
+    its time includes the pause.
     """
     planned, committed = checkpoint.times("offsets"), checkpoint.times("commits")
     interrupted = killed[checkpoint.model].batch if checkpoint.model in killed else None

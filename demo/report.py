@@ -1,4 +1,4 @@
-"""Write the demo's report: one HTML file that needs nothing else."""
+"""Write the demo's report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TITLE = "A year of flights through kalman-pipeline"
 
 
 class Content(NamedTuple):
-    """What the report shows.
+    """The content of the report.
 
-    result: the demo's result; parity: a row a comparison, by column title; series: routes to draw; unit: of
-    what they measure; nis: models to draw; marks: for both; shares: a sentence a model on its share outside
-    the bound; switch: the upgrade and its roll-back.
+    result: the demo's result; parity: a row for each comparison, by column title; series: routes to draw; unit: unit of
+    their measurements; nis: models to draw; marks: marks for both; shares: a sentence for each model on its share
+    outside the bound; switch: the upgrade and its roll-back.
     """
 
     result: Mapping[str, Any]
@@ -118,7 +118,7 @@ def _show_switch(content: Content) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Write a difference so that it can be read: 0, 3.6e-12, or a sign that something is not there at all."""
+    """Format a difference: 0, 3.6e-12, or a sign for missing rows."""
     if math.isinf(value):
         return "does not match"
     return "0" if value == 0 else f"{value:.1e}"

@@ -1,4 +1,4 @@
-"""Put the demo's result together, and check it."""
+"""Assemble the demo's result, and check it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from demo.upgrade import Switched
 
 TOLERANCE = 1e-9
-"""The largest absolute difference from one batch pass that is accepted."""
+"""Largest accepted absolute difference from one batch pass."""
 
 
 def result_of(
@@ -29,7 +29,7 @@ def result_of(
     report: str,
     switched: Switched,
 ) -> dict[str, Any]:
-    """Return the content of result.json: rows are those of October and November, of both models together."""
+    """Return the content of result.json: rows of October and November, of both models together."""
     models = {one.spec.name: _of_model(one, killed[one.spec.name], rates[one.spec.name]) for one in checked}
     busy = sum(rate.seconds for rate in rates.values())
     result: dict[str, Any] = {

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MODELS = tuple(COLUMNS)
 PHASES = 9
 FIRST_BATCH_SECONDS = 600.0
-"""How long a stream may take to plan what has landed, before the demo gives up."""
+"""Most seconds for a stream to plan landed rows, before the demo gives up."""
 
 SEED = 2013
 
@@ -69,7 +69,7 @@ class Demo:
         with self.display.phase("Write the flights as files, set up Airflow") as phase:
             phase.note("reading the flights")
             with AirflowSetup(self.place, MODELS) as airflow:
-                # A process of its own: reading the flights would hold up the display.
+                # A separate process: reading the flights would block the display.
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                     self.landing = pool.submit(flights_to_files, self.place.landing, self.days).result()
                 phase.note("Airflow makes its database")
@@ -272,7 +272,7 @@ def _await_planned(runner: DagRunner, killer: Killer, version: int) -> None:
     while killer.killed is None and killer.error is None and not killer.checkpoint.has_planned(version):
         if not runner.running:
             if killer.ident is not None:
-                killer.join(1.0)  # it may be about to report its kill
+                killer.join(1.0)  # the killer may be about to report its kill
             if killer.killed is None:
                 runner.fail()
         if time.monotonic() > until:
@@ -303,7 +303,7 @@ def _demo(folder: Path, days: int | None, seed: int, warehouse: str | None) -> I
     place = Place(root, str(root / "warehouse") if warehouse is None else _empty(warehouse))
     shutil.rmtree(place.root, ignore_errors=True)
     place.logs.mkdir(parents=True)
-    # The demo's own Spark, which lands days and checks, stays on this machine, wherever the DAGs' jobs run.
+    # The demo's Spark session, which lands days and checks, stays on this machine, wherever the DAGs' jobs run.
     master = os.environ.get("KALMAN_MASTER", DEFAULT_MASTER)
     local = master if master.startswith("local") else DEFAULT_MASTER
     settings = Settings.load(place.warehouse, ROOT / "models", local, quiet=True)
@@ -315,10 +315,10 @@ def _demo(folder: Path, days: int | None, seed: int, warehouse: str | None) -> I
 
 
 def _empty(warehouse: str) -> str:
-    """Return the root of a warehouse that somebody has chosen; nothing of theirs is emptied.
+    """Return the root of a warehouse chosen by the user, which must be empty.
 
     Raises:
-        UserError: it is not empty, or cannot be reached.
+        UserError: the warehouse is not empty, or cannot be reached.
     """
     root = warehouse_root(warehouse)
     there = [name for name in files_of(root).names("") if name != PROBE_FOLDER]
@@ -336,9 +336,9 @@ def run(
     """Run the demo in `folder`, which is emptied first, and return its result.
 
     Args:
-        folder: of everything that the demo writes.
-        days: stream only so many days, for a quick look; at least 8.
-        seed: decides on which day, and when in the micro-batch, the drivers are killed.
+        folder: folder of everything that the demo writes.
+        days: number of days to stream, for a quick look; at least 8.
+        seed: determines the day, and the moment in the micro-batch, of the drivers' kills.
         warehouse: an empty folder elsewhere for the tables, as a path or the URI of a store.
 
     Raises:

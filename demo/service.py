@@ -1,4 +1,4 @@
-"""A program that runs in the background of a `with`: stopped gracefully at its end or, if that fails, by force."""
+"""A program that runs during a `with`: stopped gracefully at its end or, if that fails, by force."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Service(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, and return once it can be used."""
+        """Start the service, and return once it is ready."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -35,7 +35,7 @@ class Service(ABC):
 
 
 def end(process: subprocess.Popen[bytes], seconds: float, how: signal.Signals = signal.SIGTERM) -> None:
-    """Send a process a signal, if it runs, and kill it if it has not ended so many seconds later."""
+    """Send a signal to a process, if it runs, and kill it if it has not ended after `seconds`."""
     if process.poll() is None:
         process.send_signal(how)
     try:

@@ -20,7 +20,7 @@ from jobs.core.settings import Settings
 
 MODEL = "air_time"
 HELD = 3
-"""Days that land around the switch: one for both versions, one for version 2 alone, one after the roll-back."""
+"""Days that land around the switch: for both versions, for version 2 alone, and after the roll-back."""
 
 SECOND: dict[str, Any] = {
     "version": 2,
@@ -36,7 +36,7 @@ SECOND: dict[str, Any] = {
     "observation": {"H": [[1.0, 1.0]], "R": [[25.0]]},
     "initial": {"mean": [150.0, 0.0], "covariance": [[1.0e4, 0.0], [0.0, 36.0]]},
     "migrate": {"parameters": "spec", "states": {"gust": {"mean": 0.0, "variance": 36.0}}},
-    # One day of flights is little to compare on: the new version may lose a little on it.
+    # One day of flights is little data: the new version may lose slightly in the comparison.
     "upgrade": {"rows": 100, "loss": 0.1},
 }
 
@@ -53,8 +53,8 @@ class Estimate(NamedTuple):
 class Switched(NamedTuple):
     """The result of the upgrade and the roll-back.
 
-    days: first event time of each held day, microseconds; rows: of the live estimates, at each look, and how many
-    should have been; report: the comparison's page.
+    days: first event time of each held day, microseconds; rows: number of live estimates at each check, and the
+    expected number; report: the comparison's page.
     """
 
     first: str
@@ -66,7 +66,7 @@ class Switched(NamedTuple):
     estimates: dict[str, dict[str, Estimate]]
 
     def result(self) -> dict[str, Any]:
-        """Return its part of result.json."""
+        """Return the upgrade's part of result.json."""
         likelihood = self.comparison["log_likelihood_a_row"]
         return {
             "model": MODEL,
@@ -97,11 +97,11 @@ def upgrade_and_roll_back(
     """Upgrade air_time to version 2 and roll it back while the last days land.
 
     Args:
-        settings: of the demo's own commands; the models there are version 1.
-        folder: for the models of version 2.
+        settings: settings of the demo's commands; their models are version 1.
+        folder: folder for the models of version 2.
         days: the `HELD` files that have not landed yet.
-        sent: rows that have been sent to the stream before them.
-        say: told what is going on.
+        sent: number of rows sent to the stream before these days.
+        say: called with progress.
     """
     from demo.land_day import land_day
     from jobs import rollback, stream, upgrade
@@ -132,7 +132,7 @@ def upgrade_and_roll_back(
     land_and_stream(2)
     drawn = [begun["generation"], back["generation"]]
     found = estimates_of(warehouse, drawn, first_time(days[0]) - 4 * 86_400_000_000)
-    warehouse.spark.stop()  # what streams set in the session is not for the batch pass that follows
+    warehouse.spark.stop()  # the streams' session settings must not affect the following batch pass
     return Switched(
         back["generation"],
         begun["generation"],
@@ -145,12 +145,12 @@ def upgrade_and_roll_back(
 
 
 def write_models(models: Path, folder: Path) -> Path:
-    """Write version 2 of the model into a folder of its own, and version 1 where its spec is looked for."""
+    """Write version 2 of the model into a separate folder, and version 1 to the place where its spec is read."""
     import yaml
 
     first = (models / f"{MODEL}.yaml").read_text(encoding="utf-8")
     spec: dict[str, Any] = yaml.safe_load(first)
-    spec.pop("learn")  # version 2 has its numbers
+    spec.pop("learn")  # version 2 includes its numbers
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{MODEL}.yaml").write_text(
         yaml.safe_dump({**spec, **SECOND}, sort_keys=False), encoding="utf-8"
@@ -159,7 +159,7 @@ def write_models(models: Path, folder: Path) -> Path:
 
 
 def rows_in(day: Path) -> int:
-    """Return how many rows a day's file has."""
+    """Return the number of rows in a day's file."""
     return sum(1 for _ in day.open(encoding="utf-8")) - 1
 
 
@@ -181,7 +181,7 @@ def live_rows(warehouse: Any) -> int:
 
 
 def estimates_of(warehouse: Any, names: list[str], since: int) -> dict[str, dict[str, Estimate]]:
-    """Return some generations' estimates since a time, by key: of what is measured, the sum of the states."""
+    """Return some generations' estimates since a time, by key: of the measured quantity, the sum of the states."""
     from pyspark.sql import functions as F
 
     from jobs.storage.tables import estimates

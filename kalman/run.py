@@ -22,7 +22,7 @@ class KeyStates(NamedTuple):
     values         (size, K) filter states
     event_time     (K,) int64 microseconds of the newest applied row; undefined while count is 0
     count          (K,) int64 number of applied rows
-    log_likelihood (K,) of all applied rows
+    log_likelihood (K,) sum over all applied rows
     """
 
     values: Array
@@ -59,7 +59,7 @@ class Outputs(NamedTuple):
     """The filter's outputs for each of N rows.
 
     mean (n, N), covariance (p, N) packed lower: NaN where late, the last good state where flagged
-    log_likelihood, nis (N,): of the row; NaN where late or flagged; nis NaN also when nothing was observed
+    log_likelihood, nis (N,): values of the row; NaN where late or flagged; nis also NaN without a measurement
     flag (N,) uint8 code of `kalman.flags`; late (N,) bool
     extra name -> (d, N)
     """
@@ -76,7 +76,7 @@ class Outputs(NamedTuple):
 class Rounds(NamedTuple):
     """The order in which N sorted rows are applied.
 
-    keys   (Kp,) the keys that have rows, by descending number of rows
+    keys   (Kp,) the keys with rows, by descending number of rows
     order  (N,) indices of the rows in the order of the rounds
     place  (N,) position of each row in that order
     starts (rounds + 1,) position at which each round starts; a round is as long as its prefix of keys
@@ -135,7 +135,7 @@ class Round(NamedTuple):
 
 
 def late_rows(states: KeyStates, rows: SortedRows) -> npt.NDArray[np.bool_]:
-    """Return which rows (N,) are older than their key's state."""
+    """Return a mask (N,) of rows that are older than their key's state."""
     return (states.count[rows.key] > 0) & (rows.time < states.event_time[rows.key])
 
 
@@ -149,8 +149,8 @@ def run(
     """Return the keys' states after the rows, and the filter's outputs for each row.
 
     unit: microseconds in the model's unit of time. A row before its key's event_time is late and not applied.
-    A flagged row leaves its key's state and event time unchanged, so the next row is predicted from the last
-    good one. No bit of a key's results depends on the other keys or on how its rows are split into calls.
+    A flagged row leaves its key's state and event time unchanged, so the next row is predicted from the last good one.
+    A key's results do not depend on the other keys or on the split of rows into calls, bit for bit.
     `on_round` is called with every round of the rows that are not late.
     """
     late = late_rows(states, rows)
@@ -201,10 +201,9 @@ def run(
 
 
 def begun(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:
-    """Return the states (size, K) before the rows, and for which keys (K,) their start is no distribution.
-
-    A key at its first row begins as that row's columns say, where the model takes its start from columns; else all is
-    as it was, and the second part is None.
+    """Return the states (size, K) before the rows, and a mask (K,) of keys with an invalid start. If the model takes
+    its start from columns, a key begins with the columns of its first row. Else the states are unchanged and the mask
+    is None.
     """
     if getattr(model, "own_start", None) is None or not rows.first.any():
         return state, None
@@ -212,7 +211,7 @@ def begun(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[n
 
 
 def _left(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_]) -> tuple[Array, Step]:
-    """Return a step in which the keys `which` are flagged and stay as they were."""
+    """Return a step in which the keys `which` are flagged and keep their state."""
     after = np.where(which, before, after)
     score, nis = (np.where(which, np.nan, a) for a in (step.log_likelihood, step.nis))
     flag = np.where(which, flags.NOT_PSD, step.flag).astype(np.uint8)
@@ -248,7 +247,7 @@ def spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
 
 
 def among(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
-    """Return values for all `rows`: as given at the indices `kept`, NaN (or 0) elsewhere."""
+    """Return values for all `rows`: the given ones at the indices `kept`, NaN (or 0) elsewhere."""
     fill = np.nan if array.dtype == np.float64 else 0
     full = np.full((*array.shape[:-1], rows), fill, array.dtype)
     full[..., kept] = array

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Entry = float | Array
-"""One entry of a matrix: a number that all keys share, or one number a key, shape (K,)."""
+"""One entry of a matrix: a number shared by all keys, or one number a key, shape (K,)."""
 
 
 class ModelError(ValueError):
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     """One row for each of K keys.
 
     dt    (K,) time since the key's previous row in the model's time unit, 0 on a first row
-    first (K,) bool, the key's first row: the initial distribution holds here and nothing is predicted
+    first (K,) bool, the key's first row: the initial distribution applies and there is no prediction
     y     (m, K) measurement, NaN where a component is missing
     u     (c, K) control input that acted between the previous row and this one
     """
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     u: Array
 
     def which_first(self) -> "npt.NDArray[np.bool_] | bool":
-        """Return True or False where all or none of the keys are at their first row, else which are."""
+        """Return True or False if all or none of the keys are at their first row, else the mask."""
         if not self.first.any():
             return False
         return True if self.first.all() else self.first
@@ -53,9 +53,9 @@ class Rows(NamedTuple):
 class Step(NamedTuple):
     """The result of one row for each of K keys.
 
-    log_likelihood (K,) of the row, with its constant; 0 when nothing was observed, NaN when flagged
-    nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed, or when
-                   flagged, unless the flag is that the NIS is beyond the gate
+    log_likelihood (K,) of the row, with its constant; 0 without a measurement, NaN when flagged
+    nis            (K,) normalised innovation squared; NaN without a prediction and a measurement, or when flagged,
+                   except by the gate
     flag           (K,) uint8, a code of `kalman.flags`; a flagged key's state is as it was before the row
     extra          name -> (d, K), the outputs beyond mean and covariance
     """
@@ -103,13 +103,13 @@ class Filter(Protocol):
         ...
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         ...
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        All else in the state is as for a key without rows.
+        The other fields are those of a key without rows.
 
         Raises:
             ModelError: mean and covariance do not determine the filter's state.
@@ -117,5 +117,5 @@ class Filter(Protocol):
         ...
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        """Write each key's learned parameters (d, K) into the field `parameters` of the state."""
         ...

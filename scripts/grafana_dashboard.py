@@ -1,6 +1,6 @@
 """Write deploy/grafana/kalman.json, the dashboard of all streams: `python scripts/grafana_dashboard.py`.
 
-A dashboard's JSON is long and repeats itself; here is what it shows. A test holds the file to this script.
+A dashboard's JSON is long and repetitive; this script has its content. A test compares the file with this script.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it."""
+    """Return the dashboard in Grafana's import format."""
     return {
         "title": "Kalman streams",
         "uid": "kalman-streams",
@@ -138,7 +138,7 @@ def _model() -> dict[str, Any]:
 
 
 def _hand_overs() -> dict[str, Any]:
-    """Return marks where another generation begins to commit micro-batches."""
+    """Return marks at the times when another generation begins to commit micro-batches."""
     return {
         "name": "another generation",
         "datasource": SOURCE,

@@ -17,7 +17,7 @@ SAID = {
     *("UserError", "SpecError", "ModelError", "Problem", "invalid", "TooMany", "ChangedFile", "refusal"),
     "AirflowException",
 }
-"""What makes a sentence that a user reads, besides everything that is raised."""
+"""Functions whose texts a user reads, besides raised errors."""
 HEAD = """# Every message
 
 Made by `python scripts/messages.py > tests/fixtures/messages.md` from the code: the sentences that end a command,
@@ -26,7 +26,7 @@ refuse a spec or a row, or stop a DAG, by file. `{...}` marks a value, and ` · 
 
 
 def text_of(node: ast.expr) -> str | None:
-    """Return a string as it is written, with `{...}` for what is filled in; None if the expression is no string."""
+    """Return the source text of a string, with `{...}` for filled-in values; None if the expression is not a string."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):

@@ -1,8 +1,8 @@
 """Take the pictures of our pages in a real browser: `python scripts/page_pictures.py [FOLDER]` (docs/pictures).
 
-Chromium shows each report as a desk and as a phone shows it, and a real Prometheus answers the queries of the Grafana
-dashboard, which are drawn here: `apt install chromium prometheus`. FOLDER has the warehouse of
-scripts/sample_warehouse.py; without it one is made (some minutes).
+Chromium renders each report at the width of a desktop and of a phone. A real Prometheus answers the queries of the
+Grafana dashboard, and this script draws the answers: `apt install chromium prometheus`. FOLDER has the warehouse of
+scripts/sample_warehouse.py; without it the script makes a warehouse (some minutes).
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ SECONDS, PORT, SCRAPED = 60, 19090, 19108
 
 
 def shown(page: Path, width: int) -> Image.Image:
-    """Return a page as the browser shows it at a width, whole.
-
-    A window of Chromium is never as narrow as a phone, so the page stands in a frame.
+    """Return a picture of the whole page at a width. A window of Chromium is never as narrow as a phone, so the page is
+    in a frame.
 
     Raises:
-        FileNotFoundError: there is no such page, of which Chromium would show its own page of errors.
-        ValueError: the page is empty, or longer than what is taken.
+        FileNotFoundError: the page does not exist; Chromium would show an error page.
+        ValueError: the page is empty, or longer than the picture.
     """
     page = page.resolve(strict=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +77,7 @@ def shown(page: Path, width: int) -> Image.Image:
 
 
 def columns(tall: Image.Image, height: int) -> Image.Image:
-    """Return a tall picture cut into columns beside each other."""
+    """Return a tall picture cut into adjacent columns."""
     count = -(-tall.height // height)
     wide = Image.new("RGB", ((tall.width + 20) * count - 20, height), "white")
     for place in range(count):
@@ -94,7 +93,7 @@ def save(picture: Image.Image, name: str) -> None:
 
 
 def pages(settings: Settings) -> None:
-    """Write the reports and take their pictures; the comparison's content is what its test makes up."""
+    """Write the reports and take their pictures; the comparison's content comes from its test."""
     health = Path(report.run(settings, "rooms").data["report"])
     index = Path(report.run(settings).data["report"])
     save(shown(health, DESK), "report-health.png")
@@ -155,7 +154,7 @@ def _a_minute(metrics: Metrics) -> None:
 
 
 def answered(expr: str) -> list[tuple[dict[str, str], Any, Any]]:
-    """Return what Prometheus answers to a query over the minute: labels, seconds and values of each series."""
+    """Return Prometheus' answer to a query over the minute: labels, seconds and values of each series."""
     filled = expr.replace("$__rate_interval", "5s").replace("$model", ".*").replace("[15m]", "[10s]")
     filled = filled.replace("[5m]", "[10s]")
     end = time.time()
@@ -167,7 +166,7 @@ def answered(expr: str) -> list[tuple[dict[str, str], Any, Any]]:
 
 
 def draw(panels: list[tuple[str, str, list[Any]]]) -> None:
-    """Draw the answers as the dashboard has its panels, without those that nothing was made up for."""
+    """Draw the answers in the dashboard's panels, without panels that have no made-up data."""
     panels = [one for one in panels if any(one[2])]
     style = {**STYLE, "font.size": 8, "axes.titlesize": 9, "figure.dpi": 100}
     with plt.rc_context(style):

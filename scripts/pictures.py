@@ -45,7 +45,7 @@ Drawing = tuple[Any, Any]
 def filtered(
     definition: dict[str, Any], y: Any, time: Any = None, u: Any = None, smoothing: bool = False
 ) -> tuple[kalman.KeyStates, kalman.Outputs, Smoothed | None]:
-    """Filter one series (N,), a row a time unit where no times are given; and smooth it."""
+    """Filter and smooth one series (N,), with a row for each time unit if no times are given."""
     y = np.atleast_2d(np.asarray(y, float))
     count = y.shape[1]
     at = np.arange(count) * STEP if time is None else np.round(np.asarray(time) * STEP).astype(np.int64)
@@ -171,7 +171,7 @@ def modes() -> Drawing:
 
 
 def robust() -> Drawing:
-    """Draw the Nile with a reading of ten times too much, filtered plainly and with a Student-t."""
+    """Draw the Nile with one reading ten times too large, filtered with Gaussian and with Student-t noise."""
     years, flow = nile()
     slip = flow.copy()
     slip[50] *= 10
@@ -194,7 +194,7 @@ def exponential(x: Any) -> Any:
 
 
 def non_linear() -> Drawing:
-    """Draw earthquakes: counts of a rate whose logarithm walks, by a tangent and by points."""
+    """Draw earthquakes: counts with a rate whose logarithm is a random walk, by a tangent and by sigma points."""
     data = pd.read_csv(FIXTURES / "earthquakes.csv")
     years, counts = data["year"].str[:4].astype(int).to_numpy(), data["count"].to_numpy(float)
     made, (axes,) = figure()
@@ -224,7 +224,7 @@ def non_linear() -> Drawing:
 
 
 def adaptive() -> Drawing:
-    """Draw inflation in the United States, whose noise changed, with R moving along."""
+    """Draw inflation in the United States, whose noise changed, with an adaptive R."""
     from statsmodels.datasets import macrodata
 
     loaded: Any = macrodata.load_pandas()
@@ -258,7 +258,7 @@ def adaptive() -> Drawing:
 
 
 def regression() -> Drawing:
-    """Draw how unemployment goes with growth (Okun's law): RLS that forgets, and NLMS."""
+    """Draw the relation of unemployment and growth (Okun's law): RLS with forgetting, and NLMS."""
     from statsmodels.datasets import macrodata
 
     loaded: Any = macrodata.load_pandas()
@@ -289,7 +289,7 @@ def regression() -> Drawing:
 
 
 def mixtures() -> Drawing:
-    """Draw Old Faithful's waiting times and the mixture that online EM comes to."""
+    """Draw Old Faithful's waiting times and the final mixture of online EM."""
     waiting = pd.read_csv(FIXTURES / "faithful.csv")["waiting"].to_numpy(float)
     definition = {
         "filter": "gaussian_mixture",
@@ -326,7 +326,7 @@ def mixtures() -> Drawing:
 
 
 def soak() -> Drawing:
-    """Draw what `tests/jobs/test_hour_soak.py` has measured, from its record."""
+    """Draw the record of `tests/jobs/test_hour_soak.py`."""
     record = json.loads(SOAK.read_text())
     memory, batches = record["memory"], record["batches"]
     made, axes = figure(4, 6.4)
@@ -381,11 +381,11 @@ PICTURE: dict[str, Callable[[], Drawing]] = {
     "mixtures": mixtures,
 }
 RECORDED: dict[str, Callable[[], Drawing]] = {"soak": soak}
-"""Drawn by name alone, as SVG, from what a long run has recorded."""
+"""Pictures drawn only when named, as SVG, from the record of a long run."""
 
 
 def main() -> int:
-    """Draw all, or those named."""
+    """Draw all pictures, or the named ones."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """Write the pages of docs/ that follow from the code: `python scripts/reference.py`. A test holds them to it.
 
-`tables.md` from the tables' columns and their comments, `commands.md` from what `--help` knows, and the list in
-`environment.md` from the variables that the code reads.
+`tables.md` comes from the tables' columns and their comments, `commands.md` from the content of `--help`, and the list
+in `environment.md` from the variables that the code reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCHEMAS = {
     "verifications": tables.VERIFICATIONS,
     "verified_ends": tables.VERIFIED_ENDS,
 }
-"""The tables whose columns do not depend on a spec, as the code makes them."""
+"""Schemas, from the code, of tables whose columns do not depend on a spec."""
 ONE_EACH = ("quarantine", "late_copies", "live", "snapshots", "manifests", "generations", "learned", "waiting",
             "remembered_ids", "verifications", "verified_ends")  # fmt: skip
 """Tables of all models together; the others have a model's name, as in estimates/nile."""
@@ -136,7 +136,7 @@ TYPES: dict[str, dict[str, str]] = {
     **dict.fromkeys(("forecast_skill", "forecast_skill_history"), _SKILL_TYPES),
     "forecasts": _FORECAST_TYPES,
 }
-"""Types of the columns of the tables whose columns depend on a spec, where they are always the same."""
+"""Fixed column types of the tables whose columns depend on a spec."""
 
 
 def columns_of(schema: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Make a small warehouse to look at: `python scripts/sample_warehouse.py FOLDER` (a minute or two).
 
-Forty made-up rooms, streamed day by day, with late rows, rows that cannot be read, a sensor that is suddenly noisier
-than its model, and an upgrade in the middle. The verbs make it, as anybody would.
+Forty made-up rooms, streamed day by day, with late rows, unreadable rows, a sensor that is suddenly noisier than its
+model, and an upgrade in the middle. The verbs make the warehouse, as for a user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WITH_SLOPE: dict[str, Any] = {
 
 
 def rows_of_a_day(day: int) -> pd.DataFrame:
-    """Return the rows of a day: some hundred, in order. One sensor is noisier every day after the history."""
+    """Return a day's rows, several hundred, in order. One sensor is noisier every day after the history."""
     rng = np.random.default_rng(1000 + day)
     count = ROOMS * 12
     number = rng.integers(0, ROOMS, count)
@@ -65,7 +65,7 @@ def rows_of_a_day(day: int) -> pd.DataFrame:
     at = START + pd.to_timedelta(day * 86_400 + second, "s")
     names = np.array([f"room-{n:02d}" for n in number])
     frame = pd.DataFrame({"at": at, "room": names, "temperature": np.round(value, 2).astype(object)})
-    if day >= HISTORY:  # some come a day late, and some cannot be read
+    if day >= HISTORY:  # some rows come a day late, and some are unreadable
         late = rng.choice(count, 6, replace=False)
         frame.loc[late, "at"] = frame.loc[late, "at"] - pd.Timedelta("30h")
         frame.loc[rng.choice(count, 3, replace=False), "temperature"] = "n/a?"

@@ -2,13 +2,13 @@
 
 In this order, as long as the time lasts:
 
-1. one after another, a test whose turn it is by the number of the commit, one in TURNS, and a test of what has changed:
-   its own file, or else a module that has its name or that it imports;
-2. the others, first the one whose last green run is the oldest.
+1. alternately, a test whose turn it is by the number of the commit (one in TURNS), and a test with a change: in its
+   file, or in a module that has its name or that it imports;
+2. the other tests, from the oldest last green run on.
 
-"Changed" is what commits after a test's last green run have changed, and at most the last COMMITS. tests/slow_runs.tsv
-has what is known of each test: its seconds, and the number of the commit of its last green run. A run writes it: commit
-it with your change. `all` runs every slow test and writes it, too; more arguments are pytest's. `list` runs none.
+A change is one in commits after a test's last green run, among the last COMMITS. tests/slow_runs.tsv records each
+test's seconds and the number of the commit of its last green run. A run writes it: commit it with your change. `all`
+runs every slow test and writes it, too; more arguments are pytest's. `list` runs none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RECORD = Path("tests", "slow_runs.tsv")
 HEAD = "test\tseconds\tgreen\n"
 MARKS = "slow and not soak"
 TURNS = 12
-"""In so many commits with consecutive numbers each test has a turn."""
+"""Number of consecutive commits in which each test has one turn."""
 COMMITS = 40
 SECONDS = 600.0
-"""What the tests of a share take together, by what they took before."""
+"""Seconds that the tests of a share take together, estimated from their last runs."""
 LIMIT_SECONDS = 720.0
-"""After this a share is ended: what has not run then is listed and does not count as a failure."""
+"""Seconds after which a share is ended; tests that have not run are listed and do not count as failures."""
 STOP_SECONDS = 30.0
 UNKNOWN_SECONDS = 90.0
 RESULTS = "SLOW_TESTS_RESULTS"
@@ -45,19 +45,19 @@ NO_TESTS = 5  # pytest's exit code
 
 
 class Run(NamedTuple):
-    """What is known of a test: its seconds, and the number of the commit of its last green run; None if it had none."""
+    """The record of a test: its seconds, and the number of the commit of its last green run; None without one."""
 
     seconds: float | None = None
     green: int | None = None
 
     @property
     def expected(self) -> float:
-        """Return how long it will take."""
+        """Return the expected seconds of the test."""
         return UNKNOWN_SECONDS if self.seconds is None else self.seconds
 
 
 class Share(NamedTuple):
-    """The tests that run now, each with the reason; those that are due with no time left; those longer than a share."""
+    """The tests that run now, each with the reason; due tests without time left; tests longer than a share."""
 
     run: dict[str, str]
     waiting: dict[str, str]
@@ -70,12 +70,12 @@ def file_of(test: str) -> str:
 
 
 def turn_of(position: int, commit: int) -> int:
-    """Return the number of the last commit at which it was the turn of the test with this position."""
+    """Return the number of the last commit at which the test with this position had its turn."""
     return commit - (commit - position) % TURNS
 
 
 def read_record(path: Path) -> dict[str, Run]:
-    """Return what is known of each test."""
+    """Return the record of each test."""
     lines = path.read_text().splitlines()[1:] if path.exists() else []
     cells = [line.split("\t") for line in lines]
     return {
@@ -85,7 +85,7 @@ def read_record(path: Path) -> dict[str, Run]:
 
 
 def write_record(path: Path, tests: Sequence[str], known: Mapping[str, Run]) -> None:
-    """Write what is known of the tests that there are."""
+    """Write the records of the existing tests."""
     rows = [(test, known.get(test, Run())) for test in sorted(tests)]
     lines = [
         f"{test}\t{'' if run.seconds is None else f'{run.seconds:.0f}'}\t{'' if run.green is None else run.green}\n"
@@ -95,7 +95,7 @@ def write_record(path: Path, tests: Sequence[str], known: Mapping[str, Run]) -> 
 
 
 def modules_of(file: Path, root: Path) -> set[str]:
-    """Return the files of ours that a test file is about: those that it imports, and the one with its name."""
+    """Return our files that a test file covers: those that it imports, and the one with its name."""
     about = file.relative_to(root / "tests").with_name(file.name.removeprefix("test_"))
     found = {str(about)}
     for node in ast.walk(ast.parse(file.read_text())):
@@ -122,11 +122,11 @@ def choose(
 
     Args:
         tests: all slow tests.
-        known: what is known of them.
-        commit: its number.
-        changed: the number of the last commit that changed a file, for the files that have changed lately.
-        modules: the files that each test file is about.
-        workers: processes that the test files are shared out to.
+        known: their records.
+        commit: number of the current commit.
+        changed: the number of the last commit that changed a file, for recently changed files.
+        modules: the files that each test file covers.
+        workers: number of processes that run the test files.
     """
     green = {test: known.get(test, Run()).green or 0 for test in tests}
     turns = {test for position, test in enumerate(sorted(tests)) if turn_of(position, commit) == commit}
@@ -165,14 +165,14 @@ def choose(
 
 
 def results_in(path: Path) -> dict[str, tuple[str, float]]:
-    """Return outcome and seconds of each test that has ended, from what the plug-in has written."""
+    """Return outcome and seconds of each ended test, from the plug-in's file."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text().splitlines():
         part = json.loads(line)
         parts.setdefault(part["test"], []).append(part)
     found = {}
     for test, mine in parts.items():
-        if mine[-1]["when"] == "teardown":  # else it was cut off
+        if mine[-1]["when"] == "teardown":  # else the test was cut off
             outcomes = {part["outcome"] for part in mine}
             outcome = next((one for one in ("failed", "skipped") if one in outcomes), "passed")
             found[test] = (outcome, sum(part["seconds"] for part in mine))
@@ -182,7 +182,7 @@ def results_in(path: Path) -> dict[str, tuple[str, float]]:
 def updated(
     known: Mapping[str, Run], results: Mapping[str, tuple[str, float]], commit: int
 ) -> dict[str, Run]:
-    """Return what is known after a run; a test that was skipped has not run."""
+    """Return the records after a run; a skipped test has not run."""
     new = dict(known)
     for test, (outcome, seconds) in results.items():
         if outcome != "skipped":
@@ -192,7 +192,7 @@ def updated(
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write down each part of a test as it ends: pytest calls this, as the script is its plug-in."""
+    """Record each part of a test as it ends: pytest calls this function, since the script is its plug-in."""
     if RESULTS in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
         with open(os.environ[RESULTS], "a") as out:
             part = {
@@ -205,14 +205,14 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def git(*words: str, root: Path) -> str:
-    """Return what a command of git prints."""
+    """Return the output of a git command."""
     # A checkout may belong to another user than the one who runs the tests.
     command = ["git", "-c", "safe.directory=*", *words]
     return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def number_of(commit: str, root: Path) -> int:
-    """Return the number of a commit: how many commits it has below it, and itself."""
+    """Return the number of a commit: the count of its ancestors and itself."""
     return int(git("rev-list", "--count", commit, root=root))
 
 
@@ -263,14 +263,14 @@ def run_tests(
             return process.wait(limit), results_in(results)
         except subprocess.TimeoutExpired:
             ended = results_in(results)
-            os.killpg(process.pid, signal.SIGINT)  # as by Ctrl-C: each ends what it has started
+            os.killpg(process.pid, signal.SIGINT)  # as by Ctrl-C: each process ends its children
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return None, ended  # what failed only as it was ended is not in it
+        return None, ended  # tests that failed because they were ended are not in it
 
 
 def report(tests: Sequence[str], known: Mapping[str, Run], commit: int) -> None:
@@ -292,7 +292,7 @@ def print_list(title: str, lines: Sequence[str]) -> None:
 
 
 def run_share(root: Path, tests: Sequence[str], commit: int, workers: int, arguments: Sequence[str]) -> int:
-    """Run the tests that are due; return the exit code: not 0 if a test failed."""
+    """Run the due tests; return the exit code: not 0 if a test failed."""
     known = read_record(root / RECORD)
     modules = {file: modules_of(root / file, root) for file in {file_of(test) for test in tests}}
     share = choose(tests, known, commit, changed_files(root, commit), modules, workers)

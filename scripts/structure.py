@@ -33,7 +33,7 @@ VERBS = frozenset(
     "smooth solve sort split stamp start stop store stream sum sweep switch take tell train trigger try unpack "
     "update upgrade upsert vacuum verify wait wake walk warn weigh whiten work write yield".split()
 )
-"""First words of function names that are verbs; a question (`is_live`) counts, too."""
+"""Verbs that begin function names; a question (`is_live`) counts, too."""
 TRACER = """
 import os, sys, threading
 seen = set()
@@ -50,7 +50,7 @@ def profile(frame, event, argument):
 sys.setprofile(profile)
 threading.setprofile(profile)
 """
-"""A `sitecustomize.py`: each process notes each file at the first call of one of its functions."""
+"""A `sitecustomize.py` by which each process records each file at the first call of one of its functions."""
 WAY_SPEC = """{name: way, version: 1, key: [id], time: at, measurement: [level], states: [level],
 process: {kind: random_walk, variance: 0.1}, observation: {R: [[1.0]]},
 initial: {mean: [0.0], covariance: [[10.0]]}, stream: {partitions: 2}}
@@ -85,7 +85,7 @@ def imports_in_functions(path: Path) -> list[int]:
 
 
 def imported_on_import(path: Path) -> list[str]:
-    """Return the modules that importing a file imports: at its top, those for types not counted."""
+    """Return the modules that a file imports at its top, except those for types only."""
     found: list[str] = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -133,7 +133,7 @@ def wide_functions(path: Path, most: int = MOST_PARAMETERS) -> list[tuple[str, i
 def import_graph(
     root: Path, packages: tuple[str, ...] = PACKAGES, for_types: bool = False
 ) -> dict[str, set[str]]:
-    """Return which of our modules each of them imports, inside functions, too; for_types: also for types alone."""
+    """Return our modules that each of our modules imports, also inside functions; for_types: also for types alone."""
     known = {module_of(root, path): path for package in packages for path in sources(root, package)}
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -199,7 +199,7 @@ def code_lines(path: Path) -> int:
 
 
 def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return which rooms of `jobs` import which others; its verbs belong to none."""
+    """Return the rooms of `jobs` that each room imports; verbs belong to no room."""
     rooms: dict[str, set[str]] = {}
     for name, others in graph.items():
         parts = name.split(".")
@@ -212,7 +212,7 @@ def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(rooms: dict[str, set[str]]) -> int:
-    """Return the length of the longest chain of imports between rooms; those of a circle count as one floor."""
+    """Return the length of the longest chain of imports between rooms; a circle counts as one floor."""
     known: dict[str, int] = {}
 
     def floor(room: str, above: frozenset[str] = frozenset()) -> int:
@@ -236,7 +236,7 @@ def verb_first(paths: list[Path]) -> float:
 
 
 def commands_over(paths: list[Path]) -> tuple[int, int]:
-    """Return how many commands and answers have more lines, and more parameters, than other functions may have."""
+    """Return the number of commands and answers over the limits of lines, and of parameters, of functions."""
     longer = wider = 0
     for path in paths:
         for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
@@ -247,14 +247,14 @@ def commands_over(paths: list[Path]) -> tuple[int, int]:
 
 
 def repeated_classes(paths: list[Path]) -> list[str]:
-    """Return the names that more than one class has."""
+    """Return the names shared by several classes."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 
 
 def taking(paths: list[Path], *parameters: str) -> int:
-    """Return how many functions take all of these parameters."""
+    """Return the number of functions with all of these parameters."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     taken = (
         {arg.arg for arg in [*one.args.args, *one.args.kwonlyargs]}
@@ -265,7 +265,7 @@ def taking(paths: list[Path], *parameters: str) -> int:
 
 
 def files_on_the_way(root: Path) -> tuple[int, int]:
-    """Return in how many files a function runs between a CSV row and its estimate: in `ingest`, and in `stream`."""
+    """Return the number of files that run between a CSV row and its estimate: in `ingest`, and in `stream`."""
     found: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

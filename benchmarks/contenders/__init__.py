@@ -1,1 +1,1 @@
-"""Who is measured: ours, Spark's limit, state by the key, other libraries; and that all give the same estimates."""
+"""The contenders: ours, Spark's limit, state by the key, other libraries; and a check of equal estimates."""

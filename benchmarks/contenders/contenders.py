@@ -28,15 +28,15 @@ Build = Callable[["DataFrame", Work], "DataFrame"]
 class Contender(NamedTuple):
     """A way to run a work.
 
-    build: rows -> estimates, as streaming frames; rows_a_second: about what it does on two cores, to know how many
-    rounds it can be given.
+    build: rows -> estimates, as streaming frames; rows_a_second: approximate speed on two cores, from which the number
+    of rounds follows.
     """
 
     name: str
     build: Build
     rows_a_second: float
     into: Callable[[SparkSession, Work, Path, str], Callable[[DataFrame, int], None]] | None = None
-    """Makes the function that takes each micro-batch, for rows of a folder and a table; None: Spark's own sink does."""
+    """Makes the function for each micro-batch, from a folder of rows and a table; None: use Spark's sink."""
 
 
 def ours(frame: DataFrame, work: Work) -> DataFrame:
@@ -55,7 +55,7 @@ def ours_in_files(frame: DataFrame, work: Work) -> DataFrame:
 
 
 def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFrame, EstimateFormat]:
-    """Return the operator's packets, and the format of its estimates; `writer`: None, or `files`."""
+    """Return the operator's packets and its estimate format; `writer`: None, or `files`."""
     import kalman
     from jobs.spark.user_functions import ship
     from jobs.state.block_format import state_format
@@ -86,7 +86,7 @@ def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFram
 
 
 def _rows_of(spark: SparkSession, out: EstimateFormat) -> EstimateRows:
-    """Return how estimates become rows of the stream's table, with all columns that it has."""
+    """Return the function from estimates to rows of the stream's table, with all its columns."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -106,8 +106,8 @@ def committed_files(
 
     Args:
         spark: session.
-        work: whose rows are filtered.
-        rows_from: folder of these rows.
+        work: the work to filter.
+        rows_from: folder of its rows.
         into: path or URI of the table, which is made.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -187,7 +187,7 @@ def filterpy(frame: DataFrame, work: Work) -> DataFrame:
 
 OURS = Contender("ours", ours, 400_000)
 OURS_FILES = Contender("ours", ours_in_files, 600_000, committed_files)
-"""Into a table, whose files our tasks write."""
+"""Our operator with a table as the sink, whose files our tasks write."""
 LIMIT = Contender("limit", limit, 800_000)
 FLOOR = Contender("floor", floor, 2_000)
 ROW_API = Contender("per_key_row", row_api, 15_000)

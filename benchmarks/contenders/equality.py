@@ -23,7 +23,7 @@ COLUMNS = ("mean", "covariance", "log_likelihood", "nis")
 def largest_difference(
     spark: SparkSession, work: Work, contenders: tuple[Contender, ...], folder: Path
 ) -> dict[str, float]:
-    """Return, for each contender but the first, how far its estimates are from the first's, over three micro-batches.
+    """Return each contender's largest difference of estimates from the first contender's, over three micro-batches.
 
     Raises:
         AssertionError: rows are missing or differ by more than `TOLERANCE`.

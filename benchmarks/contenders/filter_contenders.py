@@ -20,9 +20,9 @@ Filtered = tuple[Array, Array, Array | None]
 
 
 class Contender(NamedTuple):
-    """A way to do a work; prepare: measurements (rows, m, K) -> what is timed; share: of the work's keys, that it gets.
-
-    The speed of a contender that works key by key does not depend on their number; it gets only some of them.
+    """A way to do a work; prepare: measurements (rows, m, K) -> the timed function; share: its share of the work's
+    keys. The speed of a contender that works key by key does not depend on their number; it gets only a part of the
+    keys.
     """
 
     name: str
@@ -164,7 +164,7 @@ def filterpy_unscented(model: Model, likelihood: bool, share: float) -> Contende
             4, 2, models.STEP, models.seen, models.move, MerweScaledSigmaPoints(4, **models.POINTS)
         )
         one.x, one.P, one.Q, one.R = model.mean.copy(), model.covariance.copy(), model.Q, model.R
-        # its update starts from the points of a prediction, and the first row has none
+        # its update starts from the points of a prediction, which the first row lacks
         one.sigmas_f = one.points_fn.sigma_points(one.x, one.P)
         return one
 
@@ -205,7 +205,7 @@ def filterpy_switching(
             modes.append(_kalman_filter(model))
             modes[-1].Q = Q
         one = IMMEstimator(modes, start, transition)
-        one.cbar = start  # before the first row nothing is mixed
+        one.cbar = start  # no mixing before the first row
         return one
 
     return filterpy("filterpy", build, lambda one, row: one.update(row[:, None]), False, share)

@@ -1,4 +1,4 @@
-"""The same filter as Spark's guide shows stateful code: one state a key, the rows of a key in a Python loop."""
+"""The same filter in the style of Spark's guide: one state a key, the rows of a key in a Python loop."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RowProcessor(StatefulProcessor):
         self.state.update((before, mean.tolist(), covariance.ravel().tolist()))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
 
 def filterpy_rows(

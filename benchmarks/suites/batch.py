@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEARNED = ["level_variance", "slope_variance", "R"]
 ITERATIONS = 3
-"""Steps of the optimiser in one measured search; the result is rows a second of its evaluations, however many."""
+"""Steps of the optimiser in one measured search; the result is rows a second of its evaluations."""
 KEY_ROWS = 20
 """Rows of each key that learns its own parameters."""
 
@@ -28,9 +28,8 @@ KEY_ROWS = 20
 def compare(
     spark: SparkSession, work: Work, batches: int, rounds: int, folder: Path
 ) -> dict[str, list[float]]:
-    """Return rows a second, by contender, of filtering `batches` micro-batches' rows to each key's latest state.
-
-    Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
+    """Return rows a second, by contender, of filtering `batches` micro-batches' rows to each key's latest state. For
+    learning, rows a second in an evaluation of the likelihood with its gradient.
     """
     import kalman
     from jobs.batch.batch_filter import Batch, Interval, bucket_rows, final_states
@@ -83,9 +82,9 @@ def compare(
 def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[float]]:
     """Return rows a second of learning by maximum likelihood and by EM, pooled and each key's own, once each.
 
-    Of pooled learning, rows a second that go through an evaluation. Of each key's own, all of `pretrain` with
-    `learn.scope: key` but the writing: the population from a sample of keys, then every key with it as its prior, and
-    the filter; keys a second besides.
+    For pooled learning: rows a second in an evaluation. For learning by key: all of `pretrain` with `learn.scope: key`
+    except writing, that is the population from a sample of keys, every key with this prior, and the filter; also keys a
+    second.
     """
     from jobs.batch.batch_filter import Batch, Interval, bucket_rows
     from jobs.batch.learning import learn_pooled
@@ -146,4 +145,4 @@ def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
 
 
 def _silent(line: str) -> None:
-    """Say nothing of a line of progress."""
+    """Discard a line of progress."""

@@ -43,7 +43,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 
 
 class Place(NamedTuple):
-    """A warehouse: its root, the folder that has its files, and the variables by which its store is reached."""
+    """A warehouse: its root, the folder of its files, and the environment variables of its store."""
 
     name: str
     root: str
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     variables: Mapping[str, str]
 
     def make(self, folder: Path, models: int) -> None:
-        """Make the warehouse in a process of its own, and keep a copy."""
+        """Make the warehouse in a separate process, and keep a copy."""
         made = ["-m", "benchmarks.workloads.control", str(folder), str(models)]
         done = subprocess.run([sys.executable, *made], env=self.environment(folder), cwd=results.ROOT)
         if done.returncode:
@@ -59,7 +59,7 @@ class Place(NamedTuple):
         shutil.copytree(self.files, self._kept)
 
     def run(self, verb: str, folder: Path) -> tuple[float, int]:
-        """Return the seconds and the exit code of a verb in a new process, on the warehouse as it was made."""
+        """Return seconds and exit code of a verb in a new process, on the original warehouse."""
         shutil.rmtree(self.files)
         shutil.copytree(self._kept, self.files)
         command = [sys.executable, "-m", "jobs.cli", *VERBS[verb]]
@@ -107,7 +107,7 @@ def places(folder: Path, stack: ExitStack) -> Iterator[Place]:
 def measure(
     verbs: Sequence[str], runs: int, models: int, told: Callable[[list[dict[str, Any]]], None]
 ) -> None:
-    """Measure the wall time of each verb in each place, in turn, and tell after each round what is known by then."""
+    """Measure the wall time of each verb in each place, in turn, and report the results after each round."""
     folder = Path(tempfile.mkdtemp(prefix="kalman-control-"))
     found: dict[tuple[str, str], list[tuple[float, int]]] = {}
     begun = {"models": models, **results.begun(os.getloadavg()[0])}

@@ -133,7 +133,7 @@ def compare(work: Work, rounds: int, seconds: float) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {name: [] for name, _, _ in prepared}
     for number in range(rounds):
         for name, keys, run in prepared if number % 2 == 0 else prepared[::-1]:
-            # processor time: other work of the machine has little influence on it
+            # processor time: other processes have little influence on it
             count, began = 0, time.process_time()
             while (spent := time.process_time() - began) < seconds or not count:
                 run()
@@ -202,7 +202,7 @@ def result_of(work: Work, rates: dict[str, list[float]], differences: dict[str, 
         }
         if contender.name in differences:
             one["largest_difference"] = differences[contender.name]
-            # round by round, because whatever slows a round slows both
+            # round by round, because a slow round slows both
             ratios = [a / b for a, b in zip(own, rates[contender.name], strict=True)]
             one["ours_times_as_fast"] = results.spread(ratios)
             goal = GOALS.get((work.name, contender.name))

@@ -95,4 +95,4 @@ def _save(rows: DataFrame, form: str = "noop", path: Path | None = None) -> None
 
 
 def _silent(line: str) -> None:
-    """Say nothing of a line of progress."""
+    """Discard a line of progress."""

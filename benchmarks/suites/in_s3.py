@@ -28,15 +28,15 @@ FOUND = "rates.json"
 
 
 def missing() -> str | None:
-    """Return what the work misses on this machine; None if all is there."""
+    """Return what this machine lacks for the work; None if it has everything."""
     return object_store.missing(java=True)
 
 
 def measure(keys: int, batches: int, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Return rows a second, by contender, of rounds of so many micro-batches.
+    """Return rows a second, by contender, of rounds of `batches` micro-batches.
 
     Raises:
-        RuntimeError: the process failed; it has said why.
+        RuntimeError: the process failed; its output has the reason.
     """
     folder.mkdir(parents=True)
     numbers = ["--keys", str(keys), "--batches", str(batches), "--rounds", str(rounds)]

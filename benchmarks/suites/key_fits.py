@@ -80,7 +80,7 @@ def peer(work: str, y: np.ndarray) -> list[float]:
 
 
 def measure(work: str, keys: int, rows: int) -> dict[str, Any]:
-    """Return both rates, each the best of the rounds, and how much log-likelihood each loses against the other."""
+    """Return both rates, each the best of the rounds, and the log-likelihood that each loses against the other."""
     y = series(work, keys, rows)
     ours, theirs, lost = [], [], []
     learn(work, y[:20])  # compiles the programs

@@ -66,7 +66,7 @@ polars.read_csv(sys.argv[1] + "/*.csv", try_parse_dates=True).write_delta(sys.ar
 
 
 class Case(NamedTuple):
-    """Files to land: how many, of how many rows, with which ending; contenders besides ours."""
+    """Files to land: number, rows, file ending; contenders besides ours."""
 
     name: str
     files: int
@@ -107,7 +107,7 @@ def cases(share: float) -> list[Case]:
 
 
 def command_of(contender: str, files: Path, table: Path) -> list[str]:
-    """Return the command by which a contender lands the files."""
+    """Return a contender's command to land the files."""
     if contender == "ours":
         return [
             sys.executable,
@@ -125,7 +125,7 @@ def command_of(contender: str, files: Path, table: Path) -> list[str]:
 
 
 def run(contender: str, files: Path, folder: Path) -> tuple[float, float]:
-    """Return the seconds of a new process, and the MB of its memory, with that of its children."""
+    """Return seconds and MB of memory of a new process, its children included."""
     table = folder / "warehouse"
     shutil.rmtree(table, ignore_errors=True)
     own = {
@@ -152,7 +152,7 @@ def run(contender: str, files: Path, folder: Path) -> tuple[float, float]:
 
 
 def _watch(process: subprocess.Popen[bytes], peaks: dict[int, int]) -> None:
-    """Note the peak of the memory that each process of a tree has for itself, until it ends."""
+    """Record the peak of private memory of each process in a tree, until the process ends."""
     while process.poll() is None:
         try:
             of = psutil.Process(process.pid)

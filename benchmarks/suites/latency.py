@@ -40,7 +40,7 @@ KEYS = 10_000
 PATIENCE = 300.0
 POLL_SECONDS = 0.25
 LATE_SECONDS = 1.0
-"""A feed that is later than this does not have its rate, and the measurement is invalid."""
+"""A feed with a longer delay misses its rate, and the measurement is invalid."""
 SPEC = """
 name: latency
 version: 1
@@ -66,8 +66,8 @@ def message(key: int, at: float) -> bytes:
 class Feed(AbstractContextManager["Feed"]):
     """Messages sent at a steady rate, in steps of a hundredth of a second, by a thread, until the context is left.
 
-    `began`: when the first one was due (seconds since 1970); `sent`: their number; `late`: delay in seconds with which
-    the last ones were sent.
+    `began`: due time of the first message (seconds since 1970); `sent`: number of messages; `late`: delay of the last
+    messages in seconds.
     """
 
     def __init__(self, address: str, rate: int) -> None:
@@ -105,7 +105,7 @@ class Feed(AbstractContextManager["Feed"]):
 
 
 def make_topics(address: str) -> None:
-    """Make the topic of the measurements and that of the estimates, and send the first one row a key as history."""
+    """Make the topics of measurements and of estimates, and send one row a key as history to the first."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage] - where its documentation has it
 
@@ -127,11 +127,11 @@ def run(
 
     Args:
         rate: messages a second.
-        trigger: seconds from micro-batch to micro-batch; "0": as soon as the previous one has ended.
-        seconds: how long to measure, once the stream has caught up.
-        bound: seconds of lag within which it counts as caught up.
-        warm_up: seconds that it has to catch up.
-        topic: whether the estimates are published to a topic as well, and their time there is measured.
+        trigger: seconds from micro-batch to micro-batch; "0": without a pause.
+        seconds: duration of the measurement, after the stream has caught up.
+        bound: largest lag in seconds of a stream that has caught up.
+        warm_up: seconds to catch up.
+        topic: whether to publish the estimates to a topic, too, and measure their latency there.
 
     Returns:
         The result, with latencies in seconds; none if the stream did not catch up.
@@ -167,7 +167,7 @@ def run(
 def _await_calm(
     warehouse: Path, feed: Feed, stream: subprocess.Popen[bytes], bound: float, warm_up: float
 ) -> float | None:
-    """Wait until the stream has caught up, and return when that was; None if it does not in time."""
+    """Wait until the stream has caught up, and return the time; None if it does not catch up in time."""
     while time.time() < feed.began + warm_up:
         if caught_up(lags(commits(_estimates(warehouse)), feed.began, feed.rate), bound):
             return time.time()
@@ -180,7 +180,7 @@ def _estimates(warehouse: Path) -> Path:
 
 
 def _all_visible(warehouse: Path, sent: int, stream: subprocess.Popen[bytes]) -> pd.DataFrame:
-    """Wait until every message's estimate is there, and return event times and micro-batches."""
+    """Wait until every message's estimate is visible, and return event times and micro-batches."""
     from pyarrow.dataset import dataset
 
     deadline = time.monotonic() + PATIENCE
@@ -221,7 +221,7 @@ def _result(
 
 
 def _topic_latencies(address: str, start: float, end: float) -> dict[str, float]:
-    """Return the time from creation to the broker's append of the estimates of rows made between the two."""
+    """Return the times from creation to the broker's append, for rows created from `start` to `end`."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": address, "group.id": TOPIC, "enable.auto.commit": False})
@@ -259,7 +259,7 @@ def _latencies(created: np.ndarray, batch: np.ndarray, visible: Sequence[Commit]
 
 
 def most_sustained(results: Sequence[dict[str, Any]]) -> dict[str, int | None]:
-    """Return, by trigger, the greatest rate that the stream kept up with; None if there is none."""
+    """Return, by trigger, the greatest rate that the stream kept up with; None without such a rate."""
     found: dict[str, int | None] = {}
     for one in results:
         name = f"{one['trigger']:g}"

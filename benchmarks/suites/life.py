@@ -39,7 +39,7 @@ NEXT_VERSION = {
 
 
 class Life:
-    """A model with many keys in a warehouse of its own; every verb runs in the existing session."""
+    """A model with many keys in a separate warehouse; every verb runs in the existing session."""
 
     def __init__(self, settings: Settings, folder: Path, keys: int) -> None:
         self.folder, self.keys = folder, keys

@@ -54,7 +54,7 @@ OF_TOPIC = (
 
 
 def timed(seconds: dict[str, list[float]]) -> None:
-    """Let each call of `TIMED` append how long it took."""
+    """Let each call of `TIMED` append its duration."""
     for name, (kind, method) in TIMED.items():
         inner = getattr(kind, method)
 
@@ -78,7 +78,7 @@ def rows_of(batch: int) -> list[dict[str, Any]]:
 
 
 def of_table(folder: Path) -> None:
-    """Stream files that land one by one, a commit each: several at once would be one commit, and one micro-batch."""
+    """Stream files that land one by one, a commit each: several at once would make one commit and one micro-batch."""
     verbs = Verbs(folder, "table", OF_TABLE)
     files = folder / "files"
     files.mkdir()
@@ -124,7 +124,7 @@ def settings_of(verbs: Verbs) -> Settings:
 def main() -> int:
     seconds: dict[str, list[float]] = defaultdict(list)
     timed(seconds)
-    for what in (of_topic, of_table):  # a session that began without Kafka's client cannot get it
+    for what in (of_topic, of_table):  # a session that began without Kafka's client cannot load it
         seconds.clear()
         with tempfile.TemporaryDirectory() as folder:
             what(Path(folder))

@@ -112,7 +112,7 @@ def lines() -> Iterator[str]:
 
 
 def sets() -> dict[str, list[np.ndarray]]:
-    """Return the series of each data set, each from its first value on; those of one series are left out."""
+    """Return the series of each data set, each from its first value on; data sets with one series are left out."""
     found: dict[str, list[np.ndarray]] = {}
     for name, y in series():
         found.setdefault(re.split("[ ,]", name)[0], []).append(y[np.flatnonzero(~np.isnan(y))[0] :])
@@ -120,7 +120,7 @@ def sets() -> dict[str, list[np.ndarray]]:
 
 
 def pooled(learner: Learning, rows: kalman.SortedRows, keys: int) -> tuple[Fit, int]:
-    """Return what all keys learn together, and the number of evaluations."""
+    """Return the pooled fit of all keys, and the number of evaluations."""
     asked = 0
 
     def evaluate(theta: Array) -> Evaluation:
@@ -132,7 +132,7 @@ def pooled(learner: Learning, rows: kalman.SortedRows, keys: int) -> tuple[Fit, 
 
 
 def by_group(learner: Learning, rows: kalman.SortedRows, group: np.ndarray) -> GroupFit:
-    """Return what each group learns; `group` (keys,) is each key's."""
+    """Return the fit of each group; `group` (keys,) is the group of each key."""
     keys, groups = len(group), int(group.max()) + 1
     searches = group_learning(learner)
 
@@ -172,7 +172,7 @@ def set_lines() -> Iterator[str]:
 
 
 def told(outcome: Outcome, reason: str | None) -> str:
-    """Return an outcome in words."""
+    """Return a text for an outcome."""
     return outcome.name + (f": {reason}" if reason else "")
 
 

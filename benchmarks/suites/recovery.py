@@ -24,11 +24,11 @@ from demo.cluster import Cluster
 MODEL = "trend"
 STREAM = "stream: {partitions: 4, max_files_per_batch: 1}\n"
 BEFORE, AFTER = 5, 4
-"""Micro-batches before the loss, the first of them loading the snapshot, and after the one with the loss."""
+"""Micro-batches before the loss (the first loads the snapshot), and after the micro-batch with the loss."""
 
 
 def run(keys: int) -> list[float]:
-    """Return the seconds from commit to commit; those that end with commit `BEFORE` have the loss in them.
+    """Return the seconds from commit to commit; the interval that ends with commit `BEFORE` contains the loss.
 
     Raises:
         RuntimeError: a verb fails, or the stream ends.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Measured(NamedTuple):
     """The measured micro-batches of one contender.
 
-    seconds: of each; rows: of each; state_bytes: that each wrote of changes of the state, as the checkpoint keeps them.
+    seconds, rows: of each micro-batch; state_bytes: bytes of state changes that each wrote to the checkpoint.
     """
 
     seconds: list[float]
@@ -36,10 +36,9 @@ class Measured(NamedTuple):
 class Share(NamedTuple):
     """A contender's share of a comparison.
 
-    measured: micro-batches that count, a round; rounds: at most so many, None for all; warm: each round begins with a
-    micro-batch that does not count (it loads the state). Slow contenders have none: the effect is less
-    than a hundredth of their micro-batch. store: the URI of a folder for its checkpoint and its table, None for one
-    beside its input.
+    measured: micro-batches a round that count; rounds: maximum number, None for all; warm: each round begins with a
+    micro-batch that does not count (it loads the state). Slow contenders skip it: the effect is below a hundredth of
+    their micro-batch. store: URI of a folder for checkpoint and table, None for a folder beside the input.
     """
 
     contender: Contender
@@ -94,7 +93,7 @@ class Lane:
             self.state_bytes += [self._changed(int(one["batchId"])) for one in progress[-measured:]]
 
     def _changed(self, batch_id: int) -> int:
-        """Return the bytes of the state's changes of a micro-batch, in all partitions; 0 if they are in a store."""
+        """Return the bytes of a micro-batch's state changes in all partitions; 0 if they are in a store."""
         if self.store is not None:
             return 0
         changes = Path(self.checkpoint).glob(f"state/*/*/{batch_id + 1}.changelog")
@@ -110,8 +109,8 @@ def compare(
 ) -> dict[str, Measured]:
     """Run a work by several contenders in turn.
 
-    Each makes its state first, from one row a key. A round of a contender is a start from its checkpoint, a
-    micro-batch that is not measured (it loads the state and warms up), and those that are.
+    Each first makes its state, from one row a key. A round of a contender is a start from its checkpoint, an unmeasured
+    micro-batch (it loads the state and warms up), and the measured ones.
 
     Args:
         spark: the session.

@@ -1,1 +1,1 @@
-"""What is measured: works, their data, models and memory."""
+"""The measured works, their data, models and memory."""

@@ -39,7 +39,7 @@ SPEC: dict[str, Any] = {
 
 
 def make(settings: Settings, folder: Path, models: int) -> None:
-    """Make the model, and describe so many models in all."""
+    """Make the model, and describe `models` models in all."""
     settings.models.mkdir(exist_ok=True)
     _write(settings, MODEL, 1)
     ingest.run(settings, MODEL, [_rows(folder, 1)])
@@ -95,7 +95,7 @@ def describe(settings: Settings, names: list[str]) -> None:
 
 
 def _renamed(one: object, name: str, *fields: str) -> dict[str, Any]:
-    """Return the model of a copy, and these of its fields, which name the model."""
+    """Return the model name of a copy, and its `fields` with this name in their texts."""
     texts: dict[str, str | None] = {field: getattr(one, field) for field in fields}
     return {"model": name, **{field: text and text.replace(MODEL, name) for field, text in texts.items()}}
 

@@ -20,14 +20,14 @@ MINUTE_US = 60_000_000
 
 
 def fill(work: Work, folder: Path) -> int:
-    """Write one micro-batch with a row for every key, which makes the state; return its rows."""
+    """Write one micro-batch with a row for every key, which creates the state; return the number of rows."""
     ids = np.random.default_rng(1).permutation(work.keys)
     _write(work, folder, 0, ids, np.zeros(work.keys, np.int64), seed=1)
     return work.keys
 
 
 def batch(work: Work, folder: Path, number: int) -> int:
-    """Write measured micro-batch `number`, counted from 1; return its rows."""
+    """Write measured micro-batch `number`, counted from 1; return the number of rows."""
     rng = np.random.default_rng(1000 + number)
     if work.touched is None:
         alive = np.arange(work.keys)
@@ -41,7 +41,7 @@ def batch(work: Work, folder: Path, number: int) -> int:
 
 
 def row_of_each(folder: Path, keys: int, minute: int) -> Path:
-    """Write a file with a row of each of the first `keys` keys at that minute, and return its path."""
+    """Write a file with a row of each of the first `keys` keys at `minute`, and return its path."""
     rng = np.random.default_rng(minute)
     columns = {
         "id": pa.array(rng.permutation(keys)),
@@ -54,7 +54,7 @@ def row_of_each(folder: Path, keys: int, minute: int) -> Path:
 
 
 def _write(work: Work, folder: Path, number: int, ids: np.ndarray, minute: np.ndarray, seed: int) -> None:
-    """Write rows as `FILES` files whose times make Spark take them in the order of their numbers."""
+    """Write rows as `FILES` files; their modification times make Spark read them in the order of their numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     columns = {"id": pa.array(names(ids)) if work.text else pa.array(ids.astype(np.int64))}

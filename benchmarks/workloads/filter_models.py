@@ -44,9 +44,8 @@ def linear(dimensions: int) -> Model:
 
 
 def tracked(kind: str) -> Model:
-    """Return a body in the plane, slowed by the square of its speed, of which distance and height are measured.
-
-    kind: `extended` or `unscented`. F and H are empty: `move` and `seen` are in their place.
+    """Return a model of a body in the plane, slowed by the square of its speed; distance and height are measured. kind:
+    `extended` or `unscented`. F and H are empty: `move` and `seen` replace them.
     """
     model = linear(2)
     mean, covariance = np.array([0.0, 3.0, 0.0, 1.0]), np.diag([1.0, 0.25] * 2)

@@ -41,6 +41,6 @@ def total() -> int:
     for process in [me, *me.children(recursive=True)]:
         try:
             found += process.memory_full_info().pss
-        except psutil.Error:  # it has ended
+        except psutil.Error:  # the process has ended
             continue
     return found

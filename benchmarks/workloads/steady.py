@@ -18,7 +18,7 @@ from jobs.lineage.fencing import batch_of
 CALM = 5
 """Number of consecutive micro-batches within the bound after which a stream counts as caught up."""
 FALLING = 0.8
-"""The stream is still catching up if the lag at their end is less than this share of that at their start."""
+"""The stream is still catching up if the lag at their end is less than this share of the lag at their start."""
 
 
 class Commit(NamedTuple):
@@ -30,7 +30,7 @@ class Commit(NamedTuple):
 
 
 def commits(table: Path) -> list[Commit]:
-    """Return the micro-batches of a table of estimates whose log is whole, oldest first."""
+    """Return the micro-batches of a table of estimates with a complete log, oldest first."""
     found = []
     for at, actions in commits_of(table):
         numbers = [batch_of(action["txn"]["version"]) for action in actions if "txn" in action]

@@ -1,4 +1,4 @@
-"""Run verbs as users do, for a model in a folder of its own, and wait beside its stream."""
+"""Run verbs as users do, for a model in a separate folder, and wait while its stream runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Verbs:
         """Run a verb to its end.
 
         Raises:
-            RuntimeError: it fails.
+            RuntimeError: the verb fails.
         """
         if self._start(verb, *options).wait():
             raise RuntimeError(self._log(verb).read_text())
@@ -65,7 +65,7 @@ def sleep_beside(stream: subprocess.Popen[bytes], seconds: float) -> None:
     """Sleep while a stream runs.
 
     Raises:
-        RuntimeError: it has ended.
+        RuntimeError: the stream has ended.
     """
     time.sleep(seconds)
     if stream.poll() is not None:

@@ -1,4 +1,4 @@
-"""Name the streaming works that are measured: how many keys, how many rows, which model."""
+"""Name the measured streaming works: number of keys, number of rows, model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MODELS = Path(__file__).parents[1] / "models"
 class Work(NamedTuple):
     """One kind of micro-batch.
 
-    keys: how many keys have a state; rows: rows a key in a dense micro-batch; model: a spec in `benchmarks/models`;
-    text: keys are strings of 8 to 20 characters; touched: keys that a micro-batch has rows for, None for all of them;
-    sink: Spark's format that the estimates are written in, noop or delta.
+    keys: number of keys with a state; rows: rows a key in a dense micro-batch; model: a spec in `benchmarks/models`;
+    text: keys are strings of 8 to 20 characters; touched: number of keys with rows in a micro-batch, None for all;
+    sink: Spark's format of the written estimates, noop or delta.
     """
 
     name: str
@@ -58,7 +58,7 @@ SCALE = tuple(
     Work(f"scale_{keys // 1000}k", keys, 1, touched=10_000)
     for keys in (5_000_000, 10_000, 100_000, 1_000_000)
 )
-"""The most keys first: their memory is measured too, and Java keeps what it has once taken for other works."""
+"""Works with most keys first: their memory is measured too, and Java never returns memory taken by earlier works."""
 HISTORY = (
     Work("history_2m_x1", 2_000_000, 1),
     Work("history_20k_x100", 20_000, 100),
@@ -67,4 +67,4 @@ HISTORY = (
 HISTORY_DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in HISTORY)
 ALL = (*SCALE, *DENSE, *DELTA, S3, *TEXT, SPARSE, *KINDS)
 QUICK = (*SCALE[:2], DELTA[2], DELTA[0])
-"""What tells in minutes whether the targets for Delta and for few rows into many keys hold (`benchmarks.targets`)."""
+"""Works that check in minutes the targets for Delta and for few rows into many keys (`benchmarks.targets`)."""

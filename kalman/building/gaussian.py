@@ -168,14 +168,14 @@ def _parts(
 
 
 def _check_inside(kind: str, definition: Definition, process: FunctionProcess) -> None:
-    """Refuse what a process with its noise inside its function cannot have."""
+    """Refuse options that do not work when the process's function takes its noise as an argument."""
     _check_drawn(kind, "process", process.noise_jacobian)
     remedy = "remove it, or let f take x, dt and u, and add the noise"
     _check_absent(definition, ("robust.fading", "adaptive.Q"), (None, 1.0), "process", remedy)
 
 
 def _check_disturbed(kind: str, definition: Definition, observation: FunctionObservation) -> None:
-    """Refuse what an observation with its noise inside its function cannot have."""
+    """Refuse options that do not work when the observation's function takes its noise as an argument."""
     _check_drawn(kind, "observation", observation.noise_jacobian)
     remedy = "remove it, or let h take x and u, and add the noise"
     _check_absent(definition, ("robust.huber", "adaptive.R"), (None,), "observation", remedy)
@@ -213,7 +213,7 @@ def _form(kind: str, definition: Definition) -> str:
 
 
 def _rule(kind: str, definition: Definition, n: int) -> Rule | None:
-    """Return the points of a kind of filter. Raises ModelError."""
+    """Return the sigma-point rule of a kind of filter. Raises ModelError."""
     if kind == "extended":
         return None
     if kind == "cubature":

@@ -1,4 +1,4 @@
-"""Build an IMM or MMAE filter from a definition with `modes`; each mode is built as a model of its own."""
+"""Build an IMM or MMAE filter from a definition with `modes`; each mode is built as a separate model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +60,7 @@ def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any])
 
 
 def known_parameters(model: MultipleModels) -> dict[str, Parameter]:
-    """Return the learnable parameters by name: `R` where all modes share it, `<mode>.R` of one, and the chances."""
+    """Return the learnable parameters by name: `R` where all modes share it, else `<mode>.R`, and the probabilities."""
     found: dict[str, Parameter] = {}
     each = [{p.name: p for p in _parameters_of(mode)} for mode in model.modes]
     for name, p in each[0].items():
@@ -82,7 +82,7 @@ def _parameters_of(mode: Filter) -> tuple[Parameter, ...]:
 def _with_own(
     definition: Definition, build: Build, learned: Mapping[str, Any], model: MultipleModels
 ) -> MultipleModels:
-    """Return the model with what each key has for itself, where groups or keys learn it."""
+    """Return the model with key-specific parameters, where groups or keys learn them."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return model
@@ -104,7 +104,7 @@ def _with_own(
 
 
 def _copies(model: MultipleModels) -> tuple[tuple[int, int], ...]:
-    """Return which row of the field `parameters` is also which row of the state, in a mode's own."""
+    """Map rows of the field `parameters` to the rows of the modes' states that repeat them."""
     found: list[tuple[int, int]] = []
     for name, mode, part in zip(model.names, model.modes, model.parts, strict=True):
         inner = own_parameters(mode)
@@ -135,7 +135,7 @@ def _modes(
     learned: Mapping[str, Any],
     asked: Mapping[str, list[str]] | None = None,
 ) -> tuple[tuple[str, ...], tuple[Filter, ...], tuple[float, ...]]:
-    """Return names, filters and initial probabilities of the modes; asked: what each key has of its own, by mode."""
+    """Return names, filters and initial probabilities of the modes; asked: key-specific parameters by mode."""
     if definition.get("adaptive") is not None:
         raise ModelError("adaptive", "modes are told apart by their fixed noise", "remove it")
     written = definition.get("modes")

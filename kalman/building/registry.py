@@ -1,4 +1,4 @@
-"""Build a filter of any kind from a model definition as written in a spec."""
+"""Build a filter of any kind from the model definition in a spec."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ from kalman.types import Filter, ModelError
 def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -> Filter:
     """Return the filter of a definition, with learned `parameters` in place of the written ones.
 
-    Where parameters were learned by group, the pooled ones are used (`kalman.models.groups` has the groups').
+    Parameters learned by group are replaced by the pooled values (`kalman.models.groups` has those of each group).
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
     initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture,

@@ -19,7 +19,7 @@ from kalman.types import Filter
 def parameter_values(definition: Definition, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the values of a model's parameters as a definition writes them, learned ones in place of written ones.
 
-    Parameters that come from columns have none. Entries of F and H and the initial distribution are among them where
+    Parameters that come from columns have no values. Entries of F and H and the initial distribution are included where
     the definition asks to learn them. Raises ModelError.
     """
     learned = learned or {}

@@ -59,7 +59,7 @@ class Watch(RowFigures):
     def normalised(self) -> Array:
         """Return the normalised innovations (m, N).
 
-        NaN where a component is missing or sees a state that is still diffuse, and where a row is late or flagged.
+        NaN where a component is missing or depends on a diffuse state, and where a row is late or flagged.
         """
         return self.found()[INNOVATION]
 
@@ -119,7 +119,7 @@ def inside(
 
 
 def coverage(nis: Array, components: int | Array | Integers = 1, probability: float = 0.95) -> float:
-    """Return the share of rows `inside`, of those with a NIS (N,) and a component; NaN if there is none."""
+    """Return the share of rows `inside` among rows with a NIS (N,) and a component; NaN without such rows."""
     seen = ~np.isnan(nis) & (np.asarray(components) > 0)
     return float(inside(nis, components, probability)[seen].mean()) if seen.any() else float("nan")
 
@@ -127,9 +127,9 @@ def coverage(nis: Array, components: int | Array | Integers = 1, probability: fl
 def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: int = 0) -> LjungBox:
     """Return the test of each key's series for autocorrelation up to a lag.
 
-    key (N,) non-decreasing; values (N,) in the order of time; NaN is skipped. The p-value is NaN where
-    a series has no more values than lags, or does not vary. fitted: degrees of freedom that were spent on parameters
-    learned from the same values.
+    key (N,) non-decreasing; values (N,) in the order of time; NaN is skipped. The p-value is NaN where a series has no
+    more values than lags, or does not vary. fitted: degrees of freedom spent on parameters learned from the same
+    values.
 
     References: Ljung and Box (1978), equation 1.1, with the mean removed; Harvey (1989), section 5.4.2.
     """
@@ -144,7 +144,7 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: i
             pairs = away[lag:] * away[:-lag] * (key[lag:] == key[:-lag])
             product = np.bincount(
                 key[lag:], pairs, minlength=keys
-            )  # added in order, whatever the other series are
+            )  # added in order, so that other series do not change the sum
             statistic += np.where(count > lag, (product / power) ** 2 / (count - lag), 0.0)
         statistic *= count * (count + 2.0)
         p_value = np.where((count > lags) & (power > 0.0), chdtrc(max(1, lags - fitted), statistic), np.nan)
@@ -170,7 +170,7 @@ def add_running(running: Running, nis: Array, components: Array, forgetting: flo
 def judge_running(running: Running, probability: float = 0.95) -> Consistency:
     """Return the weighted NIS per component of each key, and its bounds.
 
-    A weighted sum of chi-squares is taken as a scaled chi-square of the same mean and variance
+    A weighted sum of chi-squares is approximated by a scaled chi-square of the same mean and variance
     (Satterthwaite 1946).
     """
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
 """Figures of each row beside a filter's own outputs: the residual and its covariance, innovations, system matrices.
 
-They take a second prediction of each row, so they are computed only where they are asked for, and for many rounds of a
-run together: a row's figures do not depend on the other rows in a call.
+They need a second prediction of each row, so they are computed only on request, and for many rounds of a run together:
+a row's figures do not depend on the other rows in a call.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from kalman.types import Array, Filter, ModelError, Rows
 
 INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE = "innovation", "residual", "residual_covariance"
 SYSTEM = {f"system_{name}": name for name in MATRICES}
-"""Name of a figure to that of its matrix."""
+"""Map the name of a figure to the name of its matrix."""
 
 
 def figures(model: Filter) -> dict[str, int]:
-    """Return name and width of each figure that the kind of filter has."""
+    """Return name and width of each figure that the filter provides."""
     inner = innermost(model)
     m, found = model.measurements, dict[str, int]()
     if isinstance(inner, Measuring) and not isinstance(inner, Residual):
@@ -75,7 +75,7 @@ class RowFigures:
             self._work()
 
     def found(self) -> dict[str, Array]:
-        """Return each figure (d, N) of the rows, as `row_figures` gives it; NaN where a row is late."""
+        """Return each figure (d, N) of the rows, as from `row_figures`; NaN where a row is late."""
         self._work()
         return {
             name: among(values[:, self._place], self._kept, self._rows)
@@ -106,18 +106,17 @@ def row_figures(
 ) -> dict[str, Array]:
     """Return figures (d, K) of one row for each key, by name.
 
-    Args:
-        model: without rounding and kept rows (`innermost`).
+    Args: model: the filter without rounding and kept rows (`innermost`).
         before: (size, K) states before the rows.
         rows: one row for each key.
         flag: (K,) the rows' flags.
-        names: of the figures, among those of `figures`.
+        names: figures to return, from `figures`.
 
-    residual: the measurement minus its prediction, v = y - E[y], of angles within half a turn; NaN where a component
-    is missing or sees a state that is still undetermined. residual_covariance: S of the prediction in full, row by
-    row, missing components included; infinite where undetermined. innovation: the residual of component i given those
-    of 0 to i - 1, over its standard deviation. The matrices: `kalman.evaluation.system_matrices`. A gated row has all
-    but the innovation, since they are why it was gated; a row with another flag has none of them.
+    residual: the measurement minus its prediction, v = y - E[y]; for angles, within half a turn. NaN where a component
+    is missing or depends on an undetermined state. residual_covariance: S of the prediction in full, row by
+    row, missing components included; infinite where undetermined. innovation: the residual of component i given the
+    residuals of 0 to i - 1, over its standard deviation. The matrices: `kalman.evaluation.system_matrices`. A gated row
+    has all figures except the innovation, since they explain the gate; a row with another flag has none.
     """
     found: dict[str, Array] = {}
     if {INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE} & set(names):

@@ -1,7 +1,7 @@
-"""The matrices with which a filter took a row: F and Q of its prediction, H and R of its measurement.
+"""The matrices that a filter used for a row: F and Q of the prediction, H and R of the measurement.
 
-A structure's F and Q depend on the time step, entries may come from columns of the row, and a key may have parameters
-of its own, learned or adapted. So a row's matrices can differ from those of the row before and from other keys'.
+A structure's F and Q depend on the time step, entries may come from columns of the row, and a key may have learned or
+adapted parameters. So a row's matrices can differ from those of the row before and from other keys'.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +28,14 @@ from kalman.types import Array, Filter, Rows
 MATRICES: tuple[str, ...] = ("F", "H", "Q", "R")
 
 Matrices = Mapping[str, Callable[[], Any]]
-"""Name of a matrix to a call that returns its rows of entries."""
+"""Map the name of a matrix to a call that returns its rows of entries."""
 
 
 def widths(model: Filter) -> dict[str, int]:
-    """Return the numbers of each matrix that the kind of filter has; of several models, those of all together.
+    """Return the number of entries of each matrix that the filter has; for several models, the sum over the models.
 
-    A filter by sigma points moves points through a function instead of a matrix, and a regression's coefficients stay
-    where they are: they lack F, H or Q.
+    A sigma-point filter moves points through a function, without F or H. A regression's coefficients do not move: F and
+    Q are missing.
     """
     model = innermost(model)
     n, m = len(model.states), model.measurements
@@ -64,11 +64,11 @@ def _names(model: Filter) -> set[str]:
 def system_matrices(model: Filter, before: Array, rows: Rows, names: Sequence[str]) -> dict[str, Array]:
     """Return matrices of one row for each key, by name, as their rows one after another: (d, K).
 
-    before (size, K): the states before the rows. Of several models the matrices follow each other, mode after mode.
+    before (size, K): the states before the rows. For several models the matrices follow each other, mode after mode.
     F and Q are NaN at a first row, where nothing is predicted. An extended filter's F and H are the Jacobians of its
-    functions, at the state before the row and at the predicted one. R is that of the model, scaled and adapted, but
-    not as an outlier's weight changes it for one row; a fading memory widens F P F' and is in neither F nor Q. Of noise
-    inside an extended filter's functions, Q and R are what it adds to the state and to the measurement, G Q G'.
+    functions, at the state before the row and at the predicted state. R is the model's, scaled and adapted, without the
+    weight of an outlier. A fading memory widens F P F' and changes neither F nor Q. Where an extended filter's function
+    takes its noise as an argument, Q and R are the added covariances G Q G'.
     """
     model = innermost(model)
     before = before[: model.size]

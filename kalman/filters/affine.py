@@ -1,7 +1,7 @@
 """Carry states over to other coordinates: x' = T x + b + e, e ~ N(0, N), independent of x.
 
-Keeping, renaming, rescaling and dropping states (marginalising them) are rows of T with one number or none; a state
-that is added is a row of zeros with its mean in b and its variance in N.
+A kept, renamed, rescaled or dropped (marginalised) state is a row of T with at most one number. An added state is a row
+of zeros with its mean in b and its variance in N.
 """
 
 from typing import NamedTuple
@@ -24,16 +24,16 @@ class Affine(NamedTuple):
 
     @property
     def identity(self) -> bool:
-        """Tell if it changes nothing."""
+        """Return whether the map changes nothing."""
         n = len(self.b)
         same = tuple(tuple(float(i == j) for j in range(n)) for i in range(n))
         return self.T == same and not any(self.b) and not any(any(row) for row in self.N)
 
 
 def moved(mean: Array, covariance: Array, to: Affine) -> tuple[Array, Array]:
-    """Return mean (n', K) and full row-major covariance (n'*n', K) of x', from those of x.
+    """Return mean (n', K) and full row-major covariance (n'*n', K) of x', from the moments of x.
 
-    Entries are worked out one by one, so that what is only kept or renamed keeps its bits.
+    Entries are computed one by one, so that states only kept or renamed keep their bits.
     """
     keys = np.shape(mean)[1]
     m = [plus(a, b) for a, b in zip(apply(to.T, list(mean)), to.b, strict=True)]

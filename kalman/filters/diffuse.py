@@ -1,14 +1,14 @@
-"""What a state owes to its diffuse start: x = m + A c + e with e ~ N(0, P), the columns of A apart from P.
+"""The diffuse part of a state: x = m + A c + e with e ~ N(0, P), the columns of A kept beside P.
 
-The coefficients c of `flat` columns are undetermined: P_inf = A A' over these. In factored form a measurement that
-determines one makes its column exactly zero: the rank falls by one, and no rounding error remains that looks like a
-diffuse direction.
+The coefficients c of `flat` columns are undetermined: P_inf = A A' over these. In factored form, a measurement that
+determines a coefficient makes its column exactly zero. The rank falls by one, and no rounding error remains that looks
+like a diffuse direction.
 
-What is determined only just, as the waves of a year by five days, has so large a variance that a covariance keeps none
-of the digits that the next measurement needs. It stays a column, `finite`, with c ~ N(0, 1): a factor of the covariance
-has twice the digits, and P stays what it is given the coefficients. Once a measurement is predicted well the columns
-are folded into P. A finite column is stored SCALE times its size, which no flat one is: states are as large as they
-were, and those of earlier releases, whose columns are all flat, go on.
+A barely determined direction, such as a yearly wave after five days, has a huge variance: the covariance would lose all
+digits that the next measurement needs. It stays a column, `finite`, with c ~ N(0, 1): a factor of the covariance has
+twice the digits, and P stays the covariance given the coefficients. Once a measurement is predicted well the columns
+are folded into P. A finite column is stored SCALE times its size, and a flat one never is. So states keep their size,
+and states of earlier releases, with flat columns only, still work.
 
 References: de Jong (1991), The diffuse Kalman filter; Durbin and Koopman (2012), section 5.2; for Potter's square root
 Anderson and Moore (1979), section 6.5.
@@ -25,15 +25,15 @@ from kalman.linalg.packing import packed_index
 TOLERANCE = 1e-9
 """|A' h| below this fraction of its largest possible value is a rounded zero."""
 TRUSTED = 1e-2
-"""The share of the largest variance that a measurement could have by its states' variances, below which the states have
-so much in common that a covariance would lose more than two digits."""
+"""A measurement's variance relative to its bound from the states' variances. Below this share, correlation would cost
+the covariance more than two digits."""
 NEW = 0.05
-"""The share of what a measurement sees of the flat columns, squared, that is new to it, below which what it determines
-stays a column. Levels, trends and dummies have more than half; waves much longer than a row have little."""
+"""The new share of a measurement's squared projection on the flat columns; below it the determined direction stays a
+column. Levels, trends and dummies have more than half; waves much longer than a row have little."""
 SCALE, BELOW = 2.0**-800, 2.0**-400
-"""What a finite column is stored times, and below what all entries of a column are then."""
+"""The factor by which a stored finite column is multiplied, and the bound of all its stored entries."""
 RANGE = (1e-40, 1e70)
-"""Sizes that a finite column may have, so that it is stored without loss and its square vanishes."""
+"""Allowed sizes of a finite column: it is stored without loss and its square vanishes."""
 ROUNDED = 1e-14
 """A conditional variance below this fraction of its largest possible value is a rounded zero."""
 
@@ -56,7 +56,7 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
 
 
 def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
-    """Return the flat columns and the finite ones in their size, each with zeros in place of the others."""
+    """Return the flat columns and the unscaled finite columns, each with zeros in place of the other."""
     finite = [np.less(_largest([row[j] for row in A]), BELOW) for j in range(len(A[0]))]
     flat: list[list[Entry]] = [
         [np.where(few, 0.0, a) for few, a in zip(finite, row, strict=True)] for row in A
@@ -67,13 +67,13 @@ def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
 
 
 def whole(P: Vector, A: Matrix) -> list[Entry]:
-    """Return P with its finite columns folded into it: the covariance but for what is flat."""
+    """Return P plus its finite columns: the covariance without the flat part."""
     _, finite = split(A)
     return folded(P, finite)
 
 
 def images(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
-    """Return H times the flat columns and times the finite ones; what rounding leaves of zero is zero."""
+    """Return H times the flat columns and times the finite columns; rounded zeros become exact zeros."""
     flat, finite = split(A)
     reach = [_length(row) for row in flat]
     seen: list[list[Entry]] = []
@@ -86,7 +86,7 @@ def images(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
 
 
 def spread(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
-    """Return the covariance with the columns, packed: infinite where flat ones meet and not by rounding alone."""
+    """Return the covariance with the columns, packed: infinite where flat columns overlap beyond rounding."""
     result: list[Entry] = []
     size = [_length(row) for row in flat]
     for i in range(len(flat)):
@@ -99,12 +99,12 @@ def spread(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
 
 
 class Seen(NamedTuple):
-    """What a measurement z = h x + noise sees of the columns.
+    """The projection of a measurement z = h x + noise on the columns.
 
-    M, S: covariance with the state and variance, given the coefficients, S zero where it is rounding
-    b, F_inf: A' h of the flat columns and its square; beta: A' h of the finite ones; flat, finite: the columns
-    undetermined: (K,) bool, for which keys it determines a flat coefficient; apart: for which the columns stay apart
-    trusted: for which it is predicted so well that columns may be folded into the covariance
+    M, S: covariance with the state and variance, given the coefficients; S is zero where it is only rounding
+    b, F_inf: A' h of the flat columns and its square; beta: A' h of the finite columns; flat, finite: the columns
+    undetermined: (K,) bool, keys where z determines a flat coefficient; apart: keys where the columns stay apart
+    trusted: keys where z is predicted well enough to fold columns into the covariance
     """
 
     M: Vector
@@ -120,12 +120,12 @@ class Seen(NamedTuple):
 
     @property
     def precision(self) -> Entry:
-        """1 / S, 0 where S is."""
+        """1 / S, and 0 where S is 0."""
         return np.where(np.greater(self.S, 0.0), over(1.0, self.S), 0.0)
 
 
 def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> Seen:
-    """Return what a measurement of M = P h and S = h P h' + r sees; apart: whether there may be finite columns."""
+    """Return the projection of a measurement, M = P h, S = h P h' + r; apart: whether finite columns may exist."""
     flat, finite = split(A)
     b, beta = apply(_columns(flat), h), apply(_columns(finite), h)
     F_inf = dot(b, b)
@@ -148,14 +148,14 @@ def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> S
 
 
 def gains(given: Seen, rows: Matrix) -> list[Entry]:
-    """Return A' h / F_inf by rows of flat columns: how much a flat coefficient's measurement moves each."""
+    """Return A A' h / F_inf by rows of flat columns: the gain of each state when z determines a flat coefficient."""
     return [over(dot(row, given.b), given.F_inf) for row in rows]
 
 
 def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> list[list[Entry]]:
     """Return the columns of states after the measurement, of the keys that have it.
 
-    A: rows of columns, those of the measured state or of others with the same coefficients; M: their covariances with
+    A: rows of columns, of the measured state or of other states with the same coefficients; M: their covariances with
     the measurement given the coefficients.
     """
     flat, finite = split(A)
@@ -171,7 +171,7 @@ def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> li
             plus(minus(c, times(a, b)), np.where(here, fixed, 0.0))
             for c, b, here in zip(row, given.beta, turn.picked, strict=True)
         ]
-        # or tells of all: given them the state moves by its gain, and they by Potter's square root
+        # or z informs about all coefficients: the state moves by its gain, the coefficients by Potter's square root
         moved = [minus(c, times(times(m, precision), b)) for c, b in zip(row, given.beta, strict=True)]
         along = times(dot(moved, given.beta), step)
         told = [minus(c, times(along, b)) for c, b in zip(moved, given.beta, strict=True)]
@@ -187,7 +187,7 @@ def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> li
 
 
 def fold(P: Vector, A: Matrix, where: np.ndarray) -> tuple[list[Entry], list[list[Entry]]]:
-    """Return P with the finite columns in it, and the flat columns alone, for the keys `where`."""
+    """Fold the finite columns into P and keep only the flat columns, for the keys `where`."""
     flat, finite = split(A)
     together: list[Entry] = [np.where(where, a, b) for a, b in zip(folded(P, finite), P, strict=True)]
     return together, [
@@ -210,7 +210,7 @@ class Reflection(NamedTuple):
 
 
 def reflection(given: Seen) -> Reflection:
-    """Return the reflection of A' h into its largest component's column, of the keys that determine a coefficient."""
+    """Return the reflection of A' h into its largest component's column, for keys that determine a coefficient."""
     size = [np.abs(a) for a in given.b]
     largest = _largest(given.b)
     length = np.sqrt(given.F_inf)
@@ -230,7 +230,7 @@ def reflection(given: Seen) -> Reflection:
 
 
 def _determined(given: Seen, turn: Reflection, row: Vector) -> list[Entry]:
-    """Return a row of flat columns after what the measurement determines; zero columns stay zero.
+    """Return a row of flat columns without the determined direction; zero columns stay zero.
 
     The remainder of a determined state is rounding, and is set to zero.
     """

@@ -1,6 +1,6 @@
-"""Gaussian filters beyond the linear one in covariance form: extended, unscented, cubature; square roots, information.
+"""Gaussian filters: extended, unscented and cubature, and the square-root and information forms.
 
-One step is two programs, prediction and update, with the model's own functions f and h called before each.
+One step is two programs, prediction and update, with the model's functions f and h called before each.
 `kalman.filters.gaussian_programs` writes the programs.
 """
 
@@ -30,7 +30,7 @@ from kalman.types import Array, Rows, Step
 
 FORMS = ("covariance", "square_root", "information")
 BLOCK = 1024
-"""Keys in a block: sigma points take many rows, and those of 1024 keys stay in the processor's cache."""
+"""Keys in a block: sigma points take many rows, and the points of 1024 keys stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,14 @@ class GaussianFilter(StateLayout):
     """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
 
     rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
-    process_rule, observation_rule  points of state and noise together, where the function takes its noise; else None
+    process_rule, observation_rule  points of state and noise together, if the function takes its noise; else None
     form        of the state and the update: covariance, square_root or information
-    parameters  all with their values: the process's and R
-    own         names of the parameters that each key has of its own, in its state
+    parameters  all parameters with their values: the process's and R
+    own         names of key-specific parameters, which are in the state
     mean, covariance (packed): the state at a key's first row
-    offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
-                entries from columns
-    periods     of the measured components, 0 for those that are no angles; () for none
-    own_start   where the columns of a key's first row say how it starts; mean and covariance then stand in for it
+    offset, noise_scale: offset of H x; factor of R. These, H, R and the process may have entries from columns
+    periods     period of each measured component, 0 if it is not an angle; () without angles
+    own_start   initial distribution from columns of a key's first row; mean and covariance are then placeholders
     """
 
     states: tuple[str, ...]
@@ -88,7 +87,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def rooted(self) -> bool:
-        """Whether the state holds the covariance's factor in its place."""
+        """Whether the state holds a factor instead of the covariance."""
         return self.form == "square_root"
 
     @cached_property
@@ -146,7 +145,7 @@ class GaussianFilter(StateLayout):
         return mean, unpack(covariance), {name: state[self.places[name]] for name in others}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         if not self.rooted:
             return super().restore(mean, covariance, extras)
         others = [np.asarray(extras[name], float) for name in list(self.fields)[1:]]
@@ -169,7 +168,7 @@ class GaussianFilter(StateLayout):
         return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return the predicted mean and the way back to the states (size, K) before the rows."""
+        """Return the predicted mean and the retrodiction to the states (size, K) before the rows."""
         keys, n = state.shape[1], len(self.states)
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
@@ -278,7 +277,7 @@ class GaussianFilter(StateLayout):
     def _seen(self, prior: Array, u: Array, state: Array) -> tuple[list[Array], list[Array], Array | float]:
         """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`.
 
-        state (size, K): with the keys' own parameters.
+        state (size, K): includes key-specific parameters.
         """
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
@@ -299,14 +298,14 @@ class GaussianFilter(StateLayout):
         many = rule.points
         inputs = np.tile(u, many) if observation.controlled else u
         found = observation.value(x, inputs, v).reshape(self.measurements, many, keys)
-        if self.periods:  # a mean of angles is taken beside the centre's
+        if self.periods:  # angles are moved near the centre's before the mean
             centre = np.ascontiguousarray(prior[:n])
             middle = found[:, 0] if self.rule.centre else observation.value(centre, u)
             found = np.array(angles.all_beside(self.periods, list(found), list(middle)))
         return [*found.reshape(-1, keys)], [*prior[:n], *L], sound
 
     def _points(self, state: Array) -> tuple[Array, Array, Array]:
-        """Return points (n, P K), the factor that they were drawn with (p, K), and `sound`."""
+        """Return points (n, P K), the covariance's factor (p, K), and `sound`."""
         assert self.rule is not None
         n, keys, many = len(self.states), state.shape[1], self.rule.points
         drawn = np.empty((n * many, keys))
@@ -330,7 +329,7 @@ class GaussianFilter(StateLayout):
         return drawn[:n], drawn[n:], L, sound[0]
 
     def _entries(self, name: str, state: Array) -> Sequence[Any]:
-        """Return the packed entries of a parameter, its cells or each key's own (K,); none where there is none."""
+        """Return the packed entries of a parameter: shared cells, or values (K,) per key; or none."""
         return programs.values_of(self, list(state)).get(name, ())
 
     def _row_noise(self, u: Array, state: Array) -> Array:

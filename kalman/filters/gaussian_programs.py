@@ -1,6 +1,6 @@
 """The programs of a `GaussianFilter` between its model's functions: draw sigma points, predict, update.
 
-`sound` is an output that is below zero where the result is not a covariance.
+The output `sound` is below zero where the result is not a covariance.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def back_program(model: GaussianFilter) -> Program:
-    """Return the program from the inputs of `predict_program`, without first rows, to the smoother's prediction.
-
-    Outputs: predicted mean, the gain back to the previous state row by row, and the packed rest.
+    """Return the program for the smoother's prediction; inputs as in `predict_program`, without first rows. Outputs:
+    predicted mean, the gain back to the previous state row by row, and the packed rest.
     """
     tape = Tape()
     inputs, _, predicted = _predicted(model, tape)
@@ -99,7 +98,7 @@ def back_program(model: GaussianFilter) -> Program:
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean, covariance or factor, `sound`; `back` returns the way back to the previous state."""
+    """A prediction: mean, covariance or factor, `sound`; `back` returns the retrodiction to the previous state."""
 
     m: list[Entry]
     S: list[Entry]
@@ -136,7 +135,7 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
         predicted = Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, noise_jacobian))
         return inputs, state, predicted
     regressed = sigma_points.regress(rule, _rows(moved, rule.points))
-    if inside:  # the points have drawn all noise there is
+    if inside:  # the points already include the noise
         Q = [0.0] * packed_size(n)
     after, sound = _spread_by_points(model, rule, regressed, Q, u)
     mean = [plus(a, b) for a, b in zip(regressed.mean, offset, strict=True)]
@@ -151,8 +150,8 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
 def update_program(model: GaussianFilter, missing: bool) -> Program:
     """Return the program of a measurement update.
 
-    Inputs: predicted state, the key's own parameters, control, the values of the observation's functions, the
-    measurement, and which components are present. Outputs: mean and covariance or factor, log-likelihood, NIS, a
+    Inputs: predicted state, key-specific parameters, control, the values of the observation's functions, the
+    measurement, and masks of present components. Outputs: mean and covariance or factor, log-likelihood, NIS, a
     number that is finite when all is well, the least variance of an innovation, `sound`.
     """
     tape = Tape()
@@ -176,7 +175,7 @@ def update_program(model: GaussianFilter, missing: bool) -> Program:
 class RowObservation(NamedTuple):
     """A row's measurement at the predicted state: the innovation e, the noise R, and functions of them.
 
-    update: of some R, the posterior; C: the covariance (packed) of the predicted measurement without its noise;
+    update: maps R to the posterior; C: the covariance (packed) of the predicted measurement without its noise;
     H: its Jacobian, or its regression on the state by the sigma points
     """
 
@@ -220,7 +219,7 @@ def observe_row(
 
 
 def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
-    """Return entries that are zero or more where what the row's columns say of R is possible."""
+    """Return entries that are zero or more where the row's columns give a valid R."""
     guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
     return [*guards, *([psd(resolve(values["R"], u))] if used(model.constants["R"]) else [])]
 
@@ -229,7 +228,7 @@ def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[En
 def measured_program(model: GaussianFilter) -> Program:
     """Return the program of the predicted measurement: its mean and packed covariance.
 
-    Inputs: those of `update_program` but for the measurement.
+    Inputs: those of `update_program` except the measurement.
     """
     tape = Tape()
     n, count = len(model.states), model.measurements
@@ -242,7 +241,7 @@ def measured_program(model: GaussianFilter) -> Program:
         rule = model.observation_rule or model.rule
         mean, slopes, bends, shift = sigma_points.regress(rule, _rows(seen, rule.points))
         mean = _shifted(model, mean, u)
-        if model.observation_rule is not None:  # the points have drawn all noise there is
+        if model.observation_rule is not None:  # the points already include the noise
             R = [0.0] * packed_size(count)
         square = rule.scale**2
         spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
@@ -284,7 +283,7 @@ def _expected(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry
 
 
 def entering(model: GaussianFilter, seen: list[Any], R: list[Entry]) -> list[Entry]:
-    """Return the noise of the measurement: R, or M R M' where it enters inside a function of Jacobian M by it."""
+    """Return the measurement noise: R, or M R M' where the function takes the noise as an argument, with Jacobian M."""
     observation, n, count = model.observation, len(model.states), model.measurements
     if not isinstance(observation, FunctionObservation) or not observation.noise_inside:
         return R
@@ -302,7 +301,7 @@ def _rows(entries: list[Any], width: int) -> list[list[Any]]:
 
 
 def values_of(model: GaussianFilter, state: list[Any]) -> Values:
-    """Return the parameters' entries: the model's, and the key's own from its state."""
+    """Return the parameters' entries: the model's, and key-specific ones from the state."""
     if not model.own:
         return model.constants
     rows = iter(state[model.places["parameters"]])
@@ -318,7 +317,7 @@ def values_of(model: GaussianFilter, state: list[Any]) -> Values:
 def _spread_on(
     model: GaussianFilter, S: Vector, F: Any, Q: Vector, noise_jacobian: Any = None
 ) -> list[Entry]:
-    """Return F P F' + Q, or its factor from that of P; with the Jacobian W by the noise: F P F' + W Q W'."""
+    """Return F P F' + Q, or its factor from the factor of P; with the Jacobian W by the noise: F P F' + W Q W'."""
     if not model.rooted:
         Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
@@ -360,7 +359,7 @@ def _times(a: Entry, rows: Any) -> list[list[Entry]]:
 def _back(
     model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, noise_jacobian: Any = None
 ) -> Retrodiction:
-    """Return the way back over x' = F x + noise; what fading adds to the covariance is noise."""
+    """Return the retrodiction over x' = F x + noise; covariance added by fading counts as noise."""
     more = minus(squared(_fading(model, u)), 1.0)
     fades = not is_zero(more)
     if not model.rooted:
@@ -385,14 +384,14 @@ def _back_by_points(
     after: Vector,
     u: Vector,
 ) -> Retrodiction:
-    """Return the way back over the process's regression; its bends and what fading adds are noise."""
+    """Return the retrodiction over the process's regression; its bends and fading count as noise."""
     L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
     fading = _fading(model, u)
     more = minus(squared(fading), 1.0)
     n = len(model.states)
     moved = _times(rule.scale, [row[:n] for row in regressed.slopes])
     noise = _times(times(rule.scale, fading), regressed.bends)
-    if rule.n > n:  # slopes along a noise that enters inside
+    if rule.n > n:  # slopes along a noise inside the function
         noise = _beside(noise, _times(rule.scale, [row[n:] for row in regressed.slopes]))
     if not is_zero(more):
         noise = _beside(_times(_root_of(more), moved), noise)
@@ -444,7 +443,7 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
 def _observe_by_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, u: Vector, presents: Any
 ) -> RowObservation:
-    """Return a row's observation by the values at the sigma points, drawn with the factor L.
+    """Return a row's observation from the values at the sigma points, drawn with the factor L.
 
     In units of L the state has unit variance and the slopes are the regression; the bends add noise.
     """
@@ -453,7 +452,7 @@ def _observe_by_points(
     values = _rows(seen, rule.points)
     mean, slopes, bends, shift = sigma_points.regress(rule, posterior.masked(values, presents))
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
-    if rule.n > n:  # slopes along a noise that enters inside are the measurement's noise
+    if rule.n > n:  # slopes along a noise inside the function are the measurement's noise
         R = cholesky.square([row[n:] for row in slopes])
         R = _unmasked(R, presents)
         slopes = [row[:n] for row in slopes]
@@ -484,7 +483,7 @@ def _observe_by_points(
 
 
 def _unmasked(R: Vector, presents: Any) -> list[Entry]:
-    """Return a noise (packed) with variance 1 where a component is missing: it is weighed with a row of zeros."""
+    """Return a noise (packed) with variance 1 where a component is missing: its row of H is zero."""
     size = len(presents)
     return [
         a if i != j or presents[i] is None else np.where(presents[i], a, 1.0)

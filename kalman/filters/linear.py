@@ -51,15 +51,15 @@ class LinearFilter(StateLayout):
 
     An entry of H, R, `offset` and of the process may be a Column, and is then each row's value of that control.
 
-    parameters    all of them with their values: the process's and R
-    own           names of those that each key has for itself, in its state
+    parameters    all parameters with their values: the process's and R
+    own           names of key-specific parameters, which are in the state
     mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a
                   key's first row
-    offset        of the measurement, () for none
-    noise_scale   what R is multiplied by
-    own_start     where the columns of a key's first row say how it starts; mean and covariance then stand in for it
-    apart         whether what is determined only just may stay apart from the covariance, which only float64 can hold
-                  (`kalman.filters.diffuse`)
+    offset        offset of the measurement, () for none
+    noise_scale   factor of R
+    own_start     initial distribution from columns of a key's first row; mean and covariance are then placeholders
+    apart whether barely determined directions may stay beside the covariance, which only float64 can hold
+    (`kalman.filters.diffuse`)
     """
 
     states: tuple[str, ...]
@@ -103,7 +103,7 @@ class LinearFilter(StateLayout):
         return np.repeat(start[:, None], keys, axis=1)
 
     def split(self, state: Sequence[Entry], diffuse: bool) -> Parts:
-        """Return the parts of a state (size rows); its diffuse part only where some key has one."""
+        """Return the parts of a state (size rows), with the diffuse part only where a key has one."""
         places = self.places
         values: Values = self._constants
         if self.own:
@@ -123,16 +123,16 @@ class LinearFilter(StateLayout):
         )
 
     def symbols(self, tape: Tape) -> tuple[list[Any], Any, list[Any], list[Any]]:
-        """Return what a step takes: state, dt, control, measurement."""
+        """Return the inputs of a step: state, dt, control, measurement."""
         state, u, y = (tape.symbols(count) for count in (self.size, self.controls, self.measurements))
         return state, tape.symbol(), u, y
 
     def is_diffuse(self, state: Array) -> bool:
-        """Tell whether any key still has an undetermined state."""
+        """Return whether any key still has an undetermined state."""
         return bool(self.diffuse) and bool(state[self.places["diffuse"]].any())
 
     def predicted(self, parts: Parts, dt: Array, u: Vector, first: np.ndarray | bool) -> Parts:
-        """Return the parts just before the rows' measurements; first: all, none, or (K,) which keys."""
+        """Return the parts just before the rows' measurements; first: True, False, or a mask (K,) of keys."""
         if first is True:
             return parts
         m, P, A, values = parts
@@ -173,7 +173,7 @@ class LinearFilter(StateLayout):
         return array(mean), array(covariance)
 
     def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
-        """Return an entry that is zero or more where the columns give covariances; None where there is no need."""
+        """Return an entry that is zero or more where the columns give valid covariances; None without such columns."""
         guards: list[Entry] = [] if first is True else self.process.guards(u)
         if isinstance(first, np.ndarray | Symbol):
             guards = [np.where(first, 0.0, a) for a in guards]
@@ -219,9 +219,8 @@ class LinearFilter(StateLayout):
         target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
 
     def summed(self, state: Array, rows: Rows) -> list[Entry]:
-        """Return bounds (n) of the terms that each predicted variance is the sum of: its rounding is relative to them.
-
-        The variance of a deterministic sum, as of the dummies of a season, may be zero while its terms are not.
+        """Return bounds (n) on the terms of each predicted variance: rounding is relative to these terms. The variance
+        of a deterministic sum, such as seasonal dummies, may be zero while its terms are not.
         """
         parts, u = self.split(list(state), False), list(rows.u)
         F, Q, _ = self.process.transition(rows.dt, u, parts.values)
@@ -266,7 +265,7 @@ class LinearFilter(StateLayout):
         return np.select(reasons, codes, flags.WELL).astype(np.uint8)
 
     def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
+        """Return mean (n, K) and packed lower covariance, infinite for diffuse states."""
         mean, covariance = state[self.places["mean"]], state[self.places["covariance"]]
         if self.is_diffuse(state):
             A = rows_of(list(state[self.places["diffuse"]]), len(self.states))
@@ -296,9 +295,9 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
 
 
 class Traced(NamedTuple):
-    """One step on symbols: what goes into it (without and with the masks of which keys), and what came of it.
+    """One step on symbols: its inputs (without and with masks of keys) and its results.
 
-    first: True, False, or the symbol of which keys are at their first row.
+    first: True, False, or the symbol of a mask of keys at their first row.
     """
 
     tape: Tape
@@ -323,7 +322,7 @@ class Traced(NamedTuple):
 
 
 def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
-    """Return a step for the case at hand, as `step_program` has them."""
+    """Record a step for one of the cases of `step_program`."""
     state, dt, u, y = model.symbols(tape)
     is_first: Any = tape.symbol(boolean=True) if first is None else first
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
@@ -336,7 +335,7 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
 
 
 def check_length(model: LinearFilter) -> None:
-    """Record one step, and forget it. Raises ModelError if it has more operations than a program may have."""
+    """Record one step and discard it. Raises ModelError if it has more operations than a program may have."""
     traced(model, Tape(), True, None, False)
 
 
@@ -344,8 +343,8 @@ def check_length(model: LinearFilter) -> None:
 def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step as a program, for one case.
 
-    missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at
-    their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is
+    missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at their first row.
+    diffuse: some key is diffuse. Outputs: the state's rows, log-likelihood, NIS, a number that is
     finite when all is well, the lowest variance.
     """
     step = traced(model, Tape(), missing, first, diffuse)

@@ -1,4 +1,4 @@
-"""Least mean squares: coefficients that take a step down the gradient of each row's squared error.
+"""Least mean squares: coefficients step down the gradient of each row's squared error.
 
 References: Haykin (2014), chapter 6 (LMS: w + mu u e) and chapter 7 (normalised LMS: w + mu u e / (epsilon + |u|^2)).
 """
@@ -24,8 +24,8 @@ from kalman.types import Array, ModelError, Rows
 class LeastMeanSquares(ProgramFilter):
     """LMS, or where `epsilon` is given its normalised form, of one measurement.
 
-    It has no covariance: its entries are NaN. With the measurement's noise variance R, if that is
-    given, an error has the log-likelihood and NIS of N(0, R).
+    The covariance's entries are NaN. If the measurement's noise variance R is given, an error has the log-likelihood
+    and NIS of N(0, R).
     """
 
     states: tuple[str, ...]
@@ -40,7 +40,7 @@ class LeastMeanSquares(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The coefficients are all there is."""
+        """The coefficients are the only field."""
         return {"mean": (len(self.states),)}
 
     def initial(self, keys: int) -> Array:
@@ -80,7 +80,7 @@ class LeastMeanSquares(ProgramFilter):
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (1, K) of h w + offset, u (c, K), and the variance R of its error; NaN where R is not given.
 
-        How sure the coefficients are is not known, so the variance is that of the measurement alone.
+        The coefficients' uncertainty is unknown, so the variance is the measurement noise alone.
         """
         row, keys = list(u), state.shape[1]
         mean = plus(resolve(self.offset, row)[0], dot(resolve(self.H[0], row), list(state)))
@@ -92,11 +92,11 @@ class LeastMeanSquares(ProgramFilter):
         return state, np.full((len(self.states) ** 2, state.shape[1]), np.nan), {}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         return np.array(mean, float)
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Raise ModelError: how sure anybody was of the coefficients has no place in the state."""
+        """Raise ModelError: the state cannot hold the coefficients' covariance."""
         raise ModelError(
             "filter", "the filter keeps no covariance", "keep its coefficients, or learn them again"
         )

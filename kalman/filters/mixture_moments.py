@@ -43,7 +43,7 @@ def normalised(log_weights: Sequence[Entry], floor: float = 0.0) -> list[Entry]:
 def moments(weights: Sequence[Entry], parts: Sequence[Moments]) -> Moments:
     """Return the moments of a mixture: P = sum_i w_i (P_i + (m_i - m)(m_i - m)'). The weights sum to 1.
 
-    The mean is counted from the first part's, so that equal means have no spread, not even of rounding.
+    The mean is computed relative to the first part's mean, so that equal means have exactly zero spread.
 
     References: Bar-Shalom, Li and Kirubarajan (2001), equations 1.4.16-9 and 11.6.6-9.
     """

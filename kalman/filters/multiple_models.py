@@ -1,8 +1,8 @@
-"""Several models of one system at once: interacting (IMM) or independent (MMAE).
+"""Filter with several models of one system at once: interacting (IMM) or independent (MMAE).
 
-A mode is a filter of any kind that keeps mean and covariance. All modes filter each row; its likelihood under each
-mode updates the modes' probabilities; the estimate is the mixture of the modes'. In the IMM the system may change
-its mode from row to row, and each mode starts a row from its own mixture of all modes.
+A mode is a filter of any kind with mean and covariance in its state. All modes filter each row; its likelihood
+under each mode updates the modes' probabilities; the estimate is the mixture of the modes' estimates. In the IMM the
+system may change its mode from row to row, and each mode starts a row from a mixture of all modes.
 
 References: Blom and Bar-Shalom (1988); Bar-Shalom, Li and Kirubarajan (2001), sections 11.6.2 (MMAE) and
 11.6.6 (IMM); Magill (1965).
@@ -38,17 +38,17 @@ SEVERAL = ("imm", "mmae")
 class MultipleModels(StateLayout):
     """A mixture of filters over the same states.
 
-    names, modes   of the M modes; the first two fields of a mode's state are its mean and covariance
+    names, modes   names and filters of the M modes; a mode's state starts with mean and covariance
     start          probabilities at a key's first row
     floor          approximate lower bound of a probability, so that a mode can become likely again
     transition     row-stochastic, from one row to the next (IMM); None: the mode stays (MMAE)
-    window         number of measured rows that the MMAE's probabilities rest on; None: all
+    window         number of newest measured rows behind the MMAE's probabilities; None: all
 
-    The state is the mixture's moments, the logs of the probabilities, with a window the log-likelihoods of its
-    rows for each mode (newest first), and the states of the modes; last, what each key has of its own.
+    The state holds the mixture's moments, the logs of the probabilities, the log-likelihoods in the window for each
+    mode (newest first), the states of the modes, and key-specific parameters.
 
-    own            parameters that each key has for itself, with the values of a new key
-    copies         rows of the field `parameters` that the modes have in their states too, and where in this state
+    own            key-specific parameters, with the values of a new key
+    copies         rows of the field `parameters` that modes repeat in their states, and their rows in this state
     """
 
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ class MultipleModels(StateLayout):
 
     @property
     def periods(self) -> tuple[float, ...]:
-        """Of the measured components, 0 for those that are no angles; () for none."""
+        """Period of each measured component, 0 if it is not an angle; () without angles."""
         return getattr(self.modes[0], "periods", ())
 
     @property
@@ -98,7 +98,7 @@ class MultipleModels(StateLayout):
         return fields
 
     def own_rows(self, name: str) -> list[int] | None:
-        """Return the rows of the state that hold a key's own parameter, None where all keys share it."""
+        """Return the rows of the state with a key-specific parameter, None where all keys share it."""
         at = self.parts[-1].stop
         for p in self.own:
             if p.name == name:
@@ -107,7 +107,7 @@ class MultipleModels(StateLayout):
         return None
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own parameters (d, K), in its field and in the states of the modes."""
+        """Write key-specific parameters (d, K) into their field and into the states of the modes."""
         state = super().with_parameters(state, parameters)
         if self.copies:
             origins, ends = (list(rows) for rows in zip(*self.copies, strict=True))
@@ -172,7 +172,7 @@ class MultipleModels(StateLayout):
             wrong |= bad
         weights = list(np.exp(state[self.places["log_probabilities"]][:, first]))
         gaussians = [self._moments(list(state[part][:, first])) for part in self.parts]
-        with np.errstate(all="ignore"):  # a start that is no distribution is flagged
+        with np.errstate(all="ignore"):  # an invalid initial distribution is flagged
             mixed = mixture_moments.moments(weights, gaussians)
         state[: self._gaussian, first] = np.array([*mixed.m, *mixed.P])
         return state, wrong
@@ -180,7 +180,7 @@ class MultipleModels(StateLayout):
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        All modes have them; the probabilities are those at a key's first row.
+        All modes get these moments; the probabilities are those at a key's first row.
         """
         state = super().from_moments(mean, covariance)
         for part, mode in zip(self.parts, self.modes, strict=True):
@@ -200,8 +200,8 @@ class MultipleModels(StateLayout):
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        Log-likelihood and NIS are the mixture's, with the probabilities before the row, so the NIS is the number
-        of components on average. A mode that fails falls to the floor (in a window: its likelihood is `floor`
+        Log-likelihood and NIS are the mixture's, with the probabilities before the row, so the NIS is on average the
+        number of components. A mode that fails falls to the floor (in a window: its likelihood is `floor`
         times the best) and restarts from the mixture of the others; where all fail the key gets the first
         mode's flag.
         """
@@ -291,12 +291,12 @@ class MultipleModels(StateLayout):
 
 
 class ModeUpdates(NamedTuple):
-    """What the modes' updates by one row give, each entry or item of one mode.
+    """The results of the modes' updates by one row, one entry for each mode.
 
     logs            of the probabilities before the row
-    log_likelihoods of the row
-    failed          bool; None where no mode failed
-    expected        mean and covariance of the measurement
+    log_likelihoods log-likelihoods of the row
+    failed          masks of failed keys; None where no mode failed
+    expected        predicted mean and covariance of the measurement
     moments         mean and covariance after the row
     """
 
@@ -308,7 +308,7 @@ class ModeUpdates(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """The mixture after a row; logs: of the probabilities; restarted: the modes' moments, () where none failed."""
+    """The mixture after a row; logs: logs of the probabilities; restarted: the modes' moments, () where none failed."""
 
     mixed: Moments
     logs: list[Entry]
@@ -321,7 +321,7 @@ class Combined(NamedTuple):
 def mixed(
     transition: Sequence[Sequence[Entry]], logs: Vector, modes: Sequence[Moments]
 ) -> tuple[list[Entry], list[Moments]]:
-    """Return each mode's log-probability before the row, and the moments that it starts from.
+    """Return each mode's log-probability before the row and its mixed initial moments.
 
     References: Bar-Shalom, Li and Kirubarajan (2001), equations 11.6.6-7 to 11.6.6-9.
     """
@@ -351,7 +351,7 @@ def _log(a: Entry) -> Entry:
 
 
 def _start_rows(model: MultipleModels) -> list[int]:
-    """Return the rows of the state with a key's own probabilities at its first row, where a window begins with them."""
+    """Return the rows of the state with key-specific initial probabilities, if a window begins with them."""
     return [] if model.window is None else model.own_rows("initial.mode_probabilities") or []
 
 
@@ -365,7 +365,7 @@ def combined(
 ) -> Combined:
     """Return the mixture after a row; recent: the log-likelihoods in the window before it, newest first.
 
-    start: a key's own probabilities at its first row, where it has its own.
+    start: key-specific initial probabilities, if there are any.
     """
     failed = modes.failed
     # the expected measurement is that of the modes that did not fail
@@ -399,7 +399,7 @@ def _window(
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the log-likelihoods in the window with the row, newest first, and the logs of the probabilities."""
     scores = modes.log_likelihoods
-    if modes.failed is not None:  # a score stays in the window, and so must be finite
+    if modes.failed is not None:  # a log-likelihood stays in the window, so it must be finite
         best: Entry = -np.inf
         for a in _without(modes.failed, scores):
             best = np.maximum(best, a)
@@ -416,14 +416,14 @@ def _window(
 
 
 def _without(failed: Sequence[Any] | None, logs: Vector) -> Vector:
-    """Return the logs, -inf for what failed."""
+    """Return the logs, -inf for failed modes."""
     if failed is None:
         return logs
     return [np.where(bad, -np.inf, a) for bad, a in zip(failed, logs, strict=True)]
 
 
 def _only(failed: Sequence[Any] | None, parts: Sequence[Moments]) -> Sequence[Moments]:
-    """Return the moments, zeros for what failed, so that a weight of 0 leaves it out."""
+    """Return the moments, zeros for failed modes, so that a weight of 0 removes them."""
     if failed is None:
         return parts
     return [

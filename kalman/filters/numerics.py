@@ -1,4 +1,4 @@
-"""The numerics of the filters: a number that rises where a release gives some model's rows other bits."""
+"""The number of the filters' numerics; it rises when a release changes the bits of a model's rows."""
 
 import numpy as np
 
@@ -7,25 +7,25 @@ from kalman.filters.state_layout import Flags, innermost
 from kalman.types import Array, Filter
 
 NUMERICS = 2
-"""What the bits of estimates and states are of. What is not named keeps them from number to number.
+"""The number of the current numerics. Each number lists the changed bits; everything else keeps its bits.
 
 1: the first.
-2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps what the first rows determine only just
-   as columns beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep
-   their bits. A predicted variance is judged against the terms that it is summed from, whatever the start was: a row
-   that 1 flagged `not_psd` for rounding may be applied.
+2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps barely determined directions as columns
+   beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep their
+   bits. For every start, a predicted variance is judged against the terms of its sum: a row that 1 flagged `not_psd`
+   for rounding may be applied.
 """
 
 
 def may_differ(model: Filter, state: Array, numerics: int) -> Flags:
-    """Return which keys (K,) may have other bits after their next rows than by other numerics.
+    """Return a mask (K,) of keys whose next rows may have other bits than under the given numerics.
 
-    model: the filter, also with others around it; state: (size, K), before the rows; numerics: those to compare with.
+    model: the filter, possibly wrapped; state: (size, K), before the rows; numerics: the number to compare with.
     """
     keys = np.shape(state)[1]
     if numerics == NUMERICS:
         return np.zeros(keys, bool)
-    if numerics > NUMERICS:  # of a later release, which alone knows what it has changed
+    if numerics > NUMERICS:  # a later release: its changes are unknown here
         return np.ones(keys, bool)
     base = innermost(model)
     base = base.base if isinstance(base, RobustLinearFilter) else base

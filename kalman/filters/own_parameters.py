@@ -1,4 +1,4 @@
-"""The parameters that each key has for itself: their names, and their places in the field `parameters` of its state."""
+"""Key-specific parameters: their names, and their places in the field `parameters` of the state."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,10 +19,10 @@ FIELD = "parameters"
 
 
 class OwnParameters(NamedTuple):
-    """A key's own parameters.
+    """Key-specific parameters of a filter.
 
-    parameters by name, with the values that a new key has; rows: the place of each in the field; learned: names of
-    those that `with_parameters` sets, in its order; adapted: names of those that follow the innovations
+    parameters: name to value of a new key; rows: the place of each in the field; learned: names set by
+    `with_parameters`, in order; adapted: names that follow the innovations
     """
 
     parameters: dict[str, Parameter]
@@ -32,7 +32,7 @@ class OwnParameters(NamedTuple):
 
 
 def own_parameters(model: Filter) -> OwnParameters:
-    """Return the parameters that each key of a filter has for itself; none where all keys share them."""
+    """Return the key-specific parameters of a filter; empty where keys share all parameters."""
     model = innermost(model)
     if isinstance(model, MultipleModels):
         named = {p.name: p for p in model.own}
@@ -48,7 +48,7 @@ def own_parameters(model: Filter) -> OwnParameters:
 
 
 def with_own(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
-    """Return states (size, K) with these learned parameters (d, K) of each key; those that are not named stay."""
+    """Return states (size, K) with these learned parameters (d, K) of each key; other parameters stay."""
     own = own_parameters(model)
     if not own.learned:
         return state

@@ -1,7 +1,7 @@
 """The measurement update of a Gaussian in covariance, square-root and information form, on entries.
 
 Everywhere y = h x + v, v ~ N(0, R), and e = y - E[y]. The updates return the change of the mean, to be added to the
-state's mean. A component that a key lacks is left out exactly.
+state's mean. A missing component has exactly no effect.
 """
 
 from collections.abc import Sequence
@@ -113,10 +113,10 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
 
 
 def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
-    """Condition unit variances on components of covariance S (packed), whose covariances with them are G.
+    """Condition states of unit variance on components of covariance S (packed); G: their cross-covariance.
 
-    One scalar after another is eliminated from the joint covariance, and the rest is factored; unlike in the other
-    forms, the rest may not be positive semidefinite.
+    One scalar after another is eliminated from the joint covariance, and the rest is factored. Unlike in the other
+    forms, the rest can fail to be positive semidefinite.
     """
     n, m = len(G[0]), len(G)
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]

@@ -1,4 +1,4 @@
-"""What a filter predicts, beside `Filter`: its state, for the smoothers, and its measurement, for forecasts."""
+"""Protocols of predictions beside `Filter`: of the state, for smoothers, and of the measurement, for forecasts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kalman.types import Array, Filter, ModelError, Rows
 
 
 class Prediction(NamedTuple):
-    """The predicted mean of a row's state (n, K), and the way back from that state to the previous row's.
+    """The predicted mean of a row's state (n, K), and the retrodiction from that state to the previous row's.
 
     gain (n, n, K) and rest (n(n+1)/2, K) packed: as in `kalman.filters.retrodiction`
     """
@@ -27,7 +27,7 @@ class Smoothable(Protocol):
     """A filter whose states can be smoothed."""
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return the prediction from the states (size, K) before the rows; that of a first row is not used."""
+        """Return the prediction from the states (size, K) before the rows; predictions of first rows are not used."""
         ...
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -50,18 +50,18 @@ class Measuring(Protocol):
 
 @runtime_checkable
 class Residual(Protocol):
-    """A regression: it works out a row's residual by itself, whose law is not normal, so that it has no innovations."""
+    """A regression: it computes a row's residual, which is not normally distributed, so there are no innovations."""
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
         """Return the rows' residuals (m, K) and their packed covariances, given the states (size, K) before them.
 
-        The covariance is infinite where the rows so far do not determine the prediction, or how far it is off.
+        The covariance is infinite where the rows so far do not determine the prediction or its error variance.
         """
         ...
 
 
 def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
-    """Return `Measuring.measured` of any filter, by default with unknown control.
+    """Return `Measuring.measured` of any filter, with unknown control by default.
 
     Raises:
         ModelError: the filter does not predict measurements.
@@ -75,7 +75,7 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
 
 
 def beside(model: Filter, y: Array, expected: Array) -> Array:
-    """Return measurements (m, K), those of angles moved by whole periods to within half a period of `expected`."""
+    """Return measurements (m, K), with angles moved by whole periods to within half a period of `expected`."""
     periods = getattr(innermost(model), "periods", ())
     return np.array(all_beside(periods, list(y), list(expected))) if periods else y
 

@@ -25,7 +25,7 @@ class ProgramStep(NamedTuple):
 
 
 class ProgramFilter(StateLayout):
-    """A filter that writes one step in `step_entries`; blocks and flags are done here.
+    """A filter that writes one step in `step_entries`; this class adds blocks and flags.
 
     A key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
     and `measurements`.
@@ -39,7 +39,7 @@ class ProgramFilter(StateLayout):
         raise NotImplementedError
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
-        """Return flags (K,) of rows that the filter cannot take, beside infinite ones; u (c, K): their columns."""
+        """Return flags (K,) of rows that the filter cannot apply, other than infinite rows; u (c, K): their columns."""
         return np.zeros(y.shape[1], np.uint8)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:

@@ -40,10 +40,10 @@ def choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
 def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     """Return (I - K h) P (I - K h)' + r K K', packed lower.
 
-    Where h sees one state alone, the factor 1 - K_i h_i is formed before it meets P: where a measurement is far sharper
-    than the prior it is a rounding error, and meets P twice, squared. P - K S K' would meet P with that error once.
-    Where h sees several, (I - K h) P is P - K M' with M = P h: what they have in common may be known well while each
-    has an enormous variance, and M is small by a cancellation that must not be undone and done again.
+    Where h has one nonzero entry, the factor 1 - K_i h_i is formed before it multiplies P. For a measurement far
+    sharper than the prior the factor is a rounding error, and enters P squared; in P - K S K' it would enter once.
+    Where h has several, (I - K h) P is P - K M' with M = P h: a combination of states may be known well while each has
+    an enormous variance. M is then small by cancellation, which must not be repeated.
     """
     n = len(h)
     full = symmetric(P)
@@ -69,7 +69,7 @@ class Weighing(NamedTuple):
 
     v innovation, M = P h, S its variance, K gain; where diffuse, S and K are those of the diffuse part
     (F_inf and M_inf / F_inf in Durbin and Koopman's notation). P has the finite columns in it here.
-    seen: what the measurement sees of the columns, None where it sees none.
+    seen: the measurement's projection on the columns, None where it is zero.
     """
 
     v: Entry
@@ -83,7 +83,7 @@ class Weighing(NamedTuple):
 def weigh(
     m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry, apart: bool = True
 ) -> Weighing:
-    """Weigh the measurement y = h x + noise of variance r; apart: what it determines only just may stay a column.
+    """Weigh the measurement y = h x + noise of variance r; apart: a barely determined direction may stay a column.
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
     """
@@ -112,8 +112,8 @@ class Decorrelated(NamedTuple):
 def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray | None]) -> Decorrelated:
     """Turn correlated measurement noise into independent scalar measurements, for any missing pattern.
 
-    `observed[i]` is (K,) bool, or None where every key has component i. A missing component is cut out of R
-    first, so that its noise tells nothing about that of the others.
+    `observed[i]` is (K,) bool, or None where every key has component i. A missing component is cut out of R first, so
+    that its noise does not affect the other components.
     """
     m = len(H)
     full = symmetric(R)

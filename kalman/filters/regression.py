@@ -21,11 +21,10 @@ class Regression(NamedTuple):
 def regression(
     given: Definition, kind: str, allowed: Sequence[str] = (), used: set[int] | None = None
 ) -> Regression:
-    """Return the regression of a definition; `allowed` names what its observation may hold beside H and offset.
+    """Return the regression of a definition; `allowed`: permitted fields of the observation beside H and offset.
 
-    `used` are the controls that are used elsewhere.
-
-    Without H, the regressors are the control columns in their order, after 1.0 where there is one state more.
+    `used`: controls with another use. Without H, the regressors are the control columns in their order, after 1.0 if
+    there is one more state than columns.
     Raises ModelError.
     """
     if given.get("process") is not None:
@@ -53,7 +52,7 @@ def regression(
 
 
 def section(given: Definition, kind: str, known: Sequence[str]) -> dict[str, Any]:
-    """Return the options in the section that is named after the filter. Raises ModelError."""
+    """Return the options in the section named after the filter. Raises ModelError."""
     found = given.get(kind)
     checks.known(kind, {} if found is None else found, known)
     return {name: value for name, value in (found or {}).items() if value is not None}

@@ -1,9 +1,9 @@
 """The previous state given the next: x = m + G (x' - m') + an independent rest.
 
 G = P F' P'^-1 is the gain from the next state, of covariance P' = F P F' + Q, back to the previous one, of covariance
-P. The covariance of the rest is P - G P' G'. As this difference it loses all digits where P is enormous in a direction
-that the next state tells well; in Joseph's form, (I - G F) P (I - G F)' + G Q G', it is a sum of squares, and an
-error in G enters it squared.
+P. The covariance of the rest is P - G P' G'. This difference loses all digits where P is enormous in a direction that
+the next state determines well. Joseph's form, (I - G F) P (I - G F)' + G Q G', is a sum of squares, and an error in G
+enters squared.
 
 References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Park and Kailath (1995), with square roots.
 """
@@ -25,7 +25,7 @@ class Retrodiction(NamedTuple):
 
 
 def retrodict(P: Vector, F: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:
-    """Return the way back over x' = F x + noise of covariance Q; P and predicted = F P F' + Q are packed."""
+    """Return the retrodiction over x' = F x + noise of covariance Q; P and predicted = F P F' + Q are packed."""
     G = gain_over(F, P, predicted)
     return Retrodiction(G, covariance_back(P, F, G, Q))
 
@@ -38,7 +38,7 @@ def gain_over(F: Matrix, P: Vector, predicted: Vector) -> list[list[Entry]]:
 def covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Entry]:
     """Return (I - G F) P (I - G F)' + G spread G'.
 
-    spread: Q for the rest, Q and the next state's covariance for that of the previous state.
+    spread: Q gives the rest; Q plus the next state's covariance gives the previous state's covariance.
     """
     columns = list(zip(*F, strict=True))
     left = [
@@ -88,19 +88,19 @@ def retrodict_by_rotation(L: Matrix, moved: Matrix, noise: Matrix) -> Retrodicti
 def gain(predicted: Vector, cross: Matrix) -> list[list[Entry]]:
     """Return G = cross predicted^-1 of a packed covariance, 0 for a direction without variance.
 
-    Every pivot above zero counts. A pivot that is rounding gives G any part along a direction in which the next state
-    has no variance, and neither the mean nor the rest depends on that part.
+    Every pivot above zero counts. A pivot of rounding adds an arbitrary part to G along a direction without variance of
+    the next state; neither the mean nor the rest depends on that part.
     """
     factors = factor(predicted, nothing=0.0)
     return [solve(factors, list(row)) for row in cross]
 
 
 def carried(back: Retrodiction, covariance: Vector) -> list[Entry]:
-    """Return the packed covariance of the previous state, given that of the next one."""
+    """Return the packed covariance of the previous state, given the covariance of the next one."""
     return [plus(a, b) for a, b in zip(back.rest, congruence(back.G, covariance), strict=True)]
 
 
 def retrodicted(m: Vector, predicted: Vector, G: Matrix, mean: Vector) -> list[Entry]:
-    """Return the mean m + G (mean - predicted) of the previous state, given that of the next one."""
+    """Return the mean m + G (mean - predicted) of the previous state, given the mean of the next one."""
     gap = [minus(a, b) for a, b in zip(mean, predicted, strict=True)]
     return [plus(a, dot(row, gap)) for a, row in zip(m, G, strict=True)]

@@ -1,4 +1,4 @@
-"""Recursive least squares in square-root information form: one row of the QR factor's update after another.
+"""Recursive least squares in square-root information form: each row updates a QR factor.
 
 The state is the triangular factor R of the (discounted) normal equations, the rotated measurements z with R b = z, and
 the residual sum of squares. A row is rotated into it by Givens rotations without squaring, so the result is as accurate
@@ -28,7 +28,7 @@ from kalman.models.definition import Definition
 from kalman.types import Array, ModelError, Rows
 
 ROUNDING = 1e-13
-"""A remainder of a regressor below this fraction of the rotated part is rounding, not a new direction."""
+"""A regressor's remainder below this fraction of the rotated part is rounding, not a new direction."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class RecursiveLeastSquares(ProgramFilter):
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
         """Return the result of one row: older rows are discounted, then each measurement is rotated in.
 
-        The log-likelihood is that of a measurement given those before it, Student's t with the degrees of freedom
-        so far, as it is when neither coefficients nor variance are known at first; its t squared is the NIS. Both
-        begin with the first row that has a residual variance to be judged by.
+        The log-likelihood of a measurement given the earlier ones is Student's t with the degrees of freedom so far,
+        since neither coefficients nor variance are known at first. The NIS is t squared. Both begin with the first row
+        that has a residual variance.
         """
         n = len(self.states)
         root = _rows(list(state[: self.places["root"].stop]), n)
@@ -109,8 +109,8 @@ class RecursiveLeastSquares(ProgramFilter):
         """Return the rows' residuals (m, K) before the rows move the coefficients, and their packed covariances.
 
         With R' g = h the prediction is g' z, and the covariance s^2 (1 + g' g / forgetting), whose quadratic form is
-        the NIS of a row with one measurement. It is infinite where the coefficients that h sees are not determined,
-        or where there is no s^2 yet.
+        the NIS of a row with one measurement. It is infinite where h depends on undetermined coefficients, or before
+        s^2 exists.
         """
         u, keys = list(rows.u), state.shape[1]
         root = _rows(list(state[self.places["root"]]), len(self.states))
@@ -132,8 +132,8 @@ class RecursiveLeastSquares(ProgramFilter):
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
 
-        s^2 is the residual sum of squares by its degrees of freedom. Variances are infinite where there is no s^2
-        yet, and where a coefficient is not determined; its value is then one of many that fit.
+        s^2 is the residual sum of squares by its degrees of freedom. Variances are infinite before s^2 exists and for
+        undetermined coefficients, whose values are then one of many solutions.
         """
         n = len(self.states)
         root = _rows(list(state[self.places["root"]]), n)
@@ -170,10 +170,9 @@ class RecursiveLeastSquares(ProgramFilter):
         """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance.
 
         That is s^2 (I + H (R'R)^-1 H' / forgetting).
-        A row that is measured discounts those before it first, so that its square by this variance is the row's NIS.
-
-        Variances are infinite where there is no s^2 yet, and where the regressors meet a coefficient that is not
-        determined. The forecast's law is Student's t with the state's degrees of freedom.
+        A measured row first discounts earlier rows, so that the squared error over this variance is the row's NIS.
+        Variances are infinite before s^2 exists and where the regressors involve an undetermined coefficient. The
+        forecast's distribution is Student's t with the state's degrees of freedom.
 
         Reference: Seber and Lee (2003), section 5.3.1.
         """
@@ -198,7 +197,7 @@ class RecursiveLeastSquares(ProgramFilter):
         )
 
     def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
-        """Return for each coefficient the keys whose rows do not determine it: a null vector of R contains it."""
+        """Return masks of keys whose rows do not determine a coefficient: a null vector of R contains it."""
         n = len(root)
         free = [np.zeros(determined[0].shape, bool) for _ in range(n)]
         for u in range(n):
@@ -216,12 +215,12 @@ class RecursiveLeastSquares(ProgramFilter):
         return free
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), full row-major covariance (n*n, K), and all that the state is made of."""
+        """Return mean (n, K), full row-major covariance (n*n, K), and all fields of the state."""
         mean, covariance = self.moments(state)
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
@@ -275,7 +274,7 @@ def _rows(packed: list[Any], n: int) -> list[list[Any]]:
 
 
 def _solved(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
-    """Return g with R' g = h, and for which keys (K,) there is none: h sees a direction without a row so far."""
+    """Return g with R' g = h, and a mask (K,) of keys without a solution: no row so far has the direction h."""
     g: list[Any] = []
     unknown = np.zeros(keys, bool)
     for i in range(len(root)):
@@ -295,8 +294,8 @@ def _rotated(
 ) -> tuple[list[list[Any]], list[Any], Any, Any, Any]:
     """Rotate one row (n entries) and its value into R and z.
 
-    Returns R, z, the recursive residual, by how much it is smaller than the prediction error (1 / sqrt(1 + h P h')),
-    and for which keys the row determined something new and so has no residual.
+    Returns R, z, the recursive residual, its ratio to the prediction error (1 / sqrt(1 + h P h')), and a mask of keys
+    where the row determined a new direction and so has no residual.
     """
     n = len(z)
     root, z, row = [list(a) for a in root], list(z), list(row)

@@ -1,10 +1,10 @@
-"""A state stored in 32 bits a number: half the memory, and about seven digits.
+"""A filter whose state is stored in 32 bits a number: half the memory, and about seven digits.
 
 Steps are computed in 64 bits; after each row the state is rounded. The next row starts from exactly the stored
-numbers, so no bit depends on how rows are split into calls or on what is stored between them.
+numbers, so bits do not depend on the split of rows into calls or on storage between calls.
 
-The relative rounding error is 6e-8, and a stable filter forgets it as it forgets any old error: harmless where a
-mean is less than about 1e5 standard deviations, and where no correlation is within 1e-6 of one. Beyond that choose
+The relative rounding error is 6e-8, and a stable filter forgets it like any old error. It is harmless where a mean is
+less than about 1e5 standard deviations, and where no correlation is within 1e-6 of 1. Beyond that choose
 the square-root form, whose covariance stays positive semidefinite, or 64 bits.
 """
 
@@ -58,13 +58,13 @@ class RoundedFilter(Passing):
 
 
 def rounded(state: Array) -> Array:
-    """Return numbers that float32 can hold, infinite where they are beyond it."""
+    """Round numbers to float32, infinite beyond its range."""
     with np.errstate(over="ignore"):
         return state.astype(np.float32).astype(np.float64)
 
 
 def unrounded(model: Filter) -> Filter:
-    """Return the filter without rounding, and without its state among the outputs; its states have the same layout."""
+    """Return the filter without rounding and without the state output; its states have the same layout."""
     while isinstance(model, Passing):
         model = model.inner
     return model
@@ -78,7 +78,7 @@ def stored_as(model: Filter) -> str:
 
 
 def rounding(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with the state of a definition's section `storage`. Raises ModelError."""
+    """Return the filter with the state precision of a definition's section `storage`. Raises ModelError."""
     section: Any = definition.get("storage")
     if section is None:
         return model

@@ -1,7 +1,7 @@
-"""Points that stand for a Gaussian, and what a function of the points says: unscented and cubature rules.
+"""Sigma points of a Gaussian and the moments of a function of them: unscented and cubature rules.
 
-The points are m, m + c L_i and m - c L_i, L_i being the columns of the covariance's factor. What a function does to
-them is a line and what bends away from it: with f0, f+ and f- its values,
+The points are m, m + c L_i and m - c L_i, L_i being the columns of the covariance's factor. A function is split into a
+line and bends away from it: with f0, f+ and f- its values,
 
     b_i = (f+ + f-) / 2 - f0             the bend along column i
     mean = f0 + sum b_i / c^2
@@ -11,7 +11,7 @@ them is a line and what bends away from it: with f0, f+ and f- its values,
 
 which is the weighted sum over the points, written without its weights. With alpha^2 kappa + beta n >= 0 it is a sum of
 squares, so positive semidefinite whatever the function is, also where the centre's weight is negative or, with a
-small alpha, a million times the others. With less than that a square is to be taken away, and may be too large.
+small alpha, a million times the others. Otherwise a square is subtracted, and may be too large.
 
 References: Julier and Uhlmann (2004), section III; Wan and van der Merwe (2000); cubature points: Arasaratnam and
 Haykin (2009); the part that a line leaves: Lefebvre, Bruyninckx and De Schutter (2002).
@@ -26,9 +26,9 @@ from kalman.linalg.packing import packed_index
 
 
 class Rule(NamedTuple):
-    """Which points, and how their values are taken.
+    """The points and their weights.
 
-    c       how many standard deviations out the points are
+    c       distance of the points from the mean, in standard deviations
     centre  whether the mean itself is a point
     bend    t above
     excess  the covariance is less by excess * d d', d = sum b_i / c^2; 0 where it is a sum of squares
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What slopes and bends are multiplied with: 1 / (2 c)."""
+        """Factor of slopes and bends: 1 / (2 c)."""
         return 0.5 / self.c
 
     @property
@@ -60,14 +60,14 @@ def unscented(n: int, alpha: float, beta: float, kappa: float) -> Rule:
     """Return the scaled unscented rule, lambda = alpha^2 (n + kappa) - n: 2 n + 1 points."""
     c = alpha * math.sqrt(n + kappa)
     excess = alpha * alpha - beta
-    kept = 1.0 - n * excess / (c * c)  # of the square of what all bends have in common
+    kept = 1.0 - n * excess / (c * c)  # coefficient of the square of the common bend
     if kept < 0.0:
         return Rule(n, c, True, 0.0, excess)
     return Rule(n, c, True, (1.0 - math.sqrt(kept)) / n, 0.0)
 
 
 def points(rule: Rule, m: Vector, L: Vector) -> list[list[Entry]]:
-    """Return for each state its entries in all points: centre, those along the columns, those against them."""
+    """Return each state's entries in all points: the centre, points along the columns, points against them."""
     result: list[list[Entry]] = []
     for i in range(rule.n):
         out = [times(rule.c, L[packed_index(i, k)]) if k <= i else 0.0 for k in range(rule.n)]
@@ -77,9 +77,9 @@ def points(rule: Rule, m: Vector, L: Vector) -> list[list[Entry]]:
 
 
 class Regressed(NamedTuple):
-    """What a function of r rows does to a Gaussian of n states.
+    """The moments of a function of r rows of a Gaussian of n states.
 
-    mean (r); slopes 2 c a_i and bends 2 c e_i (r x n each), as they come without a multiplication; and the shift d
+    mean (r); slopes 2 c a_i and bends 2 c e_i (r x n each), which saves a multiplication; and the shift d
     of the mean (r), for `excess`
     """
 

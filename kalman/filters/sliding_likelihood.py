@@ -1,6 +1,5 @@
-"""The log-likelihood of a key's newest measured rows: a filter that keeps them beside its state.
-
-A model that stops fitting shows in it, where the log-likelihood of all rows hides it.
+"""The log-likelihood of a key's newest measured rows, kept beside the filter's state. It shows a model that stops
+fitting, where the log-likelihood of all rows hides it.
 """
 
 from collections.abc import Mapping
@@ -20,28 +19,27 @@ OUTPUT = "sliding_log_likelihood"
 LONGEST = 1000
 """Maximum number of rows that a key keeps."""
 ROWS, KEPT = WINDOW_FIELDS = "recent_log_likelihoods", "recent_rows"
-"""Fields of the state: the log-likelihoods, the oldest first, and how many there are."""
+"""Fields of the state: the log-likelihoods, oldest first, and their number."""
 
 
 @dataclass(frozen=True)
 class SlidingLikelihood(Wrapping, StateLayout):
-    """A filter that also puts out the sum of the log-likelihoods of the newest `window` measured rows.
+    """A filter that also returns the sum of the log-likelihoods of the newest `window` measured rows.
 
-    A row in which nothing is measured is not among them. The sum is NaN until a key has had so many measured rows, and
-    added from the oldest to the newest.
-    The state is the inner filter's, then the log-likelihoods, the oldest first, and how many of them there are.
+    Rows without a measurement do not count. The sum is NaN until a key has `window` measured rows, and is added from
+    the oldest to the newest. The state is the inner filter's, then the log-likelihoods, oldest first, and their number.
     """
 
     window: int
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The inner filter's fields, then those of the newest rows."""
+        """The inner filter's fields, then the fields of the newest rows."""
         return {**self.inner.fields, ROWS: (self.window,), KEPT: (1,)}
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The inner filter's, and the sum."""
+        """The inner filter's outputs and the sum."""
         return {**self.inner.outputs, OUTPUT: 1}
 
     def initial(self, keys: int) -> Array:
@@ -58,7 +56,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
         return mean, covariance, {**extras, **{name: state[self.places[name]] for name in (ROWS, KEPT)}}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         inner = self.inner.restore(mean, covariance, extras)
         return np.concatenate([inner, *(np.asarray(extras[name], float) for name in (ROWS, KEPT))])
 
@@ -97,7 +95,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
 
 
 def sliding_likelihood(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with the sum that its definition's `sliding_log_likelihood` wants. Raises ModelError."""
+    """Return the filter with the sum that its definition requests in `sliding_log_likelihood`. Raises ModelError."""
     window: Any = definition.get(OUTPUT)
     if window is None:
         return model

@@ -28,7 +28,7 @@ Measured at n=2, m=1, one thread: see docs/decisions/0002.
 class StateLayout:
     """A state whose first two fields are `mean` (n) and `covariance` (packed lower triangle).
 
-    A filter that keeps something else in place of the covariance overrides `moments`, `snapshot` and `restore`.
+    A filter that replaces the covariance by another field overrides `moments`, `snapshot` and `restore`.
     """
 
     @property
@@ -42,12 +42,12 @@ class StateLayout:
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Nothing beyond mean and covariance."""
+        """No outputs beyond mean and covariance."""
         return {}
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each field is in a key's state."""
+        """The place of each field in a key's state."""
         return places(self.fields)
 
     @property
@@ -67,14 +67,14 @@ class StateLayout:
         return state[self.places["mean"]], unpack(state[self.places["covariance"]]), extras
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        All else in the state is as for a key without rows, except that nothing is diffuse.
+        The other fields are those of a key without rows, except that no state is diffuse.
         """
         state = self.initial(np.shape(mean)[1])
         state[self.places["mean"]] = mean
@@ -84,12 +84,11 @@ class StateLayout:
         return state
 
     own_start: Any = None
-    """The `kalman.models.starts.Start` of a model whose keys start as the columns of their first row say, or None."""
+    """The `kalman.models.starts.Start` of a model whose keys start from columns of their first row, or None."""
 
     def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
-        """Return the state (size, K) with the starts of the keys that are at their first row, and whose are impossible.
-
-        Mean and covariance are those of the rows' controls u (c, K); all else is as it is.
+        """Return the state (size, K) with the starts of keys at their first row, and a mask of keys with an invalid
+        start. Mean and covariance come from the rows' controls u (c, K); other fields stay.
         """
         which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
         mean, covariance, wrong[which] = self.own_start.resolved(u[:, which])
@@ -100,7 +99,7 @@ class StateLayout:
         return state, wrong
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own parameters (p, K) in its field `parameters`."""
+        """Write key-specific parameters (p, K) into the field `parameters` of the state."""
         state = state.copy()
         state[self.places["parameters"]] = parameters
         return state
@@ -108,7 +107,7 @@ class StateLayout:
 
 @dataclass(frozen=True)
 class Wrapping:
-    """The part that filters around another filter share; their state begins with the inner filter's."""
+    """Base class of filters around another filter; their state begins with the inner filter's."""
 
     inner: Filter
 
@@ -140,7 +139,7 @@ class Wrapping:
 
 
 class Passing(Wrapping):
-    """A filter around another one that has the same state: all is the inner filter's unless it is overridden."""
+    """A filter around another one with the same state: each method is the inner filter's unless overridden."""
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:
@@ -174,7 +173,7 @@ class Passing(Wrapping):
         return self.inner.snapshot(state)
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         return self.inner.restore(mean, covariance, extras)
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
@@ -194,7 +193,7 @@ def innermost(model: Filter) -> Filter:
 
 
 def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
-    """Return where each field is in a key's state."""
+    """Return the place of each field in a key's state."""
     found: dict[str, slice] = {}
     at = 0
     for name, shape in fields.items():
@@ -204,7 +203,7 @@ def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
 
 
 class Target(NamedTuple):
-    """Where the results of one block of k keys are written: views of the whole call's arrays.
+    """Output arrays of one block of k keys: views of the whole call's arrays.
 
     state (size, k); log_likelihood, nis (k,); flag (k,) uint8, zero so far; extra name -> (d, k)
     """
@@ -216,7 +215,7 @@ class Target(NamedTuple):
     extra: dict[str, Array]
 
     def leave(self, before: Array, codes: npt.NDArray[np.uint8]) -> None:
-        """Flag keys by `codes` (k,) and leave those whose code is not WELL at their state `before` (size, k)."""
+        """Flag keys by `codes` (k,); keys whose code is not WELL keep their state `before` (size, k)."""
         self.flag[:] = codes
         bad = codes != flags.WELL
         self.state[:, bad] = before[:, bad]

@@ -1,7 +1,6 @@
-"""The whole state among a filter's outputs, where mean and covariance do not determine it.
-
-The modes of a mixture, noise that adapts, or a least-squares residual are in a key's state and not in its estimates.
-With the state beside them, estimates can be forecast from afterwards.
+"""Add the whole state to a filter's outputs, where mean and covariance do not determine it. The modes of a mixture,
+adaptive noise, or a least-squares residual are in a key's state and not in its estimates. With the state beside them,
+estimates can later be the origin of forecasts.
 """
 
 from collections.abc import Mapping
@@ -18,11 +17,11 @@ OUTPUT = "filter_state"
 
 @dataclass(frozen=True)
 class StateOutput(Passing):
-    """A filter that puts out its innermost filter's state after each row."""
+    """A filter that returns its innermost filter's state after each row."""
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The filter's, and its state."""
+        """The filter's outputs and its state."""
         return {**self.inner.outputs, OUTPUT: innermost(self.inner).size}
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -33,7 +32,7 @@ class StateOutput(Passing):
 
 
 def follows_from_moments(model: Filter) -> bool:
-    """Tell if a key's mean, covariance and learned parameters are all that its forecasts depend on."""
+    """Return whether forecasts depend only on a key's mean, covariance and learned parameters."""
     model, n = innermost(model), len(model.states)
     if "log_probabilities" in model.fields or own_parameters(model).adapted:
         return False

@@ -14,7 +14,7 @@ from kalman.types import Array
 LOG_2PI = math.log(2.0 * math.pi)
 
 Present = np.ndarray | None
-"""(K,) bool: which keys have a component; None when all have it."""
+"""Mask (K,) of keys with a component; None when all keys have it."""
 
 
 class Scalar(NamedTuple):
@@ -51,7 +51,7 @@ def update(
 ) -> Updated:
     """Return the state given y = H x + v, v ~ N(0, R), for the components that are present in each key.
 
-    A diffuse component determines a state and predicts nothing: its log-likelihood is
+    A diffuse component determines a state and has no prediction: its log-likelihood is
     -(log 2 pi + log F_inf) / 2 and it has no NIS. A row without a measurement has log-likelihood 0
     and NIS NaN.
 
@@ -61,7 +61,7 @@ def update(
     scalars: list[Scalar] = []
     log_likelihood: Entry = 0.0
     nis: Entry = 0.0
-    judged: Entry = 0.0  # the number of components that NIS is made of
+    judged: Entry = 0.0  # the number of components in the NIS
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
         weighing = _masked(weigh(m, P, A, h, r, z, apart), has)
         scalars.append(Scalar(m, P, A, weighing, has))
@@ -96,13 +96,13 @@ def after_scalar(
 
 
 def settled(P: Vector, A: Matrix | None, weighings: Sequence[Weighing]) -> tuple[Vector, Matrix | None]:
-    """Return covariance and columns after a row, the finite ones folded in where all its components are trusted."""
+    """Return covariance and columns after a row; finite columns are folded in where all components are trusted."""
     ready = trusted(weighings)
     return (P, A) if A is None or ready is None else fold(P, A, ready)
 
 
 def trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
-    """Return for which keys a row predicts all components well, missing ones too; None where none sees a column."""
+    """Return a mask of keys where all components, also missing ones, are predicted well; None without columns."""
     given = [weighing.seen.trusted for weighing in weighings if weighing.seen is not None]
     if not given:
         return None
@@ -113,7 +113,7 @@ def trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
 
 
 def presence(y: Array) -> Sequence[Present]:
-    """Return for each component of y (m, K) which keys have it, None for each when none is missing."""
+    """Return a mask of keys for each component of y (m, K), or None for each when none is missing."""
     missing = np.isnan(y)
     return list(~missing) if missing.any() else [None] * len(y)
 

@@ -1,10 +1,9 @@
 """The exact gradient of the log-likelihood: the adjoint of one row of the linear filter.
 
-Going backwards, a = d log L / d m and the symmetric B = d log L / d P replace the state. They are the
-disturbance smoother's r and N in other words: a = r and B = (r r' - N) / 2, so that the score of Q is B
-itself (Koopman and Shephard 1992; Durbin and Koopman 2012, section 7.3.3). Beyond the smoother's moments the
-adjoint form gives the derivatives by F and the offset without further work, and is exact for diffuse rows, with
-C = d log L / d P_inf.
+Going backwards, a = d log L / d m and the symmetric B = d log L / d P replace the state. They correspond to the
+disturbance smoother's r and N: a = r and B = (r r' - N) / 2, so that the score of Q is B itself (Koopman and Shephard
+1992; Durbin and Koopman 2012, section 7.3.3). Beyond the smoother's moments the adjoint form gives the derivatives by F
+and the offset without further work, and is exact for diffuse rows, with C = d log L / d P_inf.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Searches whose maximum may be at a bound, from a start whose unit may be wrong by any factor.
+"""Searches whose maximum may be at a bound, from a start that may have the wrong unit.
 
 The likelihood goes flat in the logarithm of a variance that tends to zero, so that a search creeps there, and stops
 anywhere. Here such a variable is moved to its bound at once, in one evaluation; it stays if the likelihood does not
@@ -16,14 +16,14 @@ from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covarian
 from kalman.types import Array
 
 JUMP = 12.0
-"""From a flat place to a bound, in free numbers: a factor of 160,000, of which nothing is left to see."""
+"""Step from a flat place to a bound, in free numbers: a factor of 160,000 leaves no visible effect."""
 GONE, VISIBLE, UNSEEN, ROUNDED = 1e-14, 1e-12, 1e-16, 1e-17
-"""Information about a variance's logarithm: where it may as well be zero; to which one is raised that has less than
-`UNSEEN`, so that gradient and information say where it belongs; and what is rounding."""
+"""Limits on the information about a variance's logarithm. Below GONE the variance may be zero. A variance below UNSEEN
+is raised to VISIBLE, where gradient and information are usable. Below ROUNDED it is rounding."""
 RELEASES = 8
-"""How often variables may be moved to bounds or released from them."""
+"""Maximum number of moves to bounds and releases from them."""
 WAY = 4
-"""Jumps from a flat place upwards before it counts as endless."""
+"""Upward jumps from a flat place before it counts as endless."""
 SCALINGS = 4
 """Most steps along the scale of the noise."""
 
@@ -31,10 +31,10 @@ SCALINGS = 4
 class Variables(NamedTuple):
     """What p free numbers theta are.
 
-    names  what each belongs to, such as R[1][0]
+    names  entry of each number, such as R[1][0]
     limits largest step in each (p,), infinite where it has a unit
     scale  change (p,) with the logarithm of all learned noise; measurements: components of a row
-    low    the bound below each, None where there is none; high: above
+    low    lower bound of each, None without a bound; high: upper bound
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Variables(NamedTuple):
 
     @property
     def power(self) -> Array:
-        """The variance that each says is exp(power * theta) (p,), 0 where it says none."""
+        """The variance of each number is exp(power * theta) (p,); 0 where it is not a variance."""
         return np.where(self.scale > 0.0, 1.0 / np.where(self.scale > 0.0, self.scale, 1.0), 0.0)
 
 
@@ -79,13 +79,12 @@ def search_within(start: Point, variables: Variables, max_iterations: int) -> Se
 
 
 def to_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, Point, Point]:
-    """Return the point with all learned noise multiplied by the factor that the rows ask for.
-
-    That is scoring in the factor itself: where all noise is learned and the start is diffuse, the mean squared
-    standardised innovation, so that one step finds a unit wrong by any power of ten.
+    """Return the point with all learned noise multiplied by the factor that fits the rows. This is scoring in the
+    factor itself. Where all noise is learned and the start is diffuse, the factor is the mean squared standardised
+    innovation, so that one step corrects a unit wrong by any power of ten.
     """
     for _ in range(SCALINGS):
-        # where innovations are huge, differences of them drown in rounding, and only add
+        # where innovations are huge, rounding hides their differences
         known = min(float(scale @ point.information @ scale), 0.5 * point.used * measurements)
         if not known > 0.0:
             break
@@ -100,7 +99,7 @@ def to_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, 
 
 
 def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
-    """Return the point with variances so small that rounding hides them raised, unless likelihood is lost."""
+    """Raise variances that rounding hides, unless likelihood is lost."""
     for _ in range(SCALINGS):
         known = np.diag(point.information)
         hidden = (power > 0.0) & (known < UNSEEN)
@@ -117,9 +116,8 @@ def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
 def _to_bounds(
     found: Maximum, variables: Variables, settled: np.ndarray, used: int
 ) -> Generator[Array, Point, Maximum]:
-    """Return the maximum with the flat variables at their bounds, or a better point that one of them leads to.
-
-    A flat variable for which both ways lose likelihood has its maximum where it is, and is noted as settled.
+    """Return the maximum with the flat variables at their bounds, or a better point found on the way. If both
+    directions lose likelihood, the flat variable is at its maximum and counts as settled.
     """
     for i in range(len(variables.names)):
         point = found.point
@@ -142,14 +140,13 @@ def _to_bounds(
 
 
 def _jump(known: float, power: float) -> float:
-    """Return how far it is from a flat place to one where nothing is left to see of a variable."""
+    """Return the distance from a flat place to one where a variable has no visible effect."""
     return 0.5 * math.log(max(known, GONE) / GONE) / power if power > 0.0 else JUMP
 
 
 def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, Point, tuple[Point, str]]:
-    """Go from a flat place to a bound of variable i; return the last point and what it is: bound, better or worse.
-
-    Downwards one step is enough, of which nothing is left to see; upwards the flat place may have an end.
+    """Go from a flat place to a bound of variable i; return the last point and its kind: bound, better or worse.
+    Downwards one step is enough to remove the effect; upwards the flat place may end.
     """
     best = point
     for _ in range(1 if jump < 0.0 else WAY):
@@ -165,10 +162,9 @@ def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, 
 
 
 def _released(found: Maximum, variables: Variables, used: int) -> Generator[Array, Point, Maximum]:
-    """Return the maximum with the variable released from its bound that promises most, if likelihood is gained.
-
-    At a bound gradient and information by the logarithm are tiny, but scoring in the variance itself takes the same
-    step as ever. If it leads too far, a shorter one is tried.
+    """Release the most promising variable from its bound and return the new maximum, if likelihood is gained. At a
+    bound, gradient and information by the logarithm are tiny, but scoring in the variance itself keeps its step. If the
+    step is too long, a shorter one is tried.
     """
     point = found.point
     known = np.maximum(np.diag(point.information), ROUNDED)
@@ -192,7 +188,7 @@ def _released(found: Maximum, variables: Variables, used: int) -> Generator[Arra
 
 
 def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str | None]:
-    """Return how a search ended, and why that is not inside the bounds."""
+    """Return how a search ended, and the reason if it did not end inside the bounds."""
     if found.problem is not None:
         return Outcome.FAILED, found.problem
     point = found.point
@@ -205,13 +201,13 @@ def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str |
 
 
 def spread_within(point: Point, held: np.ndarray) -> Array:
-    """Return the covariance (p, p) of the free variables, the others being known; NaN for those at a bound."""
+    """Return the covariance (p, p) of the free variables, given the others; NaN for variables at a bound."""
     free = held == 0
     return np.where(np.outer(free, free), covariance(known_of(point, held)), math.nan)
 
 
 def _ends(variables: Variables, held: np.ndarray) -> list[str]:
-    """Return what is said of the variables at their bounds."""
+    """Return the sentences on the variables at their bounds."""
     return [
         f"{name} {variables.low[i] if side < 0 else variables.high[i]}"
         for i, (name, side) in enumerate(zip(variables.names, held.tolist(), strict=True))

@@ -1,8 +1,8 @@
 """Parameters as unconstrained numbers: the logarithm of a variance, the log-Cholesky factor of a covariance.
 
 A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has
-no unit. A zero of the starting matrix stays zero. Probabilities are the logarithms of their ratios to the greatest of
-their row; one that is zero stays zero. Everything works on numbers and on (K,) arrays alike.
+no unit. A zero of the starting matrix stays zero. Probabilities become the logarithms of their ratios to the greatest
+of their row; zeros stay zero. Everything works on numbers and on (K,) arrays alike.
 """
 
 import math
@@ -18,9 +18,9 @@ from kalman.models.structure import Parameter
 from kalman.types import ModelError
 
 LEAST = 1e-300
-"""Least variance of which there is a logarithm."""
+"""Least variance with a logarithm."""
 ROUNDING = 1e-14
-"""Share of a variance below which what others leave of it is rounding."""
+"""Share of a variance below which its conditional variance is rounding."""
 
 
 CHANCES = ("chances", "transition")
@@ -35,7 +35,7 @@ def rows_of(parameter: Parameter) -> list[range]:
 
 
 def free_entries(parameter: Parameter) -> list[int]:
-    """Return the packed entries that have a free number: all but structural zeros, and each row's greatest chance."""
+    """Return the packed entries with a free number: all except structural zeros and each row's greatest probability."""
     if parameter.kind in CHANCES:
         return [
             e
@@ -49,7 +49,7 @@ def free_entries(parameter: Parameter) -> list[int]:
 
 
 def start(parameter: Parameter, field: str) -> list[float]:
-    """Return the free numbers of a parameter's value. Raises ModelError where it has none."""
+    """Return the free numbers of a parameter's value. Raises ModelError where the value has none."""
     entries = numbers(parameter.value)
     if parameter.kind in CHANCES:
         greatest = {e: entries[_greatest(parameter, row)] for row in rows_of(parameter) for e in row}
@@ -91,9 +91,8 @@ def start(parameter: Parameter, field: str) -> list[float]:
 
 
 def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the free numbers (J,) of packed entries (J,) that the parameter can have; the inverse of `value`.
-
-    A variance of zero or below, which rounding may leave, becomes the least that its logarithm can say.
+    """Return the free numbers (J,) of valid packed entries (J,); the inverse of `value`. A variance of zero or below,
+    possibly from rounding, becomes the least variance with a logarithm.
     """
     if parameter.kind in ("real", "vector"):
         return list(entries)
@@ -151,7 +150,7 @@ def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
 
 
 def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
-    """Return the derivative by the free numbers, given that by the packed entries."""
+    """Return the derivative by the free numbers, given the derivative by the packed entries."""
     if parameter.kind in CHANCES:
         found = _chances(parameter, theta)
         mean = {e: sum((slope[k] * found[k] for k in row), 0.0) for row in rows_of(parameter) for e in row}

@@ -1,7 +1,7 @@
 """The protocol of learners, and expectation maximisation, over rows distributed in buckets.
 
 A `Learner` learns a model on Spark in `pretrain`: each bucket of rows evaluates theta to a log-likelihood and a vector,
-both additive over buckets, and `fit` iterates theta by the sums.
+both additive over buckets. `fit` iterates theta with the sums.
 The vector may be a gradient (maximum likelihood) or expected sufficient statistics (EM).
 """
 
@@ -19,7 +19,7 @@ Evaluation = tuple[float, Array, int]
 """Log-likelihood, a vector (s,), and the number of rows used; over several buckets: their sums."""
 Evaluate = Callable[[Array], Evaluation]
 PROMISED = 1e-6
-"""Log-likelihood a row that EM may still hope to gain when it stops."""
+"""Largest expected remaining gain in log-likelihood a row at which EM stops."""
 ROUNDING = 1e-15
 """Share of the log-likelihood below which a gain is rounding."""
 CYCLES = 25
@@ -27,7 +27,7 @@ CYCLES = 25
 FURTHEST = 64.0
 """Largest steplength of an accelerated cycle."""
 SMALLEST = 1e-6
-"""Gain in log-likelihood a row of a cycle that is worth no further one: a search by scoring ends what is left."""
+"""Gain of a cycle in log-likelihood a row at which EM stops; a search by scoring does the rest."""
 Sample = Callable[[], Array]
 """Returns the measurements (m, N) of a fixed sample of all rows, a few thousand at most."""
 
@@ -35,10 +35,10 @@ Sample = Callable[[], Array]
 class Fit(NamedTuple):
     """The result of learning: free numbers theta (p,), log-likelihood, iterations, and how the search ended.
 
-    reason     why it did not converge inside the bounds, None where it did; used: rows
-    held_out   log-likelihood per held-out row, by which a start was chosen; None without held-out rows
+    reason     why the search did not converge inside the bounds, None if it did; used: number of rows
+    held_out   log-likelihood per held-out row, used to choose a start; None without held-out rows
     covariance (p, p) of theta, and the standard errors of the parameters by name, in their shape; None if not known.
-               NaN for a parameter at its bound, which has none
+               NaN for a parameter at its bound
     """
 
     theta: Array
@@ -57,7 +57,7 @@ class Fit(NamedTuple):
         return self.outcome == Outcome.CONVERGED
 
     def of_rows(self, rows: int) -> "Fit":
-        """Return the fit, which has failed if it used far fewer than these rows."""
+        """Return the fit, marked as failed if it used far fewer than these rows."""
         short = short_of_rows(self.used, rows)
         if short is None or self.outcome > Outcome.AT_BOUND:
             return self
@@ -65,7 +65,7 @@ class Fit(NamedTuple):
 
 
 class Learner(Protocol):
-    """The parameters that a model learns, and the method: picklable, so that workers can evaluate buckets."""
+    """The learned parameters of a model and the method; picklable, so that workers can evaluate buckets."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,15 +86,15 @@ class Learner(Protocol):
         ...
 
     def parameters(self, theta: Array) -> Mapping[str, Any]:
-        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
+        """Return learned parameters by name, plain numbers and lists for `kalman.build`."""
         ...
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's own parameters, with the population as their prior; None: by its own rows alone."""
+        """Return each key's parameters, with the population as their prior; None: from the key's rows alone."""
         ...
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where undefined."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Learner(Protocol):
         ...
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
-        """Return the population of keys that were fitted without a prior; odd keys count little."""
+        """Return the population of keys fitted without a prior; outlying keys have little weight."""
         ...
 
 
@@ -116,9 +116,9 @@ def climb(
 ) -> Fit:
     """Return the limit of theta <- maximise(theta, evaluate(theta)'s vector).
 
-    It has converged when a step gains less than `tolerance` of log-likelihood a row, and the rate at which the gains
-    fall promises less than `PROMISED` a row of all steps to come. The best theta seen is kept: a step of EM never
-    loses, but rounding and bounds may.
+    The search has converged when a step gains less than `tolerance` of log-likelihood a row and the rate of decline
+    promises less than `PROMISED` a row from all later steps. The best theta is kept: a step of EM never loses
+    likelihood, but rounding and bounds may.
 
     Reference: Dempster, Laird and Rubin (1977).
     """
@@ -144,12 +144,12 @@ def climb_each(
     start: Array,
     cycles: int = CYCLES,
 ) -> Array:
-    """Return where EM ends from `start` (p, J), for each of J keys or groups by itself, in cycles of two steps.
+    """Return the result of EM from `start` (p, J), for each of J keys or groups separately, in cycles of two steps.
 
     evaluate: (theta (p, k), which (k,) of the J) -> log-likelihood (k,), vector (s, k), rows used (k,). The two steps
-    of a cycle also say where all further steps would lead if each were the same share of the one before; there the next
-    cycle begins if the log-likelihood is no smaller there, else where the steps led. A search ends when a cycle
-    gains less than `SMALLEST` a row, or is lost when its log-likelihood is not finite.
+    of a cycle also give the limit of all steps if each is the same share of the previous one. The next cycle begins
+    there if the log-likelihood is at least as large, else at the end of the steps. A search ends when a cycle gains
+    less than `SMALLEST` a row, and fails when its log-likelihood is not finite.
 
     Reference: Varadhan and Roland (2008), SQUAREM with the steplength S3.
     """
@@ -190,5 +190,5 @@ def _squares(a: Array) -> Array:
 
 
 def _to_come(last: float, gain: float) -> float:
-    """Return the sum of all further gains if each is the same share of the one before."""
+    """Return the sum of all further gains if each is the same share of the previous gain."""
     return math.inf if gain >= last else gain * gain / (last - gain)

@@ -1,12 +1,12 @@
-"""The M-step for entries of F and H: the regression of a state on its predecessor, and of a measurement on the state.
+"""The M-step for entries of F and H: regress a state on its predecessor, and a measurement on the state.
 
 Of N terms w = x' - F x with w ~ N(0, Q), whose expectations given all rows are C = sum E[w x'] and S = sum E[x x'],
 the expected log-likelihood changes with F + D by trace(Q^-1 (C D' - D S D' / 2)). Its slope at D = 0 is Q^-1 C, by
 Fisher's identity the log-likelihood's own gradient: the filter's adjoint gives it, and only S is summed from the
 smoother. Missing components of a measurement are hidden variables, as the states are.
 
-References: Shumway and Stoffer (1982); Meng and Rubin (1993), maximising over one part after another; Holmes (2013),
-fixed entries.
+References: Shumway and Stoffer (1982); Meng and Rubin (1993), for maximising part by part; Holmes (2013), for fixed
+entries.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Regression(NamedTuple):
         return self.noise @ self.gradient
 
     def squares(self, change: Array) -> Array:
-        """Return by how much sum E[w w'] (J, q, q) changes when the matrix does."""
+        """Return the change of sum E[w w'] (J, q, q) for a change of the matrix."""
         turned = np.swapaxes(change, -1, -2)
         half = self.C @ turned
         return change @ self.S @ turned - half - np.swapaxes(half, -1, -2)
@@ -58,8 +58,8 @@ def second_moments(
 ) -> tuple[Array, Array]:
     """Return the packed sums (s, keys) of E[x x'] given all rows, over two sets of states.
 
-    These are the states that transitions start from, and the measured states, each divided by the row's `scale`
-    (N,) of the measurement noise.
+    The sets are the states before transitions, and the measured states, each divided by the row's `scale` (N,) of the
+    measurement noise.
     """
     none = np.zeros(keys, np.int64)
     _, outputs, smoothed = smooth(model, KeyStates(begun, none, none.copy(), np.zeros(keys)), rows, unit)
@@ -86,7 +86,7 @@ def second_moments(
 
 
 def regressed(regression: Regression, entries: Sequence[Parameter], value: Array, slots: Slots) -> Array:
-    """Return the change (J, rows, columns) of the matrix: only in `entries`, now `value` (e, J), within bounds."""
+    """Return the change (J, rows, columns) of the matrix, only in `entries` (now `value` (e, J)) and within bounds."""
     weight = np.linalg.pinv(regression.noise, hermitian=True)
     A = np.array([[weight[:, i, k] * regression.S[:, j, c] for _, k, c in slots] for _, i, j in slots])
     slope = np.array([regression.gradient[:, i, j] for _, i, j in slots])

@@ -1,10 +1,10 @@
 """Expectation maximisation for the linear filter: noise, initial distribution, entries of F and H.
 
-The E-step needs the smoothed second moments of the noise, and the exact gradient of the log-likelihood holds them. By
-Fisher's identity it is the expected gradient of the complete data's log-likelihood: for N terms w ~ N(0, Q) whose
+The E-step needs the smoothed second moments of the noise, which follow from the exact gradient of the log-likelihood.
+By Fisher's identity it is the expected gradient of the complete data's log-likelihood: for N terms w ~ N(0, Q) whose
 smoothed squares sum to S, dL/dQ = (Q^-1 S Q^-1 - N Q^-1) / 2, so that the M-step's S / N is Q + (2 / N) Q (dL/dQ) Q.
-Irregular times and missing components need no special case: N may count terms without data, whose expectation
-is Q. Entries of F and H are in `kalman.learning.em_entries`.
+Irregular times and missing components need no special case: N may count terms without data, whose expectation is Q.
+Entries of F and H are in `kalman.learning.em_entries`.
 
 References: Dempster, Laird and Rubin (1977); Shumway and Stoffer (1982); Koopman (1993).
 """
@@ -60,7 +60,7 @@ class ExpectationMaximisation:
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, a vector, and the number of rows, summed over keys, exactly rounded.
 
-        The vector is that of `statistics`; a further entry of theta asks for gradient and information in its place.
+        The vector is that of `statistics`; with one more entry in theta, it is gradient and information instead.
         """
         if len(theta) > len(self.model.start):
             return self.model.evaluate(theta[: len(self.model.start)], rows, keys, unit)
@@ -96,7 +96,7 @@ class ExpectationMaximisation:
         return found.log_likelihood, np.concatenate(parts), found.used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the maximum that EM leads to from the written parameters; scoring ends what EM tends to for ever."""
+        """Return the maximum from the written parameters by EM; scoring finishes the slow end of EM."""
         climbed = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
 
         def point(theta: Array) -> Point:
@@ -109,7 +109,7 @@ class ExpectationMaximisation:
         return self.model.fit_at(best, best.point)._replace(iterations=climbed.iterations)  # those of EM
 
     def maximise(self, theta: Array, vector: Array) -> Array:
-        """Return the theta (p, J) of the M-step of J keys or groups by vectors (s, J); (p,) of all together."""
+        """Return the theta (p, J) of the M-step of J keys or groups from vectors (s, J); (p,) for all together."""
         if theta.ndim == 1:
             return self.maximise(theta[:, None], vector[:, None])[:, 0]
         transitions, measured, begun = vector[-3:]
@@ -148,14 +148,14 @@ class ExpectationMaximisation:
         return np.array(result)
 
     def _shape(self, matrix: str) -> tuple[int, int] | None:
-        """Return the shape of F or H where entries of it are learned, else None."""
+        """Return the shape of F or H if some of its entries are learned, else None."""
         n = len(self.model.filter.states)
         found = any(letter == matrix for letter, _, _ in self.model.entries_of_matrices)
         return (n if matrix == "F" else self.model.filter.measurements, n) if found else None
 
     @cached_property
     def _all_entries(self) -> tuple[tuple[str, int, int], ...]:
-        """All entries of the matrices of which some are learned."""
+        """All entries of the matrices with learned entries."""
         shapes = [(matrix, self._shape(matrix)) for matrix in "FH"]
         return tuple(
             (a, i, j) for a, shape in shapes if shape for i in range(shape[0]) for j in range(shape[1])
@@ -205,11 +205,11 @@ class ExpectationMaximisation:
         return self.model.parameters(theta)
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's own parameters: EM climbs, and the search of maximum likelihood ends."""
+        """Return each key's parameters, by EM and then by the search of maximum likelihood."""
         return self.model.fit_keys(rows, keys, unit, population, self.climbed)
 
     def climbed(self, start: Array, rows: SortedRows, keys: int, unit: float) -> Array:
-        """Return the theta (p, keys) where EM ends from `start` (p, keys), each key by its own rows."""
+        """Return the theta (p, keys) at the end of EM from `start` (p, keys), each key by its rows alone."""
 
         def evaluate(theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
             kept, number = np.zeros(keys, bool), np.zeros(keys, np.int64)
@@ -262,7 +262,7 @@ def _terms(model: "Learning", parameter: Parameter) -> int:
 
 
 def _regression_problem(model: "Learning", name: str) -> str | None:
-    """Return why an entry of F or H has no regression; None where it has one, or for other parameters."""
+    """Return why an entry of F or H has no regression; None if it has one, or for other parameters."""
     found = of_letter([name], "F") + of_letter([name], "H")
     if not found:
         return None
@@ -280,7 +280,7 @@ def _regression_problem(model: "Learning", name: str) -> str | None:
 
 
 def _written(model: "Learning", noise: str) -> list[float]:
-    """Return the packed entries of Q or R as they are written."""
+    """Return the packed entries of Q or R in the definition."""
     return list(numbers(next(p.value for p in model.filter.parameters if p.name == noise)))
 
 

@@ -1,8 +1,8 @@
-"""Maximum likelihood of filters that are not linear or have heavy-tailed noise, and of several models.
+"""Maximum likelihood of non-linear filters, filters with heavy-tailed noise, and several models.
 
-The likelihood is the one that the filter itself computes, with Student-t or Huber noise that of this noise, its
-gradient by central differences (`kalman.learning.filter_pass`), the search that of linear models. Gates, fading memory
-and adaptive noise change no learning.
+The likelihood is the filter's, including Student-t or Huber noise. The gradient is by central differences
+(`kalman.learning.filter_pass`), and the search is that of linear models. Gates, fading memory and adaptive noise do not
+affect learning.
 """
 
 import math
@@ -40,9 +40,9 @@ from kalman.types import Array, ModelError
 STEP = 1e-4
 """Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
 LEFT_OUT = ("smoothing", "adaptive", "storage", "sliding_log_likelihood")
-"""Sections that do not change what is learned."""
+"""Sections without effect on learning."""
 NOISES = ("student_t", "huber")
-"""Parts of the section `robust` that do: a row's likelihood is theirs."""
+"""Parts of the section `robust` that change a row's likelihood and so the learning."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FilterLearning(FreeNumbers):
 
     @property
     def base(self) -> GaussianFilter | LinearFilter | MultipleModels:
-        """The filter that holds the parameters: of a linear one with heavy-tailed noise the plain one."""
+        """The filter with the parameters: for a linear filter with heavy-tailed noise, the plain filter."""
         return self.each.base if isinstance(self.each, RobustLinearFilter) else self.each
 
     @cached_property
@@ -85,7 +85,7 @@ class FilterLearning(FreeNumbers):
         return parameter.name if isinstance(self.each, MultipleModels) else super().field_of(parameter)
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
-        """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+        """Return the change of a free number with the logarithm of all noise: 0 if it is not a variance."""
         base = self.base
         if parameter.kind != "positive" or not isinstance(base, MultipleModels):
             return follows_scale(base, parameter, entry)
@@ -98,7 +98,7 @@ class FilterLearning(FreeNumbers):
     def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
         """Return the states (size, keys) of keys without rows at theta (p,) or (p, keys).
 
-        instead (p, keys): variances in place of those that theta says, NaN where there is none.
+        instead (p, keys): variances that replace those of theta, NaN where theta holds.
         """
         each, base, rows = self.each, self.base, dict[str, list[Any]]()
         at = 0
@@ -124,7 +124,7 @@ class FilterLearning(FreeNumbers):
         return each.with_parameters(state, np.array(own)) if own else state
 
     def sizes(self, theta: Array) -> Array:
-        """Return the size of each free number (p,) or (p, keys), to which steps are relative: 1 of a logarithm."""
+        """Return the size of each free number (p,) or (p, keys), the unit of steps: 1 for a logarithm."""
         united = np.isinf(self.limits)
         united = united.reshape(-1, *[1] * (theta.ndim - 1))
         written = np.abs(self.start).reshape(united.shape)
@@ -147,7 +147,7 @@ class FilterLearning(FreeNumbers):
     ) -> Differences:
         """Return value, gradient and information of each key at theta (p, keys) or (p,).
 
-        Where a variance is zero the derivative is by the variance, of one side, with steps `small` (p, keys).
+        Where a variance is zero, the derivative is one-sided by the variance, with steps `small` (p, keys).
         """
         p = len(theta)
         theta = theta if theta.ndim == 2 else np.repeat(theta[:, None], keys, axis=1)
@@ -189,7 +189,7 @@ class FilterLearning(FreeNumbers):
         )
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the theta of the greatest log-likelihood, found from the written parameters on."""
+        """Return the theta of the greatest log-likelihood, searched from the written parameters."""
 
         def point(theta: Array) -> Point:
             return point_of(theta, *evaluate(theta))
@@ -219,7 +219,7 @@ class FilterLearning(FreeNumbers):
 
     @cached_property
     def key_model(self) -> FilterModel:
-        """What is learned for each key, and how keys are searched."""
+        """The model of learning by key and the search of keys."""
         free: list[Free] = []
         for p in self.learned:
             entries = constraints.free_entries(p)
@@ -235,20 +235,20 @@ class FilterLearning(FreeNumbers):
         return FilterModel(self, self.learned, self.start, free)
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's own parameters, all keys at once; as `Learning.fit_keys`."""
+        """Return each key's parameters, all keys at once; as `Learning.fit_keys`."""
         return fit_each(self.key_model, rows, keys, unit, population)
 
 
 def heavy_tailed(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what changes a row's likelihood in a definition's section `robust`; empty: nothing."""
+    """Return the parts of a definition's section `robust` that change a row's likelihood."""
     section = definition.get("robust") or {}
     return {name: section[name] for name in NOISES if section.get(name) is not None}
 
 
 def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
-    """Return the learner of an extended, unscented or cubature filter, or with heavy-tailed noise. Raises ModelError.
+    """Return the learner of an extended, unscented, cubature or heavy-tailed filter. Raises ModelError.
 
-    EM is only a way to the maximum: a linear filter with such noise has no such steps, and is searched alone.
+    EM is only a way to the maximum: a linear filter with such noise has no EM steps, so the search runs alone.
     """
     learn = definition.get("learn") or {}
     kind = definition.get("filter", "linear")

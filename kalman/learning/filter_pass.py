@@ -1,8 +1,8 @@
-"""Log-likelihood, gradient and information of any filter for every key, by differences of the filter's own likelihood.
+"""Log-likelihood, gradient and information of any filter for every key, by differences of the filter's likelihood.
 
-Copies of each key run side by side, all by the same rounds: one at theta, and for each free number one at either side.
-A row's log-likelihood l gives its score g, the difference over both sides; the gradient is the sum of g, and the sum of
-g g' is the information as Berndt, Hall, Hall and Hausman (1974) estimate it.
+Copies of each key run side by side in the same rounds: one at theta, and two for each free number, one on each side. A
+row's log-likelihood l gives its score g, the difference over both sides; the gradient is the sum of g, and the sum of g
+g' is the information as Berndt, Hall, Hall and Hausman (1974) estimate it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from kalman.run import SortedRows, rounds
 from kalman.types import Array, Filter, Rows
 
 WIDTH = 8192
-"""Copies that are stepped at once, so that their states stay in the processor's cache."""
+"""Copies stepped at once, so that their states stay in the processor's cache."""
 
 
 class Differences(NamedTuple):
     """For each of K keys: log-likelihood (K,), gradient (p, K), information (p, p, K), rows used (K,).
 
-    A key of which a copy's filter breaks down has a log-likelihood that is not finite.
+    If a copy's filter breaks down, the key's log-likelihood is not finite.
     """
 
     log_likelihood: Array
@@ -31,7 +31,7 @@ class Differences(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """How a row's score follows from l at theta, above and below: each (p, K), to be multiplied and added."""
+    """Weights of l at theta, above and below, whose weighted sum is a row's score: each (p, K)."""
 
     here: Array
     above: Array
@@ -56,7 +56,7 @@ def differences(
 
     def on_row(which: np.ndarray, logs: Array) -> None:
         here, above, below = (a[:, which] for a in weights)
-        with np.errstate(all="ignore"):  # a copy that broke down is refused by its value
+        with np.errstate(all="ignore"):  # a failed copy is refused by its value
             g = here * logs[0] + above * logs[1 : p + 1] + below * logs[p + 1 :]
             value[which] += np.where(np.isfinite(logs).all(axis=0), logs[0], np.nan)
         gradient[:, which] += g
@@ -78,7 +78,7 @@ def _run_copies(
     starts: Sequence[Array],
     on_row: Callable[[np.ndarray, Array], None],
 ) -> np.ndarray:
-    """Run all copies; on_row(which (k,) keys, logs (c, k)) after each round, of rows that are not flagged at theta."""
+    """Run all copies; after each round, call on_row(which (k,) keys, logs (c, k)) for rows not flagged at theta."""
     plan = rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     used = np.zeros(keys, np.int64)

@@ -1,7 +1,7 @@
-"""The searches of keys whose likelihood is differenced: filters not linear or robust, and several models.
+"""Searches by key with a differenced likelihood: non-linear and robust filters, and several models.
 
-They are those of `kalman.learning.key_learning` but for what needs a linear model: starts are the best of many sizes of
-the noises by the filter's own likelihood, and standard errors are from the curvature that is observed at the maximum.
+They are those of `kalman.learning.key_learning`, except where a linear model is needed. Starts are the best of many
+sizes of the noises by the filter's likelihood. Standard errors come from the observed curvature at the maximum.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from kalman.run import KeyStates, SortedRows, run
 from kalman.types import Array
 
 DECADES = (0.0, -8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
-"""Powers of ten of all noises that a start may differ by from what is written."""
+"""Powers of ten by which a start multiplies all written noises."""
 RATIOS = (0.0, -4.0, -2.0, 2.0, 4.0)
 """Powers of ten of process noise against measurement noise."""
 SMALL = 1e-5
@@ -40,11 +40,11 @@ class Differenced(Protocol):
         ...
 
     def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
-        """Return the states (size, keys) of keys without rows at theta (p, keys), or `instead` where it is known."""
+        """Return the states (size, keys) of keys without rows at theta (p, keys), or at `instead` if finite."""
         ...
 
     def sizes(self, theta: Array) -> Array:
-        """Return the size of each free number (p, keys), to which steps are relative."""
+        """Return the size of each free number (p, keys), the unit of steps."""
         ...
 
     def values(self, thetas: list[Array], rows: SortedRows, keys: int, unit: float) -> Array:
@@ -59,7 +59,7 @@ class Differenced(Protocol):
 
 
 class FilterModel(NamedTuple):
-    """What is learned, as `kalman.learning.key_learning.Model`."""
+    """The learned model, as `kalman.learning.key_learning.Model`."""
 
     of: Differenced
     parameters: tuple[Parameter, ...]
@@ -72,19 +72,19 @@ class FilterModel(NamedTuple):
         return rows if good.all() else rows.take(good)
 
     def searches(self, rows: SortedRows, unit: float) -> "FilterSearches":
-        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        """Return the searches of keys 0 to J - 1, each with at least one row."""
         return FilterSearches(self, rows, unit)
 
 
 class _Points:
-    """Evaluations of problems that are each the rows of a key."""
+    """Evaluations of problems; each problem is the rows of one key."""
 
     def __init__(self, searches: "FilterSearches", keys: np.ndarray) -> None:
         self.searches, self.keys = searches, keys
         self._used = np.zeros(len(keys), np.int64)
 
     def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
-        """Return the points of the problems `which`; where rows fall out the value is minus infinity."""
+        """Return the points of the problems `which`; where a row is not usable, the value is minus infinity."""
         searches, keys = self.searches, self.keys[which]
         rows = searches.rows_of(keys)
         found = searches.model.of.differences(
@@ -127,7 +127,7 @@ class FilterSearches(KeySearches):
 
     @cached_property
     def starts(self) -> Starts:
-        """The candidates, ordered by key from the best: noises of many sizes, and what is written."""
+        """The candidates, ordered by key from the best: noises of many sizes, and the written values."""
         model = self.model
         power = np.array([one.power for one in model.free], float)
         sizes = several(model.free, model.written, DECADES)
@@ -160,7 +160,7 @@ class FilterSearches(KeySearches):
     def information_at(
         self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
     ) -> Array:
-        """Return the curvature (p, p, J) observed at the ends, or the point's information where there is no maximum."""
+        """Return the observed curvature (p, p, J) at the ends, or the point's information off a maximum."""
         points = self.points(which)
         every = np.arange(theta.shape[1])
 
@@ -170,7 +170,7 @@ class FilterSearches(KeySearches):
         return observed_information(gradient, theta, self.model.of.sizes(theta), zero, point.information)
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
+        """Return the `goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
         at_zero = np.where(zero, 0.0, np.nan)
@@ -182,10 +182,10 @@ class FilterSearches(KeySearches):
 
 
 def several(free: list[Free], written: Array, decades: tuple[float, ...]) -> list[tuple[Array, int]]:
-    """Return thetas (p,) of many sizes of the noises, what is written first, each with its kind.
+    """Return thetas (p,) of many sizes of the noises, the written values first, each with its kind.
 
-    decades: powers of ten of all noises. The kind says whether process noise is less, 0, or more, 2, than written
-    against measurement noise, or as written, 1.
+    decades: powers of ten of all noises. The kind compares the ratio of process noise to measurement noise with the
+    written one: 0 less, 1 equal, 2 more.
     """
     power = np.array([one.power for one in free], float)
     measured = np.array([one.parameter.name.rpartition(".")[2] == "R" for one in free])
@@ -203,7 +203,7 @@ def observed_information(
 ) -> Array:
     """Return the negative second derivatives (p, p, J) at theta (p, J), by central differences of the gradient.
 
-    held (p, J): numbers that stay. Where the curvature about the others is not that of a maximum: `otherwise`.
+    held (p, J): fixed numbers. Where the others are not at a maximum, the result is `otherwise`.
     """
     p, J = theta.shape
     H = np.zeros((p, p, J))

@@ -24,7 +24,7 @@ from kalman.types import Array
 
 
 class FreeNumbers:
-    """What learners share; each says what it learns, and how its parameters are named and scaled."""
+    """Base class of learners; a subclass defines the learned parameters, their names and scales."""
 
     @property
     def learned(self) -> tuple[Parameter, ...]:
@@ -48,12 +48,12 @@ class FreeNumbers:
         return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
-        """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+        """Return the change of a free number with the logarithm of all noise: 0 if it is not a variance."""
         raise NotImplementedError
 
     @cached_property
     def start(self) -> Array:
-        """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
+        """Free numbers (p,) of the written parameters. Raises ModelError where a parameter cannot be learned."""
         return np.array([t for p in self.learned for t in constraints.start(p, self.field_of(p))])
 
     @cached_property
@@ -78,7 +78,7 @@ class FreeNumbers:
 
     @cached_property
     def variables(self) -> Variables:
-        """What the free numbers are, for a search with bounds."""
+        """Description of the free numbers for a search with bounds."""
         names: list[str] = []
         scale: list[float] = []
         low: list[str | None] = []
@@ -114,7 +114,7 @@ class FreeNumbers:
         return result
 
     def fit_at(self, best: Maximum, end: Point) -> Fit:
-        """Return the fit of a search; end: its best point, with the information that standard errors are from."""
+        """Return the fit of a search; end: its best point, with the information for standard errors."""
         outcome, reason = search_outcome(best, self.variables)
         spread = spread_within(end, best.held)
         errors = self.errors(end.theta, spread)
@@ -125,7 +125,7 @@ class FreeNumbers:
         return check(self.key_model, rows, keys, unit, theta)
 
     def pulled(self, theta: Any, slopes: Any) -> list[Any]:
-        """Return the derivatives by the free numbers, given those by the packed entries."""
+        """Return the derivatives by the free numbers, given the derivatives by the packed entries."""
         result: list[Any] = []
         at = 0
         for p, span in zip(self.learned, self._spans, strict=True):
@@ -161,12 +161,11 @@ class FreeNumbers:
 def requested(
     definition: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> tuple[tuple[str, ...], str, dict[str, Any]]:
-    """Return what a definition asks to learn: names, scope, and initial values in place of the written ones.
-
-    parameters: of the model as it is written. One for which the definition asks a form begins in that form.
+    """Return a definition's learn request: names, scope, and initial values in place of the written ones. parameters:
+    those of the written model. A parameter with a requested form begins in that form.
 
     Raises:
-        ModelError: it asks for what cannot be learned.
+        ModelError: a requested parameter cannot be learned.
     """
     names, scope = learn_request(definition, (*parameters, *learned_entries.parameters(definition)))
     forms = {one.name: one for one in learned_entries.learn_requests(definition) if one.form is not None}
@@ -179,7 +178,7 @@ def constrained(
 ) -> tuple[Parameter, ...]:
     """Return the learned parameters with the constraints of the definition, the initial distribution last.
 
-    parameters: of the filter; own: the names of those that its state holds.
+    parameters: the filter's; own: names of those in its state.
     """
     requests = {one.name: one for one in learned_entries.learn_requests(definition)}
     kept = [learned_entries.kept_to(p, requests[p.name]) for p in parameters if p.name in own]
@@ -199,17 +198,17 @@ def entry_name(parameter: Parameter, entry: int) -> str:
 
 
 def _bounds(parameter: Parameter) -> tuple[str | None, str | None]:
-    """Return what is said of a parameter at the bound below, and at that above."""
+    """Return the sentences for a parameter at its lower and at its upper bound."""
     low, high = parameter.bounds or (None, None)
     below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
     above = "grows without bound" if high is None else f"is at its bound {high}"
-    if parameter.kind == "bounded" and low is None:  # the free number is that of the distance below the bound
+    if parameter.kind == "bounded" and low is None:  # the free number belongs to the distance below the bound
         return above, "falls without bound"
     return below, above
 
 
 def follows_scale(model: Any, parameter: Parameter, entry: int) -> float:
-    """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+    """Return the change of a free number with the logarithm of all noise: 0 if it is not a variance."""
     if parameter.kind == "covariance":
         row = (math.isqrt(8 * entry + 1) - 1) // 2
         return 0.5 if entry == packed_index(row, row) else 0.0

@@ -1,11 +1,10 @@
-"""Maximum likelihood for groups of keys: each group has parameters of its own, all groups are searched together.
+"""Maximum likelihood for groups of keys: each group has separate parameters; all groups are searched together.
 
-A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each at its group's theta, is one
-of every group. Each group is searched by scoring (`kalman.learning.scoring`), at first along its own scale, and all
+A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each at its group's theta,
+evaluates every group. Each group is searched by scoring (`kalman.learning.scoring`), at first along its scale, and all
 unfinished searches are evaluated at once. The start is inside the bounds also where the pooled maximum is not: at a
-bound a group's likelihood would be flat. A group's theta has a normal prior, so that a group with few rows stays near
-its mean: the pooled theta, where the groups differ in scale by no more than the prior expects, and otherwise as much
-wider as they differ.
+bound a group's likelihood would be flat. A group's theta has a normal prior around the pooled theta, so that a group
+with few rows stays near it. The prior is wider where the groups differ more in scale.
 """
 
 import math
@@ -29,7 +28,7 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 FEW = 0.5
-"""Share of a group's own rows in the result below which it leans on the other groups."""
+"""Share of a group's rows in the result below which the group leans on the others."""
 DEVIATION = 1.0
 """Standard deviation of the prior in free numbers without unit: a variance within a factor e^2 either way, at 95 %."""
 
@@ -46,8 +45,8 @@ class GroupFit(NamedTuple):
     parameters     of each group by name, as `kalman.build` takes them; errors: their standard errors, None if not
                    known, NaN for a parameter at its bound
     log_likelihood (G,) without the prior; used (G,) rows
-    outcome        of each group, and reason: why it did not converge, None where it did
-    own            (G,) share of its own rows in the result against the prior's, 0 to 1
+    outcome        outcome of each group, and reason: why it did not converge, None if it did
+    own            (G,) share of the group's rows in the result against the prior, 0 to 1
     precision      (p, p) of the prior, whose mean is the theta that the search began at
     iterations     the largest number of any group
     """
@@ -65,11 +64,11 @@ class GroupFit(NamedTuple):
 
     @property
     def converged(self) -> np.ndarray:
-        """Which groups (G,) ended at a maximum inside the bounds."""
+        """Mask (G,) of groups that ended at a maximum inside the bounds."""
         return np.array(self.outcome) == Outcome.CONVERGED
 
     def of_rows(self, rows: np.ndarray) -> "GroupFit":
-        """Return the fits, which have failed where they used far fewer than these rows (G,)."""
+        """Return the fits, marked as failed where they used far fewer than these rows (G,)."""
         short = [short_of_rows(*pair) for pair in zip(self.used.tolist(), rows.tolist(), strict=True)]
         short = [
             a if outcome <= Outcome.AT_BOUND else None for a, outcome in zip(short, self.outcome, strict=True)
@@ -82,7 +81,7 @@ class GroupFit(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupLearning:
-    """Maximum likelihood of a linear model for each group of keys; em: by whose steps it begins, None without."""
+    """Maximum likelihood of a linear model for each group of keys; em: the EM learner of the first steps, or None."""
 
     model: Learning | FilterLearning
     em: ExpectationMaximisation | None = None
@@ -134,7 +133,7 @@ class GroupLearning:
     ) -> GroupFit:
         """Return the modes of the groups' posteriors.
 
-        statistics: the sums of `GroupLearning.statistics`, by which EM takes each group to its own maximum first.
+        statistics: the sums of `GroupLearning.statistics`; with them EM first moves each group towards its maximum.
         """
         middle, free = self._inside(pooled)
         variables, p = self.model.variables, len(middle)
@@ -173,7 +172,7 @@ class GroupLearning:
         prior: "_Prior",
         points: Callable[[Array, np.ndarray], list[Point]],
     ) -> list[Maximum]:
-        """Return the maxima with the curvature that is observed there as information."""
+        """Return the maxima with the observed curvature as information."""
         assert isinstance(self.model, FilterLearning)
         theta = np.array([one.point.theta for one in found]).T
         held = np.array([one.held for one in found]).T != 0
@@ -189,16 +188,15 @@ class GroupLearning:
         return [one._replace(point=one.point._replace(information=J)) for one, J in pairs]
 
     def _climbed(self, statistics: GroupEvaluate, starts: Sequence[Point], able: Sequence[int]) -> Array:
-        """Return where EM leads the groups `able` from their starts, (p, J)."""
+        """Return the result of EM (p, J) for the groups `able` from their starts."""
         assert self.em is not None
         which = np.array(able)
         begin = np.array([one.theta for one in starts]).T
         return climb_each(lambda theta, some: statistics(theta, which[some]), self.em.maximise, begin)
 
     def _inside(self, pooled: Fit) -> tuple[Array, Array]:
-        """Return a theta inside the bounds near the pooled one, and which of it (p,) the pooled one determines.
-
-        A variable at its bound begins as it is written, relative to the scale of the others.
+        """Return a theta inside the bounds near the pooled one, and a mask (p,) of numbers that the pooled one
+        determines. A variable at its bound begins at its written value, relative to the scale of the others.
         """
         theta, start, scale = np.asarray(pooled.theta, float), self.model.start, self.model.variables.scale
         if pooled.covariance is None:
@@ -256,8 +254,8 @@ class _Prior:
 def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequence[Array]) -> Array:
     """Return the precision of the groups' prior.
 
-    Its standard deviation is DEVIATION, and along the scale of the noise as much more as the groups differ in scale.
-    Variables with a unit have no prior, nor have those that all groups together leave at a bound.
+    Its standard deviation is DEVIATION, and larger along the scale of the noise where the groups differ in scale.
+    Variables with a unit, or at a bound in the pooled fit, have no prior.
     """
     known = np.flatnonzero(np.isfinite(variables.limits) & free)
     scale = variables.scale[known]
@@ -272,7 +270,7 @@ def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequenc
 
 
 def _outcome_of(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome, str | None, float]:
-    """Return how a group's search ended, why it did not converge, and the share of its own rows in the result."""
+    """Return a group's outcome, why it did not converge, and the share of the group's rows in the result."""
     held = np.diag(prior.precision) > 0.0
     whole = np.diag(found.point.information)[held]
     own = 1.0 - float(np.mean(np.diag(prior.precision)[held] / whole)) if held.any() else 1.0
@@ -312,7 +310,7 @@ def _search_together(
 
 
 def _sums(add: Callable[[Array], Array], value: Array) -> Array:
-    """Return the sums by group of values of keys, minus infinity where one is not finite."""
+    """Return the sums by group of values of keys, minus infinity where a value is not finite."""
     good = np.isfinite(value)
     return np.where(add((~good).astype(float)) > 0.0, -np.inf, add(np.where(good, value, 0.0)))
 

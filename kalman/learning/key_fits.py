@@ -1,4 +1,4 @@
-"""What is learned for each of many keys, how it ended, and the population that keys with few rows lean on."""
+"""Results of learning for many keys, their outcomes, and the population that supports keys with few rows."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ class Outcome(IntEnum):
 
     CONVERGED     at a maximum inside the bounds
     AT_BOUND      at a maximum on a bound, such as a variance of zero; the reason names it
-    TOO_FEW_ROWS  its own rows do not determine the parameters: they are the population's, or lean on them
+    TOO_FEW_ROWS  the key's rows do not determine the parameters: the population's replace or support them
     FAILED        no maximum was found, or few of the rows could be used; the parameters are the population's
     """
 
@@ -25,13 +25,13 @@ class Outcome(IntEnum):
 
 
 ARRIVED = 0.01
-"""Log-likelihood that may still be expected at a maximum: a seventh of a standard error is worth as much."""
+"""Largest expected gain in log-likelihood at a maximum: it corresponds to a seventh of a standard error."""
 ENOUGH_ROWS = 0.9
-"""Share of the rows that a fit is of: of fewer it says nothing of the others. Gaps and outliers flag less than that."""
+"""Least share of rows that a fit must use to represent all rows. Gaps and outliers flag fewer rows than that."""
 
 
 def short_of_rows(used: float, rows: float) -> str | None:
-    """Return why a fit to `used` of so many rows has not converged, None if it is to enough of them."""
+    """Return why a fit to `used` of `rows` rows has not converged; None if it used enough rows."""
     if used >= ENOUGH_ROWS * rows:
         return None
     return f"only {used:,.0f} of {rows:,.0f} rows could be used: the filter flags the others"
@@ -40,8 +40,8 @@ def short_of_rows(used: float, rows: float) -> str | None:
 class Population(NamedTuple):
     """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
 
-    keys  the number of keys it was made of
-    zero  (p,) share of keys whose variance is zero, not part of mean and covariance; None: hardly any
+    keys  the number of keys in the population
+    zero  (p,) share of keys with a variance of zero, not part of mean and covariance; None: hardly any
     """
 
     mean: Array
@@ -53,14 +53,14 @@ class Population(NamedTuple):
 class KeyFit(NamedTuple):
     """The result of learning for each of K keys.
 
-    theta          (p, K) free numbers; of a variance that is zero: the lowest of its search
-    parameters     (d, K) what `Filter.with_parameters` takes
+    theta          (p, K) free numbers; for a variance of zero, the lowest number of its search
+    parameters     (d, K) as `Filter.with_parameters` takes them
     log_likelihood (K,) without the prior; used (K,) rows
-    outcome        (K,) int8 of `Outcome`; reason: why it is not CONVERGED, None where it is
-    errors         (d, K) standard errors of the parameters, with the population as prior where there is one; NaN where
-                   there is none, as at a bound
-    information    (p, p, K) of each key's own rows about theta, zero for a variance that is zero
-    own            (K,) share of its own rows in the result against the population's, 0 to 1
+    outcome        (K,) int8 of `Outcome`; reason: why the key is not CONVERGED, None if it is
+    errors         (d, K) standard errors of the parameters, with the population as prior if there is one; NaN where
+                   unknown, as at a bound
+    information    (p, p, K) information of each key's rows about theta, zero for a variance of zero
+    own            (K,) share of the key's rows in the result against the population, 0 to 1
     nis            (K,) mean NIS per measured component after the fit, NaN without rows; 1 expected
     ljung_box      (K,) p-value of the test of the innovations for autocorrelation, NaN where too short
     """
@@ -79,7 +79,7 @@ class KeyFit(NamedTuple):
 
     @property
     def converged(self) -> np.ndarray:
-        """Which keys (K,) ended at a maximum inside the bounds."""
+        """Mask (K,) of keys that ended at a maximum inside the bounds."""
         return self.outcome == Outcome.CONVERGED
 
     def take(self, which: np.ndarray) -> "KeyFit":
@@ -92,7 +92,7 @@ class KeyFit(NamedTuple):
 
 
 def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:
-    """Return fits of which nothing but the values is known; they count as converged."""
+    """Return fits with only their values known; they count as converged."""
     p, keys = theta.shape
     unknown = np.full(keys, np.nan)
     return KeyFit(
@@ -111,16 +111,16 @@ def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.
 
 
 def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: Array) -> Array:
-    """Return the log-likelihood (J,) that each of J points is expected to lack to its maximum, however it was found.
+    """Return the expected gain in log-likelihood (J,) from each of J points to its maximum.
 
-    To second order a step u gains g'u - u'Ju/2, half of g' J^-1 g at the most. A variance cannot fall by more than all
-    of it, and what is at a bound moves from there only inwards.
+    To second order a step u gains g'u - u'Ju/2, at most half of g' J^-1 g. A variance cannot fall below zero, and a
+    number at a bound moves only inwards.
 
     Args:
-        gradient: g (p, J), by free numbers; by the variance itself where that is zero.
+        gradient: g (p, J), by free numbers; by the variance itself where it is zero.
         information: J (p, p, J), in the same unit.
-        held: at which bound each number is (p, J): -1 the lower, 1 the upper, 0 none.
-        power: the variance of a number is exp(power * theta) (p,); 0 of a number that is none.
+        held: the bound of each number (p, J): -1 the lower, 1 the upper, 0 none.
+        power: the variance of a number is exp(power * theta) (p,); 0 if it is not a variance.
     """
     lowest = np.where(held < 0, 0.0, np.where(power[:, None] > 0.0, -1.0, -np.inf))
     lowest = lowest / np.where(power > 0.0, power, 1.0)[:, None]
@@ -135,7 +135,7 @@ def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: 
         )
         tried = np.clip(newton, lowest, highest)
         step = np.where(_gain(gradient, information, tried) > gain, tried, step)
-        for i in range(len(gradient)):  # each by itself never loses, and finds which bounds hold
+        for i in range(len(gradient)):  # single steps never lose, and find the active bounds
             up = (gradient[i] - dot(information[i], step)) / np.where(known[i] > 0.0, known[i], np.inf)
             step[i] = np.clip(step[i] + up, lowest[i], highest[i])
         before, gain = gain, np.maximum(gain, _gain(gradient, information, step))
@@ -149,7 +149,7 @@ def _gain(gradient: Array, information: Array, step: Array) -> Array:
 
 
 def still_expected(gain: float) -> str:
-    """Return why a search whose end still promises a gain has not converged."""
+    """Return why a search that ended with an expected gain has not converged."""
     return f"{gain:.3g} of log-likelihood is still expected where the search ended"
 
 

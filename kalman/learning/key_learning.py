@@ -1,4 +1,4 @@
-"""Maximum likelihood for each key: starts from its own rows, the search, several starts in doubt, and how it ended."""
+"""Maximum likelihood for each key: starts from the key's rows, the search, more starts in doubt, and the outcome."""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -31,27 +31,27 @@ from kalman.types import Array
 ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 PATIENCE = 6
-"""Steps of a second search before it tries zero, where the first may have gone too early."""
+"""Steps of a second search before it tries zero, where the first may have tried it too early."""
 STARTS = 4
-"""Candidates from which every key is searched where entries of matrices are learned."""
+"""Number of candidates to search from for every key where entries of matrices are learned."""
 APART = 1.5
-"""Distance in theta of a start that is another one."""
+"""Distance in theta beyond which two starts differ."""
 FALL, RISE = 28.0, 14.0
-"""How far below and above what explains the differences the logarithm of a variance may go: 1e-12 and 1e6."""
+"""Range of a variance's logarithm, below and above the variance that explains the differences: 1e-12 and 1e6."""
 WIDER = 2
-"""How often the bounds of a variance are set further out where a search ended at them."""
+"""Maximum number of times that the bounds of a variance are widened where a search ended at them."""
 LEANS = 0.98
-"""Share of its own rows in a key's result below which it is searched again with the population as prior."""
+"""Share of a key's rows in its result below which the search is repeated with the population as prior."""
 REACH = 12.0
-"""How far a number that is not a noise and has no unit may go from where it is written, a factor e^12."""
+"""Largest distance from its written value of a number without unit that is not a noise: a factor e^12."""
 
 
 Climbed = Callable[[Array, SortedRows, int, float], Array]
-"""(start (p, J), rows of J keys, J, unit) -> the theta where another method leads."""
+"""(start (p, J), rows of J keys, J, unit) -> the theta found by another method."""
 
 
 class Searched(Protocol):
-    """What is learned: parameters, theta as written (p,), what each number of it is; and how keys are searched."""
+    """The learned model: parameters, written theta (p,), the meaning of each number; and the search of keys."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -65,12 +65,12 @@ class Searched(Protocol):
         ...
 
     def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
-        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        """Return the searches of keys 0 to J - 1, each with at least one row."""
         ...
 
 
 class Model(NamedTuple):
-    """What is learned: the filter with parameters in its state, its learned parameters, theta as written (p,)."""
+    """The learned model: the filter with parameters in its state, its learned parameters, written theta (p,)."""
 
     of: Learned
     parameters: tuple[Parameter, ...]
@@ -84,12 +84,12 @@ class Model(NamedTuple):
         return _usable(self, rows)
 
     def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
-        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        """Return the searches of keys 0 to J - 1, each with at least one row."""
         return KeySearches(self, rows, unit)
 
 
 def key_model(of: Learned, parameters: tuple[Parameter, ...], written: Array) -> Model:
-    """Return what is learned."""
+    """Return the learned model of a filter."""
     free = free_numbers(of.model, parameters)
     noises = {one.parameter.name for one in free if one.power}
     all_noises = {
@@ -128,7 +128,7 @@ class _Points:
         return Point(value, gradient, np.array(whole).reshape(p, p, len(which)))
 
     def _only(self, which: np.ndarray) -> RoundRows:
-        """Return rows of these problems, and perhaps of some more."""
+        """Return rows of at least these problems."""
         asked = np.zeros(self.problems, bool)
         asked[which] = True
         kept = asked[self._left.number]
@@ -152,7 +152,7 @@ def free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
 
 
 def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
-    """Return the derivatives (p, p, J) of the learned entries by theta, or by themselves where they are zero."""
+    """Return the derivatives (p, p, J) of the learned entries by theta, or by the entry where it is zero."""
     p = len(theta)
     result = np.zeros((p, p, theta.shape[1]))
     at = 0
@@ -171,7 +171,7 @@ def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
 
 
 class Problems(Protocol):
-    """Evaluations for a search, of problems that are each the rows of a key."""
+    """Evaluations for a search; each problem is the rows of one key."""
 
     def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
         """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
@@ -189,11 +189,11 @@ class KeySearches:
     def information_at(
         self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
     ) -> Array:
-        """Return the information (p, p, J) at the ends of keys `which`, None: all; point: as the search left it."""
+        """Return the information (p, p, J) at the ends of keys `which`, None: all; point: the search's last point."""
         return point.information
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
+        """Return the `goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
         return _checked(self, free_entries(self.model, theta, zero), fitted)
 
     def points(self, which: np.ndarray | None = None) -> Problems:
@@ -207,7 +207,7 @@ class KeySearches:
 
     @cached_property
     def measured(self) -> Array:
-        """Number of measured values (J,) beyond those that determine a diffuse state."""
+        """Number of measured values (J,), without those that determine a diffuse state."""
         seen = (~np.isnan(self.sorted.y)).sum(axis=0)
         states = self.model.of.factor // max(1, len(self.model.of.model.states))
         return np.maximum(np.bincount(self.sorted.key, seen) - states, 0.0)
@@ -245,7 +245,7 @@ class KeySearches:
 
     @cached_property
     def box(self) -> Box:
-        """The bounds of each key, about its own starts."""
+        """The bounds of each key, around its starts."""
         spread, widest = self.starts.spread, self.starts.widest
         low, high = np.full(spread.shape, -np.inf), np.full(spread.shape, np.inf)
         limit: list[float] = []
@@ -266,7 +266,7 @@ class KeySearches:
         return any(learned_entries.place(one.name) is not None for one in self.model.parameters)
 
     def alone(self, climbed: Climbed | None = None) -> Found:
-        """Return the maximum of each key by its own rows; climbed: where another method leads before the search."""
+        """Return the maximum of each key from its rows alone; climbed: another method that runs before the search."""
         starts, kinds, box = self.starts.theta, self.starts.kind, self.box
         first = np.clip(starts[0], box.low, box.high)
         if climbed is not None:
@@ -296,13 +296,13 @@ class KeySearches:
         return found
 
     def _widened(self, beyond: np.ndarray) -> Box:
-        """Return the box with the bounds of these variances (p, J) further out."""
+        """Return the box with wider bounds of these variances (p, J)."""
         power = np.maximum(self.box.power, 1.0)[:, None]
         low, high = np.where(beyond, FALL, 0.0) / power, np.where(beyond, RISE, 0.0) / power
         return self.box._replace(low=self.box.low - low, high=self.box.high + high)
 
     def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
-        """Return the best candidate (p, K) of a kind, and which keys (K,) have one."""
+        """Return the best candidate (p, K) of a kind, and a mask (K,) of keys that have one."""
         is_of = self.starts.kind == kind
         best = np.argmax(is_of, axis=0)
         begin = np.take_along_axis(self.starts.theta, best[None, None, :], axis=0)[0]
@@ -325,12 +325,12 @@ class KeySearches:
             found.put(some, other, better & np.isfinite(other.point.value))
 
     def at_bound(self, found: Found) -> np.ndarray:
-        """Return which numbers (p, J) ended at a bound of the search."""
+        """Return a mask (p, J) of numbers that ended at a bound of the search."""
         return ((found.theta <= self.box.low) | (found.theta >= self.box.high)) & ~found.zero
 
 
 class _Ends(NamedTuple):
-    """What is known of J keys after all searches; lacking: log-likelihood (J,) that is still expected."""
+    """The ends of J keys after all searches; lacking: expected further gain in log-likelihood (J,)."""
 
     theta: Array
     zero: np.ndarray
@@ -350,7 +350,7 @@ def fit_each(
     population: Population | None,
     climbed: Climbed | None = None,
 ) -> KeyFit:
-    """Return the fits of keys 0 to `keys` - 1; those without rows have the population's mean, or what is written."""
+    """Return the fits of keys 0 to `keys` - 1; keys without rows get the population's mean or the written values."""
     rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
@@ -459,14 +459,14 @@ def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
 
 
 def _lacking(found: Found, box: Box) -> Array:
-    """Return the log-likelihood (J,) that is expected above the ends."""
+    """Return the expected gain in log-likelihood (J,) from the ends."""
     held = np.where(found.zero | (found.theta <= box.low), -1, np.where(found.theta >= box.high, 1, 0))
     power = np.where(box.alone, box.power, 0.0)
     return expected_gain(found.point.gradient, found.point.information, held, power)
 
 
 def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
-    """Return the ends of all keys, those that their rows leave open drawn to the population."""
+    """Return the ends of all keys; those not determined by their rows are drawn to the population."""
     p = len(ends.theta)
     own = own_share(population, ends.information)
     which = np.flatnonzero((own < LEANS) | ends.zero.any(axis=0) | ~ends.done)
@@ -585,7 +585,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
 
 
 def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
-    """Return what `goodness_of_fit` says of keys at the learned entries (p, J)."""
+    """Return the `goodness_of_fit` of keys at the learned entries (p, J)."""
     rows = searches.rows
     found = whitened(searches.model.of, rows, entries[:, rows.number])
     with np.errstate(all="ignore"):
@@ -601,12 +601,12 @@ def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tu
     number of innovations (J,).
 
     Args:
-        key: of each row (N,), ascending.
-        white: innovations over their standard deviations (m, N), NaN where there is none.
-        keys: J.
-        fitted: how many numbers were fitted to each key.
+        key: the key of each row (N,), ascending.
+        white: normalised innovations (m, N), NaN where missing.
+        keys: the number of keys J.
+        fitted: the count of numbers fitted to each key.
 
-    The p-value is that of Bonferroni: m times the smallest one of a component, at most 1.
+    The p-value is Bonferroni's: m times the smallest p-value of a component, at most 1.
     """
     total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
     for z in white:
@@ -631,7 +631,7 @@ def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Arra
         searches = model.searches(rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
         none = np.zeros(some.shape, bool)
-        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # none is fitted to a key alone
+        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # none is fitted to a single key
     return nis, p_value
 
 

@@ -1,8 +1,8 @@
-"""The population of keys: the distribution of their free numbers, by empirical Bayes, robust to odd keys.
+"""The population of keys: the distribution of their free numbers, by empirical Bayes, robust to outlying keys.
 
-A key's estimate is its own theta and an error whose covariance is the inverse of its information; theta itself is drawn
-from the population. EM finds mean and covariance; weights as of Student's t make keys that are far off count little. A
-variance of zero has no logarithm: it says nothing about the mean, and is counted.
+A key's estimate is its true theta plus an error; the error's covariance is the inverse of the key's information. Theta
+is drawn from the population. EM finds mean and covariance; Student's t weights reduce the effect of distant keys. A
+variance of zero has no logarithm: it does not affect the mean, and only its share is recorded.
 
 References: Efron and Morris (1975); Lange, Little and Taylor (1989), for the weights; Mitchell and Beauchamp (1988),
 for a prior with a mass at zero.
@@ -18,19 +18,19 @@ DEGREES = 4.0
 """Degrees of freedom of the weights."""
 ITERATIONS = 100
 WIDE = 100.0
-"""Variance of theta in a population of which nothing is known."""
+"""Variance of theta in an unknown population."""
 OWN = 1.0
 """Weight, in keys, of a variance of one (a factor e either way) in the population's covariance."""
 RARE = 1e-6
-"""Least share of keys whose variance is zero."""
+"""Least share of keys with a variance of zero."""
 SMALL = 1e-4
 """Smallest variance of theta in the population."""
 
 
 def population_of(theta: Array, information: Array, zero: np.ndarray, start: Array) -> Population:
-    """Return the population of K keys: theta (p, K), information (p, p, K), which variances are zero (p, K).
+    """Return the population of K keys: theta (p, K), information (p, p, K), zero: mask (p, K) of variances of zero.
 
-    start: the mean (p,) where no key says anything.
+    start: the mean (p,) without any information from keys.
     """
     p, keys = theta.shape
     J = np.moveaxis(np.where((zero[:, None] | zero[None, :]), 0.0, information), -1, 0)
@@ -79,7 +79,7 @@ def posterior(population: Population, theta: Array, information: Array) -> tuple
 
 
 def own_share(population: Population, information: Array) -> Array:
-    """Return the share (K,) of keys' own rows in theta: the mean of the eigenvalues of C I."""
+    """Return the share (K,) of keys' rows in theta: the mean of the eigenvalues of C I."""
     J = np.moveaxis(information, -1, 0)
     C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     return np.clip(np.einsum("kij,kji->k", C, J) / len(population.mean), 0.0, 1.0)
@@ -88,9 +88,9 @@ def own_share(population: Population, information: Array) -> Array:
 def evidence(
     population: Population, theta: Array, zero: np.ndarray, value: Array, information: Array
 ) -> Array:
-    """Return the logarithm (K,) of keys' likelihood under the population, where these variances are zero (p, K).
+    """Return the log-likelihood (K,) of keys under the population; zero: mask (p, K) of variances of zero.
 
-    By Laplace's approximation at theta (p, K), of log-likelihood `value` (K,).
+    By Laplace's approximation at theta (p, K), where the log-likelihood is `value` (K,).
     """
     p = len(population.mean)
     held = zero.T

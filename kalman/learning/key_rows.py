@@ -13,10 +13,9 @@ RowOf = tuple[bool, Array, Array, Array, bool]
 
 
 class RoundRows(NamedTuple):
-    """N rows of J keys, each with a row at least, in rounds: round t holds the t-th row of the keys that have one.
-
-    The keys are in the order of their number of rows, the most first.
-    number (J,) the key of the caller; starts (rounds + 1,) position at which each round begins
+    """N rows of J keys, each with at least one row, in rounds: round t holds the t-th row of the keys that have one.
+    The keys are in descending order of their number of rows.
+    number (J,) the caller's number of each key; starts (rounds + 1,) position at which each round begins
     dt (N,) time since the key's row before, in the model's unit; y (m, N); u (c, N); missing (rounds,) of each round
     """
 
@@ -38,7 +37,7 @@ class RoundRows(NamedTuple):
         return len(self.dt)
 
     def places(self) -> list[slice]:
-        """Return where each round's rows are."""
+        """Return the places of each round's rows."""
         starts = self.starts.tolist()
         return [slice(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
 

@@ -1,9 +1,9 @@
 """Search the maximum for many keys at once: scoring with quasi-Newton corrections, and variances of zero.
 
-Each key has its own steps; one that is done takes no more part, and none sees another, so that results do not depend on
-the company. A step is that of scoring, with the information as curvature, corrected by the gradient changes of the
-key's last steps. Where scoring leads a variance below zero, zero itself is tried: it stays where the log-likelihood is
-no smaller and its slope by the variance is not positive there (the conditions of Karush, Kuhn and Tucker).
+Each key has separate steps, and finished keys leave the search, so that results do not depend on the other keys. A step
+is that of scoring, with the information as curvature, corrected by the gradient changes of the key's last steps. Where
+scoring leads a variance below zero, zero itself is tried: it stays where the log-likelihood is no smaller and its slope
+by the variance is not positive there (the conditions of Karush, Kuhn and Tucker).
 
 References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton
 corrections and chapter 16 for active sets.
@@ -17,7 +17,7 @@ import numpy as np
 from kalman.types import Array
 
 MOST = 60
-"""Steps of one search."""
+"""Maximum number of steps of one search."""
 TOLERANCE = 1e-8
 """Gain in log-likelihood a row that is worth no further step."""
 PAIRS = 3
@@ -29,11 +29,11 @@ RIDGE = 1e-7
 LOST = 1e-4
 """Expected gain in log-likelihood, hidden by rounding, at which a search that cannot step has ended well."""
 FAR, HIGHEST = 4.0, 8.0
-"""Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
+"""Limits on steps of a variance's logarithm: above FAR the variance itself takes the step, by at most HIGHEST."""
 SWEPT = 8
-"""Numbers of a key up to which its information is inverted together with those of all other keys."""
+"""Largest count of numbers up to which all keys' information matrices are inverted together."""
 REFUSED = 4
-"""Steps after which zero is tried again where it was refused."""
+"""Steps after a refusal before zero is tried again."""
 
 
 class Point(NamedTuple):
@@ -52,8 +52,8 @@ Objective = Callable[[Array, np.ndarray, np.ndarray], Point]
 
 
 class Box(NamedTuple):
-    """Bounds of theta, each (p, K), the largest step (p,), which numbers can be zero as variances (p,), and the power
-    of each (p,): the variance is exp(power * theta)."""
+    """Bounds of theta, each (p, K), the largest step (p,), a mask (p,) of variances that can be zero, and the power of
+    each (p,): the variance is exp(power * theta)."""
 
     low: Array
     high: Array
@@ -67,8 +67,8 @@ class Box(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where the searches of K keys ended: theta, which variances are zero (p, K), the point, expected gain (K,) of a
-    further step, whether it ended by itself (K,)."""
+    """The ends of the searches of K keys: theta, mask of variances of zero (p, K), the point, expected gain (K,) of a
+    further step, whether the search stopped by itself (K,)."""
 
     theta: Array
     zero: np.ndarray
@@ -77,7 +77,7 @@ class Found(NamedTuple):
     done: np.ndarray
 
     def take(self, which: np.ndarray) -> "Found":
-        """Return those of some keys."""
+        """Return the ends of some keys."""
         point = Point(*(a[..., which] for a in self.point))
         return Found(self.theta[:, which], self.zero[:, which], point, self.rise[which], self.done[which])
 
@@ -93,8 +93,8 @@ class Found(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """Per key: last steps and gradient changes (PAIRS, p, K), which are in use (PAIRS, K), the share of a step (K,),
-    how long zero is not tried (p, K)."""
+    """Per key: last steps and gradient changes (PAIRS, p, K), a mask of used pairs (PAIRS, K), the share of a step
+    (K,), steps before zero is tried (p, K)."""
 
     steps: Array
     changes: Array
@@ -120,7 +120,7 @@ class _Memory(NamedTuple):
 
 
 def search(objective: Objective, start: Array, box: Box, rows: Array, patience: int = 0) -> Found:
-    """Search from start (p, K), by `MOST` steps at the most.
+    """Search from start (p, K), with at most `MOST` steps.
 
     rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
     """
@@ -144,7 +144,7 @@ def search(objective: Objective, start: Array, box: Box, rows: Array, patience: 
 
 
 class _Try(NamedTuple):
-    """Where J keys are tried next: theta, zero (p, J); which jump there, to zero or from it (J,); to_zero (p, J)."""
+    """The next trial of J keys: theta, zero (p, J); mask of keys that jump to or from zero (J,); to_zero (p, J)."""
 
     theta: Array
     zero: np.ndarray
@@ -155,7 +155,7 @@ class _Try(NamedTuple):
 def _step(
     objective: Objective, found: Found, memory: _Memory, active: np.ndarray, box: Box, rows: Array
 ) -> np.ndarray:
-    """Move the active keys by one step, in place; return those that go on."""
+    """Move the active keys by one step, in place; return the keys that continue."""
     now, inside = found.take(active), box.take(active)
     held = now.zero | (now.theta <= inside.low) & (now.point.gradient < 0.0)
     held |= (now.theta >= inside.high) & (now.point.gradient > 0.0)
@@ -184,11 +184,11 @@ def _tried(
     held: np.ndarray,
     released: np.ndarray,
 ) -> _Try:
-    """Return where to try next.
+    """Return the next trial.
 
-    A step of scoring that leads below zero in the variance itself is one of less than -1 in its logarithm: the variance
-    furthest below is tried as zero, unless that was refused lately; others so go down by the largest step.
-    A step far up is that of scoring in the variance itself, whose logarithm is short.
+    A scoring step to a negative variance is a step below -1 in its logarithm. The lowest such variance is tried as
+    zero, unless zero was refused lately; the others fall by the largest step. A step far up is the scoring step of the
+    variance itself, which is short in its logarithm.
     """
     leaving = released.any(axis=0)
     size = box.power[:, None] * step
@@ -222,7 +222,7 @@ def _judged(
     tried: _Try,
     enough: Array,
 ) -> np.ndarray:
-    """Evaluate and accept or refuse what is tried, in place; return which keys (J,) end here."""
+    """Evaluate a trial and accept or refuse it, in place; return a mask (J,) of keys that end here."""
     new, rise = objective(tried.theta, tried.zero, active), found.rise[active]
     moved = np.where(tried.zero | now.zero, 0.0, tried.theta - now.theta)
     wanted = np.minimum(1e-4 * dot(moved, now.point.gradient), 0.1 * rise)
@@ -237,7 +237,7 @@ def _judged(
     found.theta[:, at], found.zero[:, at] = tried.theta[:, better], tried.zero[:, better]
     for own, fresh in zip(found.point, new, strict=True):
         own[..., at] = fresh[..., better]
-    # zero is refused: not again at once; any other refusal: a shorter step
+    # after a refusal of zero: wait before another try; after any other refusal: a shorter step
     memory.refused[:, active] += np.where(tried.to_zero & ~better, REFUSED, 0)
     length = memory.length[active]
     shorter = ~better & ~tried.jumps
@@ -254,7 +254,7 @@ def _judged(
 
 
 def _opened(now: Found, box: Box, tried: Array, released: np.ndarray) -> Array:
-    """Return theta with the variances that leave zero at where scoring from zero leads."""
+    """Return theta with released variances at the result of a scoring step from zero."""
     if not released.any():
         return tried
     diagonal = np.array([now.point.information[i, i] for i in range(len(tried))])
@@ -266,7 +266,7 @@ def _opened(now: Found, box: Box, tried: Array, released: np.ndarray) -> Array:
 
 
 def _release(now: Found, still: np.ndarray, enough: Array) -> np.ndarray:
-    """Return which variances (p, J) leave zero: of keys that are still, the one whose rise promises most."""
+    """Return a mask (p, J) of variances that leave zero: in each resting key, the most promising one."""
     diagonal = np.array([now.point.information[i, i] for i in range(len(now.theta))])
     with np.errstate(all="ignore"):
         promise = np.where(now.zero & (now.point.gradient > 0.0), 0.5 * now.point.gradient**2 / diagonal, 0.0)
@@ -292,7 +292,7 @@ def _direction(point: Point, held: np.ndarray, memory: _Memory, active: np.ndarr
 
 
 def inverse(information: Array, held: np.ndarray) -> Array:
-    """Return the inverses of informations (p, p, J) about the numbers that are not held (p, J)."""
+    """Return the inverses of information matrices (p, p, J) over the numbers that are not held (p, J)."""
     p = len(held)
     J = np.where(held[:, None] | held[None, :], 0.0, information)
     diagonal = np.array([J[i, i] for i in range(p)])
@@ -311,7 +311,7 @@ def inverse(information: Array, held: np.ndarray) -> Array:
 def _swept(matrices: Array) -> Array:
     """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row.
 
-    Each operation is one over all keys, where LAPACK takes one matrix after the other.
+    Each operation covers all keys at once, while LAPACK takes one matrix after the other.
 
     References: Goodnight (1979), A tutorial on the SWEEP operator.
     """

@@ -1,9 +1,9 @@
-"""Where the search of each key begins: from its own measurements, robust to outliers and gaps.
+"""Starts of the search of each key, from its measurements, robust to outliers and gaps.
 
-What a noise of unit variance does to the measurement after some rows is computed from the model. The differences of a
-key's measurements over as many rows, by their median size, then say how large the noise is if it explains a share of
-them. Several ways of sharing are candidates; the filter says how well each fits, and, where the model has no other unit
-than that of the measurements, by what factor all variances are best multiplied.
+The model gives the measurement's variance after some rows for each noise of unit variance. The median size of a key's
+measurement differences over as many rows then gives the size of a noise that explains a share of them. Several ways of
+sharing are candidates. The filter scores each; where the measurements have the model's only unit, it also gives the
+best common factor of all variances.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 SAMPLE = 101
-"""Differences of each key from which their median size is taken."""
+"""Maximum number of differences of each key for their median size."""
 LAGS = (1, 10)
-"""Rows over which differences are taken: over one row all noises are seen, a slope's only over several."""
+"""Rows over which differences are taken: one row shows all noises except a slope's, which needs several."""
 NORMAL = 1.4826
 """Standard deviation of a normal variable for a median size of one."""
 STEEP = 30.0
-"""Growth between the lags from which on a noise is judged by the longer one: that of a random walk is 10."""
+"""Growth between the lags above which the longer lag judges a noise: a random walk has 10."""
 SHARES = (0.95, 0.6, 0.15, 0.01)
 """Shares of the differences' variance that process noise explains in the candidates."""
 MOST = 24
@@ -39,8 +39,8 @@ MOST = 24
 class Free(NamedTuple):
     """One free number: the parameter it belongs to, its packed entry, and how it behaves.
 
-    power  the variance is exp(power * theta) for a number that scales a noise, 0 for any other
-    alone  whether that noise is alone, so that it can be zero
+    power  the variance is exp(power * theta) if the number scales a noise, else 0
+    alone  whether the noise is a single variance, so that it can be zero
     """
 
     parameter: Parameter
@@ -50,7 +50,7 @@ class Free(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of what the number says."""
+        """Name of the number's entry."""
         p = self.parameter
         if p.kind != "covariance":
             return p.name
@@ -86,10 +86,10 @@ def _order(p: Parameter) -> int:
 
 
 class Starts(NamedTuple):
-    """Candidates to begin from, for each of K keys.
+    """Candidates for the start of the search, for each of K keys.
 
     theta    (c, p, K)
-    kind     (c,) which noise has most of the share, or (c, K)
+    kind     (c,) or (c, K), the noise with the largest share
     spread   (p, K) log of the variance that a noise would have if it alone explained the differences; 0 for others
     widest   (p, K) the same for the largest differences
     constant (K,) whether the measurements do not vary
@@ -103,7 +103,7 @@ class Starts(NamedTuple):
 
 
 def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRows, unit: float) -> Starts:
-    """Return the candidates of keys 0 to K - 1, each with a row at least; written: theta (p,) of the definition."""
+    """Return the candidates of keys 0 to K - 1, each with at least one row; written: theta (p,) of the definition."""
     sizes, largest, step, constant = _differences(rows, unit)
     responses = _responses(of, free, written, step, rows)
     keys = len(step)
@@ -137,10 +137,9 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
 
 
 def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
-    """Return the candidates: their kind, and the share of the differences' variance of each number that is a noise.
-
-    kind: 0 where all noises of the process share alike, i + 1 where number i has most of it, -(i + 1) where that is
-    judged by the differences over one row, however steep it is.
+    """Return the candidates: their kind, and the share of the differences' variance of each noise. kind: 0 for equal
+    shares of all process noises, i + 1 where number i has the largest, -(i + 1) likewise, judged by differences over
+    one row whatever its growth.
     """
     process = [i for i, one in enumerate(free) if one.power and one.parameter.name != "R"]
     measured = [i for i, one in enumerate(free) if one.power and one.parameter.name == "R"]
@@ -242,7 +241,7 @@ def congruence_rows(H: Sequence[Sequence[Any]], P: Sequence[Any]) -> list[Any]:
 
 
 def _values(of: Learned, one: Free, keys: int) -> dict[str, Sequence[Any]]:
-    """Return the model's parameters with this noise at one, the other learned noises at zero."""
+    """Return the model's parameters with this noise at 1 and the other learned noises at 0."""
     values: dict[str, Sequence[Any]] = {p.name: p.value for p in of.model.parameters}
     for p in of.model.parameters:
         noise = p.kind == "covariance" or (

@@ -1,6 +1,6 @@
 """Maximum likelihood of a linear model's parameters, pooled over all keys or for each key.
 
-The log-likelihood is the filter's own, its gradient exact (`kalman.learning.score`), its variables unconstrained
+The log-likelihood is the filter's, its gradient exact (`kalman.learning.score`), its variables unconstrained
 (`kalman.learning.constraints`). The pooled maximum is found by scoring (`kalman.learning.scoring`), each key's by
 quasi-Newton steps.
 """
@@ -98,7 +98,7 @@ class Learning(FreeNumbers):
         unit: float,
         more: tuple[tuple[str, int, int], ...] = (),
     ) -> tuple[float, list[float], np.ndarray]:
-        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,).
+        """Return log-likelihood, its derivatives by the packed learned entries, each key's rows (keys,).
 
         more: further entries of F and H, whose derivatives come last.
         """
@@ -125,7 +125,7 @@ class Learning(FreeNumbers):
         return value, np.array([*gradient, *sums]), used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the theta of the greatest log-likelihood, found from the written parameters on."""
+        """Return the theta of the greatest log-likelihood, searched from the written parameters."""
 
         def point(theta: Array) -> Point:
             return point_of(theta, *evaluate(theta))
@@ -139,7 +139,7 @@ class Learning(FreeNumbers):
         return self.fit_at(best, best.point)
 
     def begun(self, theta: Array, keys: int) -> Array:
-        """Return the states (size, keys) of keys without rows at theta (p,), or (p, keys) for each key's own."""
+        """Return the states (size, keys) of keys without rows at theta, shared (p,) or per key (p, keys)."""
         state = self.each.initial(keys)
         for place, values in self._values(theta):
             if place in self.each.places:
@@ -162,16 +162,16 @@ class Learning(FreeNumbers):
         population: Population | None,
         climbed: Climbed | None = None,
     ) -> KeyFit:
-        """Return each key's own parameters, all keys at once, each from starts of its own.
+        """Return each key's parameters, all keys at once, each from separate starts.
 
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
-        climbed: where another method leads from the starts, at which the search then begins.
+        climbed: another method that moves the starts before the search.
         """
         return fit_each(self.key_model, rows, keys, unit, population, climbed)
 
     @cached_property
     def key_model(self) -> Model:
-        """What is learned for each key, and how keys are searched."""
+        """The model of learning by key and the search of keys."""
         return key_model(learned(self.each), self.learned, self.start)
 
 
@@ -184,8 +184,8 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
-    # a fixed lag, a sliding sum or another form changes no likelihood; gates, fading and adaptive noise do, and what
-    # is learned is the linear model (with heavy-tailed noise: `kalman.learning.filter_learning`)
+    # a fixed lag, a sliding sum or another form does not change the likelihood; gates, fading and adaptive noise do,
+    # and learning uses the linear model (with heavy-tailed noise: `kalman.learning.filter_learning`)
     left_out = ("smoothing", "robust", "adaptive", "form", "storage", "sliding_log_likelihood")
     model = build({**definition, **dict.fromkeys(left_out)}, parameters)
     if not isinstance(model, LinearFilter):

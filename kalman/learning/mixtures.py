@@ -1,6 +1,5 @@
-"""Learn a mixture from history: several starts, one chosen by held-out likelihood, and batch EM from there.
-
-Single keys learn by batch EM too, each shrunk towards the pooled mixture.
+"""Learn a mixture from history: batch EM from the best of several starts by held-out likelihood. Single keys learn by
+batch EM too, each shrunk towards the pooled mixture.
 References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
 """
 
@@ -23,11 +22,11 @@ from kalman.types import Array, ModelError
 SHORT = 15
 """Iterations from each start before one is chosen."""
 STRENGTH = 20.0
-"""Weight of the pooled mixture in rows, beside a key's own rows."""
+"""Weight of the pooled mixture in rows, beside a key's rows."""
 KEY_ITERATIONS = 50
 ALONE_ITERATIONS = 500
 AT_REST = 1e-4
-"""Change of a weight by the last iteration below which a key's EM has come to rest."""
+"""Change of a weight in an iteration below which a key's EM has converged."""
 ENOUGH = 5
 """Usable rows for each number of a mixture below which a key has too few."""
 
@@ -81,9 +80,9 @@ class MixtureLearner:
         return max(values), np.concatenate(vectors), len(kept.key)
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int, tolerance: float = 1e-11) -> Fit:
-        """Return the mixture at which batch EM ends; where none is written, from the best of several starts.
+        """Return the mixture at the end of batch EM; without a written mixture, from the best of several starts.
 
-        Raises ModelError where no row can be learned from.
+        Raises ModelError where no row is usable.
         """
         asked = self._asked
         start, held_out = np.array(asked.start), None
@@ -130,7 +129,7 @@ class MixtureLearner:
         return Sums(first[0], first[1], weights, means, spreads)
 
     def parameters(self, theta: Array) -> dict[str, Any]:
-        """Return the whole mixture by name, fixed parameters included, as `kalman.build` takes it."""
+        """Return the whole mixture by name, fixed parameters included, for `kalman.build`."""
         mixture = split(self._asked, [float(a) for a in theta])
         family = self._asked.family
         found: dict[str, Any] = {"weights": mixture.weights, family.mean: mixture.means}
@@ -139,9 +138,8 @@ class MixtureLearner:
         return found
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's own mixture, the mode of a posterior in which the population's counts as `STRENGTH` rows.
-
-        A key without rows gets the population's mixture, one with few rows stays near it. Components keep their order.
+        """Return each key's mixture, the mode of a posterior in which the population counts as `STRENGTH` rows. A key
+        without rows gets the population's mixture; a key with few rows stays near it. Components keep their order.
         """
         asked = self._asked
         rows = usable(asked, rows)
@@ -162,7 +160,7 @@ class MixtureLearner:
         return _judged(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
 
     def _each_alone(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
-        """Return each key's own mixture, without a prior; NaN where a key has no usable row."""
+        """Return each key's mixture, without a prior; NaN where a key has no usable row."""
         theta, values = np.full((self._width, keys), np.nan), np.zeros(keys)
         rested = np.ones(keys, bool)
         for key in np.flatnonzero(count).tolist():
@@ -176,7 +174,7 @@ class MixtureLearner:
         return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return no figures: the rows of a key are no series of innovations here."""
+        """Return no figures: a mixture has no series of innovations."""
         return np.full(keys, np.nan), np.full(keys, np.nan)
 
     @property
@@ -201,7 +199,7 @@ class MixtureLearner:
 
 
 def _judged(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
-    """Return fits with their outcomes: whether EM came to rest, and which keys have few rows."""
+    """Return fits with their outcomes: whether EM converged, and which keys have few rows."""
     found = unexamined(theta, theta, values, used)
     for key in np.flatnonzero(few | ~rested).tolist():
         found.outcome[key] = Outcome.TOO_FEW_ROWS if few[key] else Outcome.FAILED

@@ -1,4 +1,4 @@
-"""An optimiser of log-likelihoods of which value and gradient are known."""
+"""An optimiser of log-likelihoods with known gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,9 @@ from kalman.learning.key_fits import Outcome
 from kalman.types import Array
 
 REACH = 25.0
-"""How far a free number may go from its start: a factor e^25 for a variance."""
+"""Largest distance of a free number from its start: a factor e^25 for a variance."""
 STEEP = 1e-4
-"""Slope of the log-likelihood a row by a free number above which a search has not arrived."""
+"""Slope of the log-likelihood a row by a free number above which a search has not converged."""
 
 
 def fit(
@@ -25,8 +25,8 @@ def fit(
     """Maximise a log-likelihood by L-BFGS-B (scipy), from `start` (p,).
 
     objective: theta -> (log-likelihood, gradient, ...). progress: called with (evaluations, log-likelihood).
-    A theta at which the filter breaks down, so that rows fall out, is refused: the third item, if the
-    objective returns it, is the number of rows used.
+    A theta is refused if the filter breaks down and loses rows: the third item, if the objective returns it, is the
+    number of rows used.
     """
     start = np.asarray(start, float)
     evaluations = 0
@@ -68,7 +68,7 @@ def _ended(found: Any, moved: Array) -> tuple[Outcome, str | None]:
     if (moved > REACH - 1e-6).any():
         return Outcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
     steepest = float(np.abs(found.jac).max())
-    # "abnormal" is a line search that rounding stops: the optimum, as far as float64 can tell
+    # "abnormal" is a line search stopped by rounding: the optimum within float64
     if (found.status == 0 or "ABNORMAL" in str(found.message)) and steepest < STEEP:
         return Outcome.CONVERGED, None
     return Outcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"

@@ -44,7 +44,7 @@ def score(
     """Return the score of keys.
 
     names: the parameters to differentiate by, in the model's order. begun: the initial states (size, K),
-    by default the model's. entries: "F" or "H", row and column, of those to differentiate by.
+    by default the model's. entries: "F" or "H", row and column of entries to differentiate by.
     """
     plan = rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]

@@ -1,8 +1,8 @@
 """Scoring with quasi-Newton corrections: maximise a log-likelihood in few, expensive evaluations.
 
-Each evaluation includes the information J (`kalman.learning.fisher_information`), the scale and dependence of the
-variables, which an optimiser with gradients alone has to find by further evaluations. Under a misspecified model J
-differs from the curvature; the gradient changes of the last steps correct it.
+Each evaluation includes the information J (`kalman.learning.fisher_information`): the scale and dependence of the
+variables. An optimiser with gradients alone needs more evaluations to find them. Under a misspecified model J differs
+from the curvature; the gradient changes of the last steps correct it.
 """
 
 import math
@@ -21,13 +21,13 @@ ROUNDING = 1e-13
 SMALL = 1e-5
 """An insignificant gain, less than a hundredth of a standard error; a significant one is about one half."""
 HIDDEN = 0.01
-"""A gain so large that it counts: a search that cannot see it has not converged."""
+"""A significant gain: a search that rounding prevents from seeing it has not converged."""
 FLAT = 0.05
 """Information about the logarithm of a parameter below which its standard error is a factor of ninety."""
 FAR, HIGHEST = 4.0, 16.0
-"""Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
+"""Limits on steps of a variance's logarithm: above FAR the variance itself takes the step, by at most HIGHEST."""
 FALL = 1e-3
-"""A loss in log-likelihood that tells a bound from a maximum inside: one of 1e-3 is 1/20 of a standard error."""
+"""A loss in log-likelihood that separates a bound from an inner maximum: 1e-3 is 1/20 of a standard error."""
 PAIRS = 6
 """Number of last steps whose gradient changes correct the information."""
 
@@ -52,8 +52,8 @@ def point_of(theta: Array, value: float, vector: Array, used: int) -> Point:
 class Maximum(NamedTuple):
     """The best point and the number of steps.
 
-    held: the variables (p,) that the search left at their bounds, each -1, 1 or 0 where it is free.
-    problem: why the search did not arrive, None where it did.
+    held: the bound of each variable (p,): -1 lower, 1 upper, 0 free.
+    problem: why the search did not converge, None if it did.
     """
 
     point: Point
@@ -63,7 +63,7 @@ class Maximum(NamedTuple):
 
 
 def finite(point: Point) -> bool:
-    """Tell whether value, gradient and information are finite."""
+    """Return whether value, gradient and information are finite."""
     return bool(
         np.isfinite(point.value)
         and np.isfinite(point.gradient).all()
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def maximise(evaluate: Callable[[Array], Point], asking: Generator[Array, Point, T]) -> T:
-    """Return the result of a search (`search`, or what `kalman.learning.bounds` has)."""
+    """Return the result of a search (`search`, or one of `kalman.learning.bounds`)."""
     try:
         theta = next(asking)
         while True:
@@ -93,12 +93,11 @@ def search(
 ) -> Search:
     """Search the maximum from `start`, a finite point.
 
-    limits: how far one step may go in each variable (p,). power: the variance that a variable says is
-    exp(power * theta) (p,), 0 where it says none. held: those that stay where they are, not 0 (p,). A point at which
-    rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
-    less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable of which
-    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, or while little is to be had below it,
-    and the others go on: `kalman.learning.bounds` finds out whether it is at a bound.
+    limits: largest step in each variable (p,). power: a variable's variance is exp(power * theta) (p,), 0 if it is not
+    a variance. held: nonzero for fixed variables (p,). A point at which rows fall out is refused. The search ends when
+    the expected or actual gain of a step is below `TOLERANCE` a row; in parameters that is sqrt(2 * rows * TOLERANCE)
+    of a standard error from the maximum. A variable without information (`FLAT`) rests while its step exceeds its limit
+    or promises little, and the others continue: `kalman.learning.bounds` then checks whether it is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.
@@ -132,10 +131,9 @@ def search(
 def _step(
     point: Point, limits: Array, power: Array, held: np.ndarray, pairs: list[tuple[Array, Array]]
 ) -> tuple[Array, float, float]:
-    """Return the next step (p,), the gain it promises, and how far it would go without limits, in limits.
-
-    A variance far too small takes the step of scoring in the variance itself, which the logarithm shortens; one that
-    would fall below zero falls by its limit. The step of the others is that with these as they are.
+    """Return the next step (p,), its expected gain, and its unlimited length in units of the limits. A variance far too
+    small takes the scoring step of the variance itself, which is short in the logarithm. A variance that would fall
+    below zero falls by its limit. The other steps are computed with these variables fixed.
     """
     gradient = point.gradient
     whole = _newton(point, held != 0, pairs)
@@ -153,7 +151,7 @@ def _step(
 
 
 def _newton(point: Point, still: np.ndarray, pairs: list[tuple[Array, Array]]) -> Array:
-    """Return the step (p,) of scoring with quasi-Newton corrections where some variables stand still."""
+    """Return the step (p,) of scoring with quasi-Newton corrections, with some variables fixed."""
     corrections = [(np.where(still, 0.0, s), np.where(still, 0.0, y)) for s, y in pairs]
     ridge = 1e-6 * np.diag(point.information)
     H = _inverse(known_of(point, still), np.where(still, 0.0, ridge), corrections)
@@ -166,7 +164,7 @@ def least_gain(point: Point) -> float:
 
 
 def _hidden(least: float) -> str | None:
-    """Return the problem of a log-likelihood so large that its rounding hides gains that count."""
+    """Return the problem of a log-likelihood so large that its rounding hides significant gains."""
     return f"rounding hides gains in log-likelihood below {least:.3g}" if least > HIDDEN else None
 
 

@@ -3,8 +3,8 @@
 Beside mean and covariance each key carries their derivatives by every learned entry. An innovation v ~ N(0, S) adds
 -(log 2 pi S + v^2 / S) / 2 to the log-likelihood, the derivative of that to the gradient, and
 dv dv' / S + dS dS' / (2 S^2), whose expectation is Fisher's information, to the information. The filter's gain is
-the best one, so that P moves with P and R alone, by (I - K h) dP (I - K h)' + dr K K'; an exact diffuse component has
-another gain, M_inf / F_inf, and P moves with it.
+optimal, so that dP depends on dP and dr alone: (I - K h) dP (I - K h)' + dr K K'. An exact diffuse component has
+another gain, M_inf / F_inf, whose derivative enters dP too.
 
 References: Harvey (1989), section 3.4; Engle and Watson (1981); Durbin and Koopman (2012), sections 5.2 and 6.4.
 """
@@ -30,7 +30,7 @@ from kalman.models.structure import Transition, quiet
 from kalman.types import Array
 
 WIDTH = 4096
-"""Keys whose rows are passed through at once, so that their states stay in the processor's cache."""
+"""Keys processed at once, so that their states stay in the processor's cache."""
 
 
 class Values(NamedTuple):
@@ -52,7 +52,7 @@ class Slope(NamedTuple):
 class Learned(NamedTuple):
     """The learned entries of a model whose parameters are in its state: name of the parameter, packed entry.
 
-    derived: whether derivatives are taken by them, or only the log-likelihood.
+    derived: whether to compute derivatives by the entries, or only the log-likelihood.
     """
 
     model: LinearFilter
@@ -72,7 +72,7 @@ class Learned(NamedTuple):
     def sizes(self, diffuse: bool) -> list[int]:
         """Return the numbers of rows of a key's running state: m, P, the diffuse factor, and each entry's derivatives.
 
-        The derivatives are those of m, P and the packed diffuse part; nothing diffuse is kept when nothing is.
+        The derivatives are those of m, P and the packed diffuse part; the latter only while a state is diffuse.
         """
         n = len(self.model.states)
         derivatives = [n, packed_size(n), self.diffuse if diffuse else 0]
@@ -100,7 +100,7 @@ class Learned(NamedTuple):
 
 
 def learned(model: LinearFilter) -> Learned:
-    """Return the learned entries of a model; those that are zero by its structure are not learned."""
+    """Return the learned entries of a model, without structural zeros."""
     found: list[tuple[str, int]] = []
     for p in model.parameters:
         if p.name in model.own:
@@ -111,7 +111,7 @@ def learned(model: LinearFilter) -> Learned:
 def evaluate(of: Learned, rows: RoundRows, entries: Array) -> Values:
     """Return the values of J keys at their learned entries (d, J), J being the number of keys of `rows`.
 
-    A key whose filter breaks down has a log-likelihood that is not finite.
+    If a key's filter breaks down, its log-likelihood is not finite.
     """
     d = of.slopes
     result = _all_sums(of, rows, entries)
@@ -120,7 +120,7 @@ def evaluate(of: Learned, rows: RoundRows, entries: Array) -> Values:
 
 
 def fits(of: Learned, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
-    """Return the log-likelihood of J keys but for its squares, and sum v^2 / S: (J,) each."""
+    """Return the log-likelihood of J keys without its squares, and sum v^2 / S: (J,) each."""
     result = _all_sums(of._replace(derived=False), rows, entries)
     return result[0], result[1]
 
@@ -142,7 +142,7 @@ def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
     state[: len(start)] = start
     pair, programs = _Pair(state), dict[tuple[bool, bool, bool], tuple[Program, Array, list[Array]]]()
     own = list(entries)
-    with np.errstate(all="ignore"):  # a value that is not finite is refused by the search
+    with np.errstate(all="ignore"):  # the search refuses a value that is not finite
         for first, dt, y, u, missing in rows.within(block):
             here = y.shape[1]
             if diffuse and not pair.state[_factor_place(of)].any():
@@ -165,7 +165,7 @@ def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
 
 
 class _Pair:
-    """The running state and where the next is written, each also as a list of its rows."""
+    """The running state and the buffer of the next, each also as a list of its rows."""
 
     def __init__(self, state: Array, after: Array | None = None) -> None:
         self.state = state
@@ -173,7 +173,7 @@ class _Pair:
         self.rows, self.later = list(self.state), list(self.after)
 
     def swapped(self) -> "_Pair":
-        """Return the two in turn, the same object."""
+        """Swap the two buffers and return the same object."""
         self.state, self.after = self.after, self.state
         self.rows, self.later = self.later, self.rows
         return self
@@ -372,7 +372,7 @@ def _updated(
     target: list[Slope],
     innovations: list[Entry] | None = None,
 ) -> tuple[Vector, Vector, Matrix | None, list[Entry]]:
-    """Return mean, covariance and diffuse factor after the row's measurements, and what they add to the sums.
+    """Return mean, covariance and diffuse factor after the row's measurements, and their terms of the sums.
 
     The slopes after them are written into `target`, innovations and their variances into `innovations`.
     """
@@ -431,7 +431,7 @@ def _only(has: Any, a: Entry) -> Entry:
 def _moved_slopes(
     at: _Update, slopes: list[Slope], noise: list[tuple[Entry, Vector, Entry]]
 ) -> tuple[list[Slope], list[Entry]]:
-    """Return the slopes after a scalar measurement, and what it adds to gradient and packed information."""
+    """Return the slopes after a scalar measurement, and its terms of gradient and packed information."""
     moved: list[Slope] = []
     dvs: list[Entry] = []
     ratios: list[Entry] = []
@@ -491,7 +491,7 @@ def _moved_slopes(
 
 
 def _changed(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
-    """Return P - dM K' - K dM' + K dS K', packed: how a covariance moves under a gain that stays."""
+    """Return P - dM K' - K dM' + K dS K', packed: the change of a covariance under a fixed gain."""
     c = [minus(a, times(0.5, times(k, dS))) for a, k in zip(dM, K, strict=True)]
     n = len(K)
     return [
@@ -502,7 +502,7 @@ def _changed(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
 
 
 def _with_gain(P: Vector, at: _Update, dK: Vector) -> list[Entry]:
-    """Return P - dK w' - w dK', packed, with w = M - K (h M + r): how it moves with a gain that is not the best."""
+    """Return P - dK w' - w dK', packed, with w = M - K (h M + r): its change with a gain that is not optimal."""
     proper = plus(dot(at.h, at.M), at.r)
     w = [np.where(at.diffuse, minus(a, times(k, proper)), 0.0) for a, k in zip(at.M, at.K, strict=True)]
     n = len(dK)

@@ -59,7 +59,7 @@ def triangle(columns: Matrix) -> list[Entry]:
         row = rows[i]
         tail = [k for k in range(i + 1, len(row)) if not is_zero(row[k])]
         pivot = row[i]
-        if not tail:  # nothing to bring into the pivot's column but its sign
+        if not tail:  # only the sign of the pivot's column can be wrong
             L[packed_index(i, i)] = _absolute(pivot)
             turned = _sign(pivot)
             for j in range(i + 1, n):
@@ -109,7 +109,7 @@ def condition(L: Vector, a: Vector, r: Entry, noisy: bool) -> Rotated:
         S = plus(S, times(a[j], a[j]))
         longer = root(S)
         c, s = np.divide(length, longer), np.divide(a[j], longer)
-        if not noisy:  # then 0 / 0 may come up
+        if not noisy:  # then 0 / 0 is possible
             positive = np.greater(longer, 0.0)
             c, s = np.where(positive, c, 1.0), np.where(positive, s, 0.0)
         for i in range(j, n):
@@ -122,7 +122,7 @@ def condition(L: Vector, a: Vector, r: Entry, noisy: bool) -> Rotated:
 
 
 def downdate(L: Vector, v: Vector) -> Factored:
-    """Return the factor of L L' - v v', where that is a covariance.
+    """Return the factor of L L' - v v', if that is a covariance.
 
     With a = L^-1 v it is L (I - a a') L', and the factor of I - a a' is small and well scaled.
     """

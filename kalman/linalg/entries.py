@@ -15,7 +15,7 @@ Matrix = Sequence[Sequence[Entry]]
 
 
 def is_zero(a: Entry) -> bool:
-    """Tell whether an entry is zero for every key by the model's structure."""
+    """Return whether an entry is zero for every key by the model's structure."""
     return type(a) is float and a == 0.0
 
 
@@ -58,7 +58,7 @@ def squared(a: Entry) -> Entry:
 
 
 def over(a: Entry, b: Entry) -> Entry:
-    """Return a / b, which is zero where a is structurally."""
+    """Return a / b, which is 0 if a is a structural zero."""
     return 0.0 if is_zero(a) else np.divide(a, b)
 
 

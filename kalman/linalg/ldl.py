@@ -9,7 +9,7 @@ from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
 from kalman.linalg.packing import order_of, packed_index
 
 NOTHING = 1e-13
-"""A pivot below this fraction of its variance is a rounded zero, where a density is taken over the other directions."""
+"""A pivot below this fraction of its variance is a rounded zero; a density then covers the other directions."""
 
 
 class Factor(NamedTuple):
@@ -23,8 +23,8 @@ class Factor(NamedTuple):
 def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None, nothing: float = NOTHING) -> Factor:
     """Return the factors of a packed P; a component that is not `present` in a key is cut out of it.
 
-    nothing: the share of its variance below which a pivot is zero. A state known to R after a start of P has pivots of
-    R / P, so that 0.0, every pivot above zero counts, is right wherever rounding does no harm.
+    nothing: the share of its variance below which a pivot is zero. A state of variance R after a start of P has pivots
+    of R / P. So 0.0 (every positive pivot counts) is right wherever rounding is harmless.
     """
     n = order_of(len(P))
     L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(n)] for i in range(n)]

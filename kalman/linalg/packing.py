@@ -15,7 +15,7 @@ def packed_size(n: int) -> int:
 
 
 def packed_index(i: int, j: int) -> int:
-    """Return where entry (i, j), on either side of the diagonal, is in the packed triangle."""
+    """Return the index of entry (i, j), on either side of the diagonal, in the packed triangle."""
     return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
 
 
@@ -26,7 +26,7 @@ def order_of(size: int) -> int:
 
 @lru_cache
 def _full_indices(size: int) -> tuple[tuple[int, ...], ...]:
-    """Return where each entry of the full matrix is in a packed triangle of `size` entries."""
+    """Return the index of each entry of the full matrix in a packed triangle of `size` entries."""
     n = order_of(size)
     return tuple(tuple(packed_index(i, j) for j in range(n)) for i in range(n))
 

@@ -15,7 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from kalman.types import ModelError
 
 LONGEST = 120_000
-"""Operations of a program. Compiling 200,000, those of 40 dense states, took 1.4 GB and two minutes."""
+"""Most operations of a program. Compiling 200,000, for 40 dense states, took 1.4 GB and two minutes."""
 
 Operation = tuple[str, tuple[Any, ...], "Symbol"]
 

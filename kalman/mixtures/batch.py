@@ -35,7 +35,7 @@ class Sums(NamedTuple):
 
 
 def usable(asked: Request, rows: SortedRows) -> SortedRows:
-    """Return the rows that the mixture can learn from: with a measurement, and in the family's support."""
+    """Return the usable rows: those with a measurement in the family's support."""
     y = rows.y
     good = ~np.isnan(y).all(axis=0) & ~np.isinf(y).any(axis=0) & ~asked.family.outside(y)
     if good.all():
@@ -45,7 +45,7 @@ def usable(asked: Request, rows: SortedRows) -> SortedRows:
 
 
 def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
-    """Return the sums over each key's usable rows, for components theta (c,), or (c, keys) for each key's own.
+    """Return the sums over each key's usable rows, for components theta, shared (c,) or per key (c, keys).
 
     A row at which the mixture's log-likelihood is not finite is left out.
     """

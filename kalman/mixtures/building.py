@@ -29,12 +29,12 @@ MOST = 50
 MOST_CATEGORIES = 64
 """Maximum number of categories of all measurements together."""
 OFFSET = 20.0
-"""Weight of the start in steps: each of a key's first rows moves the mixture by about a sixth."""
+"""Weight of the start, in steps: each of a key's first rows moves the mixture by about a sixth."""
 FLOORS = {**dict.fromkeys(FAMILIES, 1e-9), "gaussian_mixture": 1e-6}
 
 
 class Steps(NamedTuple):
-    """How a mixture moves (`MixtureFilter`): numbers, or columns of the rows."""
+    """The step options of a mixture (`MixtureFilter`): numbers, or columns of the rows."""
 
     decay: Cell = 0.6
     offset: Cell = OFFSET
@@ -46,12 +46,12 @@ class Request(NamedTuple):
     """The mixture of a definition.
 
     m       number of measurements; states: names of the entries of a component's mean
-    start   the components, or () where they are to be learned
+    start   the components, or () before learning
     floor   factor of the lower bounds that keep components from degenerating
     learn   names of the parameters to learn; scope: pooled or key
-    starts  number of starts of the learning; holdout: fraction of the rows by which one of them is chosen
-    own_start  where columns give a key's start; `start` then stands in for it
-    steps   how the mixture moves online
+    starts  number of starts of the learning; holdout: fraction of the rows used to choose one
+    own_start  a key's start from columns; `start` is then a placeholder
+    steps   step options of the online mixture
     """
 
     family: Family
@@ -80,7 +80,7 @@ class Request(NamedTuple):
 
 
 def parameter_names(family: Family) -> tuple[str, ...]:
-    """Return the names of a mixture's parameters: weights, and those of its components."""
+    """Return the names of a mixture's parameters: weights and component parameters."""
     return ("weights", family.mean, *((family.spread,) if family.spread else ()))
 
 
@@ -164,7 +164,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
 
 
 def _states(given: Definition, default: tuple[str, ...], measurement: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the states, by default those of the measurements or their categories."""
+    """Return the names of the states, by default the names of the measurements or their categories."""
     states = definition.names("states", given.get("states") or default)
     if len(states) != len(default):
         one, all_of = (
@@ -176,7 +176,7 @@ def _states(given: Definition, default: tuple[str, ...], measurement: tuple[str,
 
 
 def _steps(options: Mapping[str, Any], controls: Sequence[str]) -> Steps:
-    """Return how a mixture moves."""
+    """Return the step options of a mixture."""
     step = options.get("step") or {}
     checks.known("mixture.step", step, ("decay", "offset", "minimum"))
 
@@ -274,7 +274,7 @@ def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
 def _start(
     family: Family, count: int, m: int, written: Mapping[str, Any], learned: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Return the flat components, () where they are to be learned."""
+    """Return the flat components, () before learning."""
     if family.mean not in written:
         left = [name for name in (family.spread, "weights") if name in written]
         if left:
@@ -312,7 +312,7 @@ def _start(
 
 
 def _sum_to_one(field: str, family: Categorical, mean: tuple[float, ...]) -> tuple[float, ...]:
-    """Return probabilities that sum to 1 for each measurement, as they do up to rounding."""
+    """Return the probabilities, normalised to sum to 1 for each measurement."""
     result: list[float] = []
     for part in family.parts():
         total = sum(mean[i] for i in part)
@@ -333,7 +333,7 @@ def _weights(field: str, value: Any, count: int) -> list[float]:
 
 
 def _means(field: str, value: Any, count: int, m: int) -> list[tuple[float, ...]]:
-    """Return a vector for each component; with one measurement a number is one."""
+    """Return a vector for each component; with one measurement a number counts as a vector."""
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise ModelError(field, "is not one for each component", f"write a list of {count}")
     rows = [[a] if m == 1 and not isinstance(a, (list, tuple)) else a for a in value]

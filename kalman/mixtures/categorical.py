@@ -1,8 +1,8 @@
 """Components of categories: each measurement is the code, 0 to C - 1, of one of its C categories.
 
 Within a component the measurements are independent, each with a probability for each of its categories (the latent
-class model). A row stands for the indicators of its categories, of which a component's probabilities are the mean:
-so rows of codes use the same statistics as all other families.
+class model). A row becomes the indicators of its categories, whose mean is a component's probabilities. So rows of
+codes use the same statistics as all other families.
 References: Bishop (2006), section 9.3.3, with more than two values; McLachlan and Peel (2000), section 5.11.
 """
 
@@ -27,7 +27,7 @@ class Categorical(Family):
     spread: str = ""
 
     def entries(self, m: int) -> int:
-        """Return how many categories all measurements have together."""
+        """Return the total number of categories of all measurements."""
         return sum(self.categories)
 
     def spreads(self, m: int) -> int:
@@ -40,7 +40,7 @@ class Categorical(Family):
         return [range(stop - count, stop) for stop, count in zip(stops, self.categories, strict=True)]
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row: what is missing is expected to be the probabilities."""
+        """Return the row for one component; the expectation of a missing measurement is its probabilities."""
         total: Entry = 0.0
         value: list[Entry] = []
         for part, code, has in zip(self.parts(), y, presents, strict=True):
@@ -56,7 +56,7 @@ class Categorical(Family):
         return 0.0
 
     def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
-        """Return that of the indicators: p (1 - p), and -p q between categories of one measurement."""
+        """Return the covariance of the indicators: p (1 - p), and -p q between categories of one measurement."""
         result: list[Entry] = [0.0] * (len(mean) * (len(mean) + 1) // 2)
         for part in self.parts():
             for i in part:
@@ -81,7 +81,7 @@ class Categorical(Family):
         return (floor,) * len(variances)
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark what is no category's code."""
+        """Mark rows with a value that is not a category's code."""
         most = np.array(self.categories, float)[:, None]
         return np.any((y < 0.0) | (y >= most) | (np.floor(y) < y), axis=0)
 
@@ -95,7 +95,7 @@ class Categorical(Family):
         return np.array(rows, float).reshape(len(rows), y.shape[1])
 
     def distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry:
-        """Return, for each measurement, Pearson's (1 / p - 1) / (C - 1) of the category that came, summed."""
+        """Return the sum over measurements of Pearson's (1 / p - 1) / (C - 1) of the observed category."""
         total: Entry = 0.0
         for part, code, has in zip(self.parts(), y, presents, strict=True):
             chosen = self._chosen([mean[i] for i in part], code)
@@ -124,7 +124,7 @@ class Categorical(Family):
 
     @staticmethod
     def _chosen(probabilities: Vector, code: Entry) -> Entry:
-        """Return the probability of the category that came; of a code that is none, that of the first."""
+        """Return the probability of the observed category; for an invalid code, that of the first category."""
         result = probabilities[0]
         for number, probability in enumerate(probabilities[1:], start=1):
             result = np.where(np.equal(code, float(number)), probability, result)

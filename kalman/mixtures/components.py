@@ -1,7 +1,6 @@
-"""The components of a mixture together: whose a row is, what the mixture predicts, and how two mixtures are averaged.
-
-Weights, means and covariances stand for the sufficient statistics (sums of r, r y and r y y'), which they are a
-function of and which are a function of them; averaging them in this form loses no digits to cancellation.
+"""The components of a mixture together: responsibilities of a row, predictions, and averages of two mixtures. Weights,
+means and covariances are equivalent to the sufficient statistics (sums of r, r y and r y y'); averaging in this form
+loses no digits to cancellation.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
 from kalman.mixtures.families import Family, Presents, Seen
 
 LEAST_WEIGHT = 1e-6
-"""What a component keeps of the rows at least, so that it can come back."""
+"""Least weight of a component, so that it can recover."""
 
 
 class Components(NamedTuple):
@@ -40,7 +39,7 @@ def components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
 
 
 class Judged(NamedTuple):
-    """A row under a mixture: its log-likelihood, whose it is (k entries that sum to 1), and how each one sees it."""
+    """A row under a mixture: log-likelihood, responsibilities (k entries, sum 1), and each component's `Seen`."""
 
     log_likelihood: Entry
     responsibilities: list[Entry]
@@ -48,7 +47,7 @@ class Judged(NamedTuple):
 
 
 def judge(family: Family, mixture: Components, y: Vector, presents: Presents) -> Judged:
-    """Return a row under a mixture, in logarithms relative to the greatest: exact however far off the row is."""
+    """Judge a row under a mixture, in logarithms relative to the greatest: exact for any distance of the row."""
     seen = [
         family.seen(mean, spread, y, presents)
         for mean, spread in zip(mixture.means, mixture.spreads, strict=True)
@@ -69,7 +68,7 @@ def judge(family: Family, mixture: Components, y: Vector, presents: Presents) ->
 
 
 def some_present(presents: Presents) -> Any:
-    """Return which keys have any component of their row; None where none is missing."""
+    """Return a mask of keys with any measured component; None where none is missing."""
     some = presents[0]
     for has in presents[1:]:
         some = None if some is None or has is None else some | has
@@ -77,7 +76,7 @@ def some_present(presents: Presents) -> Any:
 
 
 def row(judged: Judged) -> Components:
-    """Return the mixture that one row alone would make."""
+    """Return the mixture of one row alone."""
     return Components(
         judged.responsibilities, [one.value for one in judged.seen], [one.spread for one in judged.seen]
     )
@@ -109,7 +108,7 @@ def averaged(a: Components, b: Components, share: Entry) -> Components:
 
 
 def bounded(family: Family, mixture: Components, least: Vector) -> Components:
-    """Return the mixture kept from degenerating, its weights made to sum to 1."""
+    """Return the mixture within the bounds of degeneration, its weights summing to 1."""
     pairs = zip(mixture.means, mixture.spreads, strict=True)
     kept = [family.bounded(mean, spread, least) for mean, spread in pairs]
     weights = [np.maximum(w, LEAST_WEIGHT) for w in mixture.weights]
@@ -141,9 +140,8 @@ def predictive(family: Family, mixture: Components) -> tuple[list[Entry], list[E
 
 
 def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> Entry:
-    """Return the squared distance of a row from the mixture's mean, in its covariance; NaN where nothing is there.
-
-    It is 1 on average for each measurement that is there, if the mixture is right, but not chi-square.
+    """Return the squared distance of a row from the mixture's mean, in its covariance; NaN without a measurement. Under
+    the right mixture it averages 1 for each present measurement, but is not chi-square.
     """
     some = some_present(presents)
     own = family.distance(predicted_mean(mixture), y, presents)

@@ -1,4 +1,4 @@
-"""What one component of a mixture is: its density, and what it expects of measurements that are missing.
+"""Kinds of mixture components: their density, and their expectation of missing measurements.
 
 A component has a mean (m entries) and, if Gaussian, a packed covariance; entries are numbers or arrays (K,).
 References: Bishop (2006), sections 9.2 and 9.3; Ghahramani and Jordan (1994) for missing components.
@@ -23,9 +23,9 @@ Presents = Sequence[Present]
 
 
 class Seen(NamedTuple):
-    """A row in the eyes of one component.
+    """A row under one component.
 
-    log_density  of what is present, without what all components share (`Family.base`)
+    log_density  of the present measurements, without the part that all components share (`Family.base`)
     value        (m entries) the measurement, its expectation given the others where it is missing
     spread       (packed entries, or none) the covariance of that expectation
     """
@@ -44,19 +44,19 @@ class Family(Protocol):
     def spread(self) -> str: ...
 
     def entries(self, m: int) -> int:
-        """Return how many numbers a component's mean has: one for each of m measurements, or of their categories."""
+        """Return the size of a component's mean: one number for each of m measurements, or of their categories."""
         return m
 
     def spreads(self, m: int) -> int:
-        """Return how many numbers a component has beside its mean."""
+        """Return the count of a component's numbers beside its mean."""
         ...
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return a row in the eyes of a component."""
+        """Return a row under a component."""
         ...
 
     def base(self, y: Vector, presents: Presents) -> Entry:
-        """Return what is added to the log-density of a row, whatever the component."""
+        """Return the part of a row's log-density that all components share."""
         ...
 
     def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
@@ -64,7 +64,8 @@ class Family(Protocol):
         ...
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return mean and spread, kept from degenerating; `least` (one for each entry of the mean) as `least` gives."""
+        """Return mean and spread within lower bounds; `least`: the result of the method `least`, a bound for each entry
+        of the mean."""
         ...
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
@@ -72,17 +73,17 @@ class Family(Protocol):
         ...
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark rows (K,) with measurements (m, K) that the component cannot give."""
+        """Mark rows (K,) with measurements (m, K) that are impossible under the component."""
         ...
 
     def coded(self, y: Array) -> Array:
-        """Return measurements (m, K) as what a component's mean is the mean of."""
+        """Return measurements (m, K) in the coding whose mean is the component's mean."""
         return y
 
     def distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry | None:
         """Return a distance of a row from the mixture's mean that is 1 on average for each measurement.
 
-        None: that in the mixture's covariance.
+        None: use the distance in the mixture's covariance.
         """
         return None
 
@@ -103,7 +104,7 @@ class Gaussian(Family):
         return packed_size(m)
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row: what is missing is the regression on what is there."""
+        """Return the row; missing measurements are their regression on the present ones."""
         has = [a for a in presents if a is not None]
         L, d, inverse = factors = ldl.factor(spread, has or None)
         away = [minus(a, b) for a, b in zip(y, mean, strict=True)]
@@ -141,7 +142,7 @@ class Gaussian(Family):
         return list(spread)
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return a covariance in which no component has less than its least variance given those before it."""
+        """Return a covariance with a lower bound on each measurement's variance given the ones before it."""
         n = order_of(len(spread))
         result = list(spread)
         L: list[list[Entry]] = []
@@ -162,11 +163,11 @@ class Gaussian(Family):
         return list(mean), result
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return a part of each measurement's variance."""
+        """Return a fraction of each measurement's variance."""
         return tuple(floor * a for a in variances)
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Every number can be."""
+        """Mark no row: every number is possible."""
         return np.zeros(y.shape[1], bool)
 
 
@@ -179,7 +180,7 @@ class _Independent(Family):
         return 0
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row: what is missing is expected to be the mean."""
+        """Return the row; the expectation of a missing measurement is the mean."""
         total: Entry = 0.0
         value: list[Entry] = []
         for centre, a, has in zip(mean, y, presents, strict=True):
@@ -195,7 +196,7 @@ class _Independent(Family):
         raise NotImplementedError
 
     def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
-        """Return a diagonal one."""
+        """Return a diagonal covariance."""
         return [self._variance(mean[i]) if i == j else 0.0 for i in range(len(mean)) for j in range(i + 1)]
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
@@ -228,7 +229,7 @@ class Poisson(_Independent):
         return [np.maximum(a, b) for a, b in zip(mean, least, strict=True)], []
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark what is no count: below zero, or fractional."""
+        """Mark rows with a value that is not a count: below zero, or fractional."""
         return np.any((y < 0.0) | (np.floor(y) < y), axis=0)
 
 
@@ -254,7 +255,7 @@ class Bernoulli(_Independent):
         return [np.minimum(np.maximum(a, b), minus(1.0, b)) for a, b in pairs], []
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark what is neither 0 nor 1."""
+        """Mark rows with a value that is neither 0 nor 1."""
         return np.any((y != 0.0) & (y != 1.0) & ~np.isnan(y), axis=0)
 
 

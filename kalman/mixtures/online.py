@@ -40,15 +40,14 @@ class MixtureFilter(ProgramFilter):
     """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
-    Each of the four may be a column: those of the row that completes a step make it. With a column for `batch` the step
-    is complete once the rows since the last one are at least as many as the row says.
-    During a key's first `warm_up` rows the components stay where they began, and what the steps make of them is kept
-    beside them; the next step takes it over.
+    Each of the four may be a column: the values of the row that completes a step apply. With a column for `batch`, a
+    step is complete once the rows since the last step reach the row's value. During a key's first `warm_up` rows the
+    components do not move; the steps' results are kept beside them, and the next step uses them.
 
     states  names of the entries of a component's mean
     least   lower bounds of these entries that keep components from degenerating, see `Family.bounded`
-    start   the components before the first row (`Components.flat`), () where they are to be learned
-    own_start  where columns of a key's first row give them; `start` then stands in for it
+    start   the components before the first row (`Components.flat`), () before learning
+    own_start  the start from columns of a key's first row; `start` is then a placeholder
     """
 
     states: tuple[str, ...]
@@ -67,9 +66,8 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The components, the number of rows; of rows in batches the batch so far; with a warm-up what it has made.
-
-        Where a column gives the batches, also the steps made, and the rows since the last one.
+        """The components and the number of rows; with batches, the sums of the open batch; with a warm-up, its result.
+        Where a column gives the batch size, also the number of steps and the rows since the last one.
         """
         fields = self._shapes("")
         fields["rows"] = (1,)
@@ -110,7 +108,7 @@ class MixtureFilter(ProgramFilter):
         return self._put(state, np.array(self.start)[:, None])
 
     def _put(self, state: Array, flat: Array) -> Array:
-        """Write components (flat) where the state has them, and where a warm-up begins."""
+        """Write components (flat) into the state's fields of components and of the warm-up."""
         state[: self._width] = flat
         if self.warm_up:
             state[self.size - self._width :] = flat
@@ -148,7 +146,7 @@ class MixtureFilter(ProgramFilter):
             pending = self._pending(state, alone, place)
             step = np.floor((rows + 1.0) / float(self.batch))
             full = np.equal(place + 1.0, float(self.batch))
-            # before the batch is full nothing is moved: any step but 0 does, since its result is not taken
+            # before the batch is full the result is not used: any step except 0 will do
             moved = self._moved(base, pending, np.maximum(step, 1.0), u).flat()
             after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
             more = pending.flat()
@@ -164,7 +162,7 @@ class MixtureFilter(ProgramFilter):
         return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
     def _pending(self, state: Vector, alone: Components, place: Entry) -> Components:
-        """Return the mean of a batch's rows with one more, `alone`, to `place` others."""
+        """Return the mean of a batch after adding the row `alone` to `place` others."""
         first = self._width + (3 if isinstance(self.batch, Column) else 1)
         return averaged(self.components(state[first:]), alone, np.divide(1.0, place + 1.0))
 
@@ -175,15 +173,15 @@ class MixtureFilter(ProgramFilter):
         return bounded(self.family, averaged(mixture, towards, gamma), self.least)
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
-        """Return flags of measurements outside the family's support, and of columns that give no step."""
+        """Return flags of measurements outside the family's support, and of columns without a valid step."""
         outside = self.family.outside(y)
         codes = np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL)
         return np.where(self._without_step(u), flags.NOT_PSD, codes).astype(np.uint8)
 
     def _without_step(self, u: Array) -> npt.NDArray[np.bool_]:
-        """Tell of which rows a column (c, K) is no decay, offset, minimum or batch."""
+        """Return a mask of rows where a column (c, K) is not a valid decay, offset, minimum or batch."""
         wrong = np.zeros(u.shape[1], bool)
-        # each with the least value, whether it is allowed itself, and the greatest
+        # each with the least value, whether the least is allowed, and the greatest
         for cell, least, closed, most in (
             (self.decay, 0.0, False, 1.0),
             (self.offset, 0.0, False, np.inf),
@@ -209,12 +207,12 @@ class MixtureFilter(ProgramFilter):
         return _rows(mean, state.shape[1]), _rows(covariance, state.shape[1])
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), full row-major covariance (n*n, K) of the next row, and all of the state."""
+        """Return mean (n, K), full row-major covariance (n*n, K) of the next row, and all fields of the state."""
         mean, covariance = self.moments(state)
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
@@ -226,7 +224,7 @@ class MixtureFilter(ProgramFilter):
         )
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own components (`Components.flat`, K)."""
+        """Return the state with key-specific components (`Components.flat`, K)."""
         return self._put(state.copy(), parameters)
 
 

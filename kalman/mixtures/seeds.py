@@ -46,7 +46,7 @@ def _seed(asked: Request, y: Array, variance: Array, points: Array, start: int) 
 
 
 def _clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return which of `count` clusters each of the points (N, m) is in: k-means++ and a few steps of k-means."""
+    """Return the cluster, of `count`, of each of the points (N, m): k-means++ and a few steps of k-means."""
     centres = [points[rng.integers(len(points))]]
     while len(centres) < count:
         away = np.min([((points - c) ** 2).sum(axis=1) for c in centres], axis=0)

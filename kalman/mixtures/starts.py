@@ -1,4 +1,4 @@
-"""Starts of mixtures from columns: weights and components of a key as its first row gives them."""
+"""Starts of mixtures from columns: weights and components of a key from its first row."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ from kalman.models.columns import Cell, Column, psd, resolve
 from kalman.types import Array, ModelError
 
 INSTEAD = {"means": 0.0, "rates": 1.0, "probabilities": 0.5}
-"""What stands in place of a column while no row is known."""
+"""Placeholder of a column before the first row."""
 SUM = 1e-6
-"""By how much weights may miss a sum of 1."""
+"""Largest deviation of weights from a sum of 1."""
 
 
 class MixtureStart(NamedTuple):
     """The flat components (`Components.flat`) of a key at its first row, numbers or columns.
 
-    Of `count` components of m measurements: weights, means of n entries, and p numbers each of their spread.
+    For `count` components of m measurements: weights, means of n entries, and p numbers of spread each.
     """
 
     cells: tuple[Cell, ...]
@@ -31,7 +31,7 @@ class MixtureStart(NamedTuple):
     m: int
 
     def resolved(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Return the flat components (d, K), weights summing to 1, and for which keys (K,) they are none."""
+        """Return the flat components (d, K), weights summing to 1, and a mask (K,) of keys with invalid ones."""
         k, m, keys = self.count, self.m, u.shape[1]
         n = self.family.entries(m)
         flat = np.array([np.broadcast_to(a, keys) for a in resolve(self.cells, list(u))], float)
@@ -57,7 +57,7 @@ class MixtureStart(NamedTuple):
         return flat, ~sound
 
     def _shares(self) -> list[list[int]]:
-        """Return the entries of all means that sum to 1: of each component, the categories of each measurement."""
+        """Return groups of means' entries that sum to 1: each component's categories of each measurement."""
         if not isinstance(self.family, Categorical):
             return []
         n = self.family.entries(self.m)
@@ -70,7 +70,7 @@ def without_columns(
     """Return written components with numbers in place of columns, and the start with the columns, None without any.
 
     Raises:
-        ModelError: a text names no column, or a list has another size.
+        ModelError: a text does not name a column, or a list has another size.
     """
     if not any(_texts(value) for value in written.values()):
         return dict(written), None
@@ -101,14 +101,14 @@ def without_columns(
 
 
 def _instead(family: Family, m: int) -> list[float]:
-    """Return a component's mean that stands in place of columns while no row is known."""
+    """Return a component's placeholder mean before the first row."""
     if isinstance(family, Categorical):
         return [1.0 / len(part) for part in family.parts() for _ in part]
     return [INSTEAD[family.mean]] * m
 
 
 def used(start: MixtureStart | None) -> set[int]:
-    """Return the controls that a start takes."""
+    """Return the controls used by a start."""
     return set() if start is None else {a.index for a in start.cells if isinstance(a, Column)}
 
 

@@ -18,7 +18,7 @@ UNITS = {"radians": 2.0 * math.pi, "degrees": 360.0}
 
 
 def parse_wrap(definition: Any, measurements: Sequence[str]) -> tuple[float, ...]:
-    """Return the period of each measured component of a section `observation`, 0 for none; () where none has one.
+    """Return the period of each measured component of a section `observation`, 0 without one; () without any.
 
     Raises ModelError.
     """
@@ -49,7 +49,7 @@ def _period(field: str, value: Any) -> float:
 
 
 def beside(value: Entry, centre: Entry, period: float) -> Entry:
-    """Return an angle moved by whole periods to (centre - period / 2, centre + period / 2]; as it is if period is 0."""
+    """Return an angle moved by whole periods to (centre - period / 2, centre + period / 2]; 0: unchanged."""
     if period == 0.0:
         return value
     turns = np.ceil(np.divide(minus(value, centre), period) - 0.5)
@@ -64,7 +64,7 @@ def all_beside(periods: Sequence[float], values: Vector, centres: Vector) -> lis
 
 
 def within_half(periods: Sequence[float], differences: Array) -> Array:
-    """Return differences (m, ..., K) of measurements with those of angles brought within half a period."""
+    """Return differences (m, ..., K) of measurements, with angles brought within half a period."""
     if not periods:
         return differences
     return np.array([beside(a, 0.0, period) for a, period in zip(differences, periods, strict=True)])

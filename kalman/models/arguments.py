@@ -1,6 +1,5 @@
-"""Which arguments a model's own function takes: told from its signature when the model is loaded.
-
-A function of x alone stays one of x alone; one with a further parameter `u` is called with the row's inputs too.
+"""Determine the arguments of a model's function from its signature when the model is loaded. A function of x alone is
+called with x; a function with a parameter `u` also gets the row's inputs.
 """
 
 import inspect
@@ -13,20 +12,20 @@ SHAPES = {"x": "(n, K)", "dt": "(K,)", "u": "(c, K)", "w": "(r, K)", "v": "(s, K
 """The shape of each argument, for messages: n states, c inputs, r and s entries of the noise, K keys."""
 
 NOISES = ("w", "v")
-"""Arguments that a function must call by these names: another one in their place was meant for something else."""
+"""Arguments that must have these names: another name in their place means something else."""
 
 
 def arity(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
-    """Return with how many of the arguments a function is to be called.
+    """Return the number of arguments to call a function with.
 
     A parameter with a default counts only where it has the argument's name. A function without a signature, or with
     `*arguments`, gets the `usual` number.
 
     Args:
-        field: where the model names the function.
-        function: of the model.
-        allowed: lists of arguments, each longer than the one before it and beginning with it.
-        usual: one of their lengths.
+        field: the field of the spec that names the function.
+        function: the model's function.
+        allowed: lists of arguments, each an extension of the previous one.
+        usual: the default length, one of the lists' lengths.
 
     Raises:
         ModelError: the function takes none of these lists.

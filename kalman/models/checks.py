@@ -73,7 +73,7 @@ def matrix(field: str, value: Any, rows: int | None = None, columns: int | None 
 
 
 def example(rows: int, columns: int) -> str:
-    """Return a matrix of a size as it is written, ones on its diagonal; a large one is cut."""
+    """Return the text of a matrix of a size, with ones on its diagonal; a large matrix is cut."""
     shown = [[float(i == j) for j in range(min(columns, 4))] for i in range(min(rows, 4))]
     text = str(shown)
     if columns > 4:

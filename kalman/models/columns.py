@@ -1,4 +1,4 @@
-"""Entries of a model's matrices that come from a control column, with its value on each row.
+"""Matrix entries of a model that take the value of a control column on each row.
 
 A definition writes the name of a control column in place of a number. Once read, such an entry is a `Column`;
 for the arithmetic it becomes that control's row (K,).
@@ -126,7 +126,7 @@ def psd(packed: Vector) -> Entry:
             if is_zero(rest):
                 continue
             L[i][j] = np.where(positive, np.divide(rest, np.where(positive, pivot, 1.0)), 0.0)
-            # left of a covariance with something that does not vary: nothing beyond rounding
+            # covariance with a state of zero variance: only rounding may remain
             bound = np.multiply(1e-18, np.abs(np.multiply(full[i][i], full[j][j])))
             lowest = np.where(
                 positive, lowest, np.minimum(lowest, np.subtract(bound, np.multiply(rest, rest)))

@@ -1,4 +1,4 @@
-"""Any linear model in continuous time, moved exactly by whatever time there is between two rows.
+"""Any linear model in continuous time, moved exactly by the time between two rows.
 
 References: Van Loan (1978), "Computing integrals involving the matrix exponential"; here by Taylor series of a short
 step and doublings of it, F(2h) = F(h) F(h), Q(2h) = Q(h) + F(h) Q(h) F(h)', which only ever add covariances.
@@ -29,7 +29,7 @@ ORDER = 16
 class Continuous(Plain):
     """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' a unit of time, u constant between two rows.
 
-    entries: those of A that are parameters, as groups or keys have their own.
+    entries: entries of A that are parameters, because groups or keys learn them.
     """
 
     A: Cells
@@ -91,9 +91,8 @@ class Discretised(NamedTuple):
 
 
 def discretised(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Discretised:
-    """Return what a time dt makes of dx = A x dt + noise of spectral density D, for each of several D (packed).
-
-    Where A is nilpotent by its zeros the series ends, and its sum is exact. Without `driven`, G is of no use.
+    """Discretise dx = A x dt + noise of spectral density D over a time dt, for each of several D (packed). Where A is
+    nilpotent by its zeros the series ends, and its sum is exact. Without `driven`, G is not valid.
     """
     n = len(A)
     shape = _Shape(
@@ -156,7 +155,7 @@ def _polynomial(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool)
 
 @dataclass(frozen=True)
 class _Shape:
-    """Which entries of A (n x n) and of each D (packed) are not zero by structure, and so which results are not."""
+    """Structural nonzeros of A (n x n) and of each D (packed), and so of the results."""
 
     A: tuple[tuple[bool, ...], ...]
     D: tuple[tuple[bool, ...], ...]
@@ -164,7 +163,7 @@ class _Shape:
 
     @cached_property
     def reach_again(self) -> list[list[bool]]:
-        """Which states a state depends on by a path of one step or more (Warshall)."""
+        """The states on which a state depends by a path of one step or more (Warshall)."""
         n = len(self.A)
         reach = [list(row) for row in self.A]
         for k in range(n):
@@ -201,7 +200,7 @@ class _Shape:
 
     @property
     def count(self) -> int:
-        """How many results are not structure."""
+        """Number of results that are not structure."""
         return len(self.kept) * (1 + self.driven) + sum(len(noisy) for noisy in self.noisy)
 
     def spread(self, flat: Sequence[Entry]) -> Discretised:
@@ -228,8 +227,8 @@ class _Shape:
 class _Plan:
     """The series and its doublings as a function of dt (K,) and the entries that vary.
 
-    Matrices are arrays (n, n, K) here, or (n, n, 1) where nothing varies: this runs at every step, and a call of
-    NumPy for each of their entries would cost more than the arithmetic. It is elementwise along the keys all the same.
+    Matrices are arrays (n, n, K) here, or (n, n, 1) where nothing varies: this runs at every step, and a NumPy call for
+    each entry would cost more than the arithmetic. All operations are still elementwise along the keys.
     """
 
     shape: _Shape
@@ -282,7 +281,7 @@ class _Plan:
 
 
 class _Scaled(NamedTuple):
-    """The series: the exponent of the unit of time, A^k / k! in it, and the terms of the noises / h, by powers of h."""
+    """The series: the exponent of the time unit, A^k / k! in this unit, and the noise terms / h, by powers of h."""
 
     unit: Any
     powers: list[Array]

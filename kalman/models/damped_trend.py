@@ -21,8 +21,8 @@ TERMS = 20
 class DampedTrend(Plain):
     """A level that drifts along a slope that fades: dx = s dt + dW1, ds = -damping s dt + dW2.
 
-    The slope halves in log(2) / damping, so that a forecast levels off. The variances are those that a unit of
-    time adds, as in `local_linear_trend`, which is the limit of no damping. The trend of Gardner and McKenzie
+    The slope halves in log(2) / damping, so that a forecast levels off. The variances grow per unit of time, as in
+    `local_linear_trend`, the limit without damping. The trend of Gardner and McKenzie
     (1985) in continuous time: their phi is exp(-damping dt).
     """
 

@@ -1,4 +1,4 @@
-"""Read the parts that definitions of several kinds of filters share. Errors name the field."""
+"""Read the common parts of definitions of several kinds of filters. Errors name the field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def process(
         )
     texts = {a for name in ("observation", "robust", "initial") for a in _texts(definition.get(name))}
     named = {i for i, name in enumerate(controls) if name in texts}
-    if not definition.get("mode"):  # a control that one of several modes does not use may be another's
+    if not definition.get("mode"):  # a control that one mode does not use may be used by another
         check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
     return _with_entries(found, own_entries(definition, "FA"))
 
@@ -49,7 +49,7 @@ def _with_entries(process: structures.Structure, entries: tuple[Parameter, ...])
         return process
     if isinstance(process, structures.Scaled):
         return replace(process, inner=_with_entries(process.inner, entries))
-    assert isinstance(process, (structures.Explicit, structures.Continuous))  # no other has entries
+    assert isinstance(process, (structures.Explicit, structures.Continuous))  # no other kind has entries
     return replace(process, entries=entries)
 
 
@@ -122,7 +122,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
 
 
 def natural(parameter: Parameter) -> Any:
-    """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
+    """Return a parameter's value in the form of a definition: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
         return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
     if parameter.kind == "transition":
@@ -206,9 +206,8 @@ def observation(
 def start(
     definition: Definition, n: int, controls: Sequence[str]
 ) -> tuple[tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]], Start | None]:
-    """Return what `initial` does, and the start of keys whose first row's columns give it, None without columns.
-
-    Numbers stand in for columns in the former. Raises ModelError.
+    """Return the result of `initial`, with placeholders for columns, and the start from columns, None without columns.
+    Raises ModelError.
     """
     written = definition.get("initial")
     moments = [written.get(name) for name in ("mean", "covariance")] if isinstance(written, Mapping) else []

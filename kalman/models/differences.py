@@ -26,7 +26,7 @@ SHORTEST = 2.0**-40
 """Least step as a fraction of |x|, where the function bends within the first one: 4096 spacings of floats."""
 SHRINK = 2.0**-6
 SHORTER = 8
-"""How often a step is made shorter: from 100 km to less than a nanometre."""
+"""Most reductions of a step: from 100 km to less than a nanometre."""
 AGREED = 2.0**-13
 """Difference of two step lengths' slopes that is small enough: the error of fourth order is about its square."""
 
@@ -40,7 +40,7 @@ class Slope(NamedTuple):
     """A Jacobian by differences.
 
     value (rows, n, K); apart, the difference of two step lengths' slopes, same shape; found (rows, n, 4, K), the
-    function's values; width (n, K) or (rows, n, K), over which the nearer two of them were taken
+    function's values; width (n, K) or (rows, n, K), the distance of the nearer two values' points
     """
 
     value: Array
@@ -50,12 +50,12 @@ class Slope(NamedTuple):
 
     @property
     def rounding(self) -> Array:
-        """How much rounding of the function's values may change the entries."""
+        """Bound on the effect of rounding of the function's values on the entries."""
         return np.finfo(float).eps * np.abs(self.found).max(axis=2) / self.width
 
     @property
     def error(self) -> Array:
-        """What the entries may be wrong by, as far as two step lengths tell."""
+        """Estimated error of the entries, from two step lengths."""
         return self.apart + self.rounding
 
 
@@ -92,7 +92,7 @@ def _settled(
     wrap: Wrap | None,
     first: Slope,
 ) -> Slope:
-    """Return the slopes of the keys `which` after shortening the steps within which the function bends."""
+    """Return the slopes of the keys `which` after shortening steps within which the function bends."""
     x, spread, step = x[:, which], spread[:, which], step[:, which]
     width = np.repeat(first.width[None, :, which], rows, axis=0)
     best = Slope(first.value[..., which], first.apart[..., which], first.found[..., which], width)
@@ -129,7 +129,7 @@ def _differences(
         for k in range(2):  # one step to each side, and two
             upper, lower = x[j] + (k + 1) * step[j], x[j] - (k + 1) * step[j]
             points[j, 4 * j + 2 * k], points[j, 4 * j + 2 * k + 1] = upper, lower
-            widths[k, j] = upper - lower  # as it came out after rounding
+            widths[k, j] = upper - lower  # the step after rounding
     found = function(points.reshape(n, 4 * n * keys), which).reshape(rows, n, 4, keys)
     near, far = found[:, :, 0] - found[:, :, 1], found[:, :, 2] - found[:, :, 3]
     if wrap is not None:
@@ -140,9 +140,8 @@ def _differences(
 
 
 def row_size(slopes: Array, spread: Array) -> Array:
-    """Return how large each row's slopes (rows, n, K) are in standard deviations (n, K), for each state.
-
-    A state without spread is compared with itself alone, as it is.
+    """Return the size of each row's slopes (rows, n, K) in standard deviations (n, K), for each state. A state without
+    spread is compared only with itself, unscaled.
     """
     known = spread > 0.0
     if known.all():
@@ -152,7 +151,7 @@ def row_size(slopes: Array, spread: Array) -> Array:
 
 
 def _bent(slopes: Slope, spread: Array, rounding: Array | float) -> Any:
-    """Return which states' steps (n, K) are too long for some row."""
+    """Return a mask of states' steps (n, K) that are too long for some row."""
     scale = np.where(spread > 0.0, spread, 1.0)
     allowed = AGREED * row_size(slopes.value, spread)
     return (~((slopes.apart - rounding) * scale <= allowed)).any(axis=0)

@@ -1,8 +1,8 @@
 """A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x, u) + v.
 
-x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. Noise may also enter inside, as
-x' = f(x, dt, u, w). Their results are checked at the initial mean when the model is built; Jacobians that a model does
-not give are taken by differences.
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, elementwise. Noise may also be an argument, as in
+x' = f(x, dt, u, w). Results are checked at the initial mean when the model is built; missing Jacobians are computed by
+differences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ from kalman.models.structure import Parameter
 from kalman.types import Array, ModelError
 
 SLACK = 1e-5
-"""By how much of a row's largest slope, in standard deviations, a given Jacobian may differ from differences."""
+"""Largest deviation of a Jacobian from differences, relative to a row's largest slope in standard deviations."""
 TRIED = (0.0, 1.0)
-"""Values of the inputs at which functions are checked: what a row's inputs will be is not known before."""
+"""Values of the inputs for the checks of functions, since a row's inputs are not known in advance."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the model and the number of arguments that it takes, of those that it is offered."""
+    """A function of the model and the number of arguments to call it with."""
 
     function: Named
     count: int
@@ -84,14 +84,14 @@ class FunctionProcess:
     def slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of f by x (n, n, K), by differences where the model gives none.
 
-        spread (n, K): standard deviations, which the steps of the differences are fitted to.
+        spread (n, K): standard deviations, the scale of the differences' steps.
         """
         if self.jacobian is not None:
             return called(self.jacobian, (x, dt, u), (self.size, self.size))
         return self.differences(x, dt, u, spread).value
 
     def differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by differences, and what it may be wrong by."""
+        """Return the Jacobian by differences, and its error bound."""
         many = differences.points_of(self.size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
@@ -106,7 +106,7 @@ class FunctionProcess:
         return self.noise_differences(x, dt, u, spread).value
 
     def noise_differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by w by differences, and what it may be wrong by."""
+        """Return the Jacobian by w by differences, and its error bound."""
         many = differences.points_of(self.noise_size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
@@ -117,7 +117,7 @@ class FunctionProcess:
         return differences.slope(moved, np.zeros_like(spread), spread, self.size)
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """Return entries that are zero or more where what the row's columns say of the noise is possible."""
+        """Return entries that are zero or more where the row's columns give a valid noise."""
         guards = resolve([self.scale], u) if isinstance(self.scale, Column) else []
         return [*guards, *([columns.psd(resolve(self.Q, u))] if columns.used(self.Q) else [])]
 
@@ -140,7 +140,7 @@ class FunctionProcess:
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x, u) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`).
+    """y = h(x, u) + v, of m measurements and n states; periods: those of angles (`kalman.models.angles`).
 
     Where h takes v too, y = h(x, u, v), v of `noise_size` entries; `noise_jacobian` is dh/dv at v = 0.
     """
@@ -176,7 +176,7 @@ class FunctionObservation:
         return self.noise_differences(x, u, spread).value
 
     def noise_differences(self, x: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by v by differences, and what it may be wrong by."""
+        """Return the Jacobian by v by differences, and its error bound."""
         many = differences.points_of(self.noise_size)
         within = partial(angles.within_half, self.periods) if self.periods else None
 
@@ -192,7 +192,7 @@ class FunctionObservation:
         return self.differences(x, u, spread).value
 
     def differences(self, x: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by differences, and what it may be wrong by."""
+        """Return the Jacobian by differences, and its error bound."""
         many = differences.points_of(self.states)
         within = partial(angles.within_half, self.periods) if self.periods else None
 
@@ -206,7 +206,7 @@ INSIDE = ("x", "dt", "u", "w")
 MOVED = (INSIDE[:2], INSIDE[:3])
 SEEN = ("x", "u")
 DISTURBED = ("x", "u", "v")
-"""Arguments that the functions of a process and of an observation are offered."""
+"""Possible arguments of the functions of a process and of an observation."""
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
@@ -214,7 +214,7 @@ def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tu
     result = np.asarray(function(*arguments))
     keys = arguments[0].shape[-1]
     if shape == (1,) and result.shape == (keys,):
-        result = result[None]  # one measurement or state without its axis
+        result = result[None]  # a single measurement or state without its axis
     if result.shape != (*shape, keys):
         raise ValueError(f"it gives shape {result.shape} for {keys} keys where {(*shape, keys)} is needed")
     if result.dtype.kind not in "fiu":
@@ -253,7 +253,7 @@ def parse_process(
 
 
 def _noise_size(definition: Mapping[str, Any], q: Call | None, controls: int) -> int:
-    """Return the number of entries of a noise w that enters inside f: that of the rows of Q."""
+    """Return the number of entries of a noise w inside f: the number of rows of Q."""
     if q is None:
         Q = definition["Q"]
         return len(Q) if isinstance(Q, (list, tuple)) and Q else 1
@@ -275,7 +275,7 @@ def _noise_size(definition: Mapping[str, Any], q: Call | None, controls: int) ->
 def _offset(
     section: str, definition: Mapping[str, Any], size: int, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return what is added to a function's values, () for nothing. Raises ModelError."""
+    """Return the offset added to a function's values, () for none. Raises ModelError."""
     written = definition.get("offset")
     return () if written is None else columns.vector(f"{section}.offset", written, size, controls)
 
@@ -412,8 +412,8 @@ def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, 
 class _Trials:
     """Checks at some values of the inputs (`controls` of them).
 
-    A function may be undefined at some inputs, and the spec does not say which come: with inputs, a result that is not
-    finite is no fault, since such a row is flagged.
+    A function may be undefined at some inputs, and the spec does not give their range: with inputs, a non-finite result
+    is allowed, since such a row is flagged.
     """
 
     controls: int
@@ -479,7 +479,7 @@ def _check(
 def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array, finite: bool) -> None:
     """Compare a Jacobian (r, n, K) with differences, in units of each state's standard deviation.
 
-    It is wrong where it is off by more than the differences may be, by their own account.
+    It is wrong where it deviates by more than the differences' error bound.
     """
     b, scale = numeric.value, np.where(sigma > 0.0, sigma, 1.0)
     with np.errstate(all="ignore"):  # differences may leave the function's domain

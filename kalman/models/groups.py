@@ -1,8 +1,8 @@
-"""Parameters by group of keys, which learned parameters hold beside the values of all, under `groups`:
+"""Parameters by group of keys, stored in learned parameters beside the pooled values, under `groups`:
 
 by          names of the key columns that define the groups
-values      of each group: the texts of those columns
-parameters  of each group: its learned parameters by name, or the middle of its keys' with scope: key
+values      the texts of those columns for each group
+parameters  each group's learned parameters by name; with scope: key, the middle of its keys' parameters
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapp
 
 
 def begin_states(build: Build, definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Array:
-    """Return the initial states (size, G + 1) of the keys of each group, and last that of keys of no known group.
+    """Return the initial states (size, G + 1) for each group, and last for keys without a known group.
 
     build: `kalman.build`. Raises ModelError where a group's parameters do not fit the model.
     """

@@ -29,7 +29,7 @@ def moved_by(B: Cells | None, offset: Sequence[Cell] | None, n: int, u: Sequence
 
 
 def noise_scale(field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Cell:
-    """Return `noise_scale`, what a noise covariance is multiplied by; 1.0 by default. Raises ModelError."""
+    """Return `noise_scale`, the factor of a noise covariance; 1.0 by default. Raises ModelError."""
     value = definition.get("noise_scale", 1.0)
     if isinstance(value, str):
         return columns.cell(f"{field}.noise_scale", value, controls)

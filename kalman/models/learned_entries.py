@@ -1,7 +1,7 @@
 """Learning of entries of matrices and of the initial distribution, beside a structure's parameters and R.
 
 The matrices are F of an explicit process, A of one in continuous time, and H. Learned values are written into the
-definition before the filter is built; where groups or keys have their own, the entries are parameters of the filter.
+definition before the filter is built; where groups or keys learn them, the entries are parameters of the filter.
 """
 
 import copy
@@ -26,8 +26,8 @@ LINKED = 1e-2
 class LearnRequest(NamedTuple):
     """One item of `learn.parameters`: its field, the parameter's name, and constraints of its value.
 
-    form    of a covariance: full, diagonal, or None to keep the written zeros
-    bounds  of a number: lowest and highest, None for none
+    form    form of a covariance: full, diagonal, or None to keep the written zeros
+    bounds  lowest and highest value of a number, None for none
     """
 
     field: str
@@ -52,18 +52,18 @@ def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
 
 
 def is_chosen(name: Any) -> bool:
-    """Tell whether a name is an entry of a matrix, or of the initial distribution."""
+    """Return whether a name is an entry of a matrix, or of the initial distribution."""
     return isinstance(name, str) and (name in INITIAL or place(name) is not None)
 
 
 def place(name: str) -> tuple[str, int, int] | None:
-    """Return the letter of the matrix, row and column that the name of an entry says; None for other names."""
+    """Return matrix letter, row and column from the name of an entry; None for other names."""
     found = ENTRY.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
 def own_entries(definition: Mapping[str, Any], letters: str) -> tuple[Parameter, ...]:
-    """Return the entries of these matrices that groups or keys learn for themselves, as written. Raises ModelError."""
+    """Return the entries of these matrices that groups or keys learn, as written. Raises ModelError."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return ()

@@ -1,8 +1,8 @@
-"""Functions that a model names as `module:function`: found, imported, and pickled by name.
+"""Functions of a model, named `module:function`: found, imported, and pickled by name.
 
 A module is searched on the Python path, then in the folder of the spec, then in the current folder. Only plain Python
-functions of the module itself count: a name leads to no other code that the module happens to hold. Which modules a
-spec may name is decided before (`jobs.specs.functions`).
+functions defined in the module count: a name cannot reach other code that the module imports. The modules that a spec
+may name are checked before (`jobs.specs.functions`).
 """
 
 import importlib
@@ -31,7 +31,7 @@ class Named:
     name: str
     folder: str | None = None
 
-    def __reduce__(self) -> Any:  # without the function itself, which is found again after unpickling
+    def __reduce__(self) -> Any:  # without the function, which is found again after unpickling
         return Named, (self.name, self.folder)
 
     @cached_property
@@ -83,7 +83,7 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
 def load(name: str, folder: str | None = None) -> ModuleType:
     """Import a module, also from the current folder or from `folder`.
 
-    Two folders may each have a module of one name: each file is a module of its own.
+    Two folders may each have a module of the same name: each file is a separate module.
     """
     places = [*([folder] if folder else []), os.getcwd()]
     importlib.invalidate_caches()
@@ -106,9 +106,9 @@ def _load_file(name: str, file: str) -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         before = sys.modules.get(name)
-        sys.modules[name] = module  # code in the module may look itself up
+        sys.modules[name] = module  # code in the module may look up its module
         try:
-            with _also_on_the_path([os.path.dirname(file)]):  # for the modules beside it
+            with _also_on_the_path([os.path.dirname(file)]):  # for imports of modules in the same folder
                 spec.loader.exec_module(module)
         finally:
             del sys.modules[name]
@@ -119,7 +119,7 @@ def _load_file(name: str, file: str) -> ModuleType:
 
 
 def module_file(name: str, folder: str | None = None) -> Path | None:
-    """Return the file, or a package's folder, from which `module:function` comes; None where it has none."""
+    """Return the file, or a package's folder, of `module:function`; None if there is none."""
     top = load(name.partition(":")[0].partition(".")[0], folder)
     file = getattr(top, "__file__", None)
     if file is None:
@@ -141,7 +141,7 @@ def _also_on_the_path(places: list[str]) -> Iterator[None]:
 
 
 def _is_file(found: ModuleSpec | None) -> bool:
-    """Tell whether a module is one file, not a package."""
+    """Return whether a module is a single file, not a package."""
     return found is not None and found.has_location and not found.submodule_search_locations
 
 

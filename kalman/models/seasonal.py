@@ -1,4 +1,4 @@
-"""Seasonal structures: dummies that take one step a row, and rotating waves that know the time."""
+"""Seasonal structures: dummies that take one step a row, and waves that rotate with time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ LONGEST = 366
 class SeasonalDummy(Plain):
     """Seasons that sum to noise: g' = -(g_1 + ... + g_{s-1}) + w, w ~ N(0, variance), one step a row.
 
-    The states are the season of this row and of the s - 2 rows before it. The time between rows does not count,
-    so every row is a season: a season without a measurement is a row of missing ones.
+    The states are the season of this row and of the s - 2 rows before it. The time between rows does not count, so
+    every row is a season: a season without a measurement needs a row with missing values.
     References: Harvey (1989), equation 2.3.39; Durbin and Koopman (2012), section 3.2.2.
     """
 
@@ -62,8 +62,8 @@ class SeasonalDummy(Plain):
 class SeasonalTrigonometric(Plain):
     """Waves of a period and its fractions, each a pair that turns with time: exact for any dt.
 
-    Harmonic j turns by 2 pi j dt / period, and each of its two states gains `variance` a unit of time. The state
-    is a pair for each harmonic: the wave now, and a quarter of it on.
+    Harmonic j turns by 2 pi j dt / period, and each of its two states gains `variance` a unit of time. The state is a
+    pair for each harmonic: the wave now, and a quarter period later.
     References: Harvey (1989), equation 2.3.50, in continuous time as in his section 9.2.
     """
 
@@ -116,5 +116,5 @@ class SeasonalTrigonometric(Plain):
 
     def _angles(self, dt: Array, values: Values) -> list[Entry]:
         turns = np.divide(dt, values["period"][0])
-        turned = np.subtract(turns, np.floor(turns))  # whole turns leave no rounding
+        turned = np.subtract(turns, np.floor(turns))  # whole turns cause no rounding
         return [2.0 * math.pi * j * turned for j in range(1, self.harmonics + 1)]

@@ -1,4 +1,4 @@
-"""Starts from columns: the distribution of a key's state at its first row, as that row's columns give it."""
+"""Starts from columns: the distribution of a key's state at its first row, from that row's columns."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from kalman.models.columns import Cell, psd, resolve
 from kalman.types import Array
 
 MEAN, VARIANCE = 0.0, 1.0
-"""What stands in place of a column while no row is known, as in `Filter.initial`."""
+"""Placeholders of columns before the first row, as in `Filter.initial`."""
 
 
 class Start(NamedTuple):
@@ -21,7 +21,7 @@ class Start(NamedTuple):
     covariance: tuple[Cell, ...]
 
     def resolved(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
-        """Return mean (n, K), packed covariance (p, K), and for which keys (K,) they are no distribution."""
+        """Return mean (n, K), packed covariance (p, K), and a mask (K,) of keys where these are invalid."""
         rows, keys = list(u), u.shape[1]
         mean, covariance = (
             np.array([np.broadcast_to(a, keys) for a in resolve(cells, rows)], float)

@@ -23,8 +23,8 @@ class Parameter(NamedTuple):
     """A parameter of the model: its value as packed entries, and its kind, which determines its valid values.
 
     kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
-    several; "covariance" is a packed lower triangle; "chances" and "transition" are rows of probabilities, one or a
-    square matrix. A parameter with an entry from a column cannot be learned.
+    several; "covariance" is a packed lower triangle; "chances" is one row of probabilities, "transition" a square
+    matrix of them. A parameter with an entry from a column cannot be learned.
     """
 
     name: str
@@ -38,7 +38,7 @@ Values = Mapping[str, Sequence[Any]]
 
 
 class Structure(Protocol):
-    """A model of how the state moves."""
+    """A model of the state's motion."""
 
     @property
     def size(self) -> int: ...
@@ -69,7 +69,7 @@ class Structure(Protocol):
 
 @dataclass(frozen=True)
 class Around:
-    """What a structure around another one has of it."""
+    """Base class of a structure around another one."""
 
     inner: Structure
 
@@ -87,7 +87,7 @@ class Around:
 
 
 class Plain:
-    """Defaults of a structure: no control, no column, no measurement matrix of its own."""
+    """Defaults of a structure: no control, no column, no measurement matrix."""
 
     @property
     def controlled(self) -> bool:

@@ -46,7 +46,7 @@ __all__ = ["STRUCTURES", "Parameter", "Structure", "Values", "parse"]
 class Explicit(Plain):
     """x' = F x + B u + offset + w, w ~ N(0, Q): one step a row, whatever the time between the rows.
 
-    entries: those of F that are parameters, as groups or keys have their own.
+    entries: entries of F that are parameters, because groups or keys learn them.
     """
 
     F: Cells
@@ -231,5 +231,5 @@ def parse(field: str, definition: Any, controls: Sequence[str] = ()) -> Structur
         return Scaled.parse(field, definition, controls)
     if named_columns(definition) and kind not in ("explicit", "continuous", "sum"):
         varying: Any = Varying.of(STRUCTURES[kind], field, definition, controls)
-        return varying  # a structure but for `parse`, which is the kind's
+        return varying  # a structure without `parse`, which belongs to the kind
     return STRUCTURES[kind].parse(field, definition, controls)

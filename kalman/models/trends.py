@@ -44,8 +44,8 @@ class RandomWalk(Plain):
 class LocalLinearTrend(Plain):
     """A level that drifts along a slope that drifts: dx = s dt + dW1, ds = dW2.
 
-    In continuous time, so that any dt is exact; the discrete model of the textbooks (Durbin and Koopman,
-    section 3.2) has no slope noise in the level over one step, and is `explicit`.
+    The model is in continuous time, so that any dt is exact. The textbooks' discrete model (Durbin and Koopman, section
+    3.2) has no slope noise in the level over one step; use `explicit` for it.
     """
 
     level_variance: float
@@ -82,7 +82,7 @@ class LocalLinearTrend(Plain):
 
 @dataclass(frozen=True)
 class Motion(Plain, ABC):
-    """A position and its derivatives, of each dimension in turn, of which white noise drives the last.
+    """A position and its derivatives, of each dimension in turn; white noise drives the last derivative.
 
     variance: the noise's power, the variance of the last derivative's change in a unit of time; `noise`: its field.
     """

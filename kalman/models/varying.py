@@ -12,12 +12,12 @@ from kalman.models.structure import Around, Parameter, Structure, Transition, Va
 from kalman.types import Array, ModelError
 
 PLACE = 1.0
-"""What stands in a field while the structure itself is read."""
+"""Placeholder of a field while the structure is read."""
 
 
 @dataclass(frozen=True)
 class Varying(Around):
-    """A structure some of whose fields are, on each row, the value of a control column."""
+    """A structure with fields that take the value of a control column on each row."""
 
     cells: tuple[tuple[str, Column], ...]
 
@@ -25,7 +25,7 @@ class Varying(Around):
     def of(
         cls, kind: type[Structure], field: str, definition: Mapping[str, Any], controls: Sequence[str]
     ) -> Self:
-        """Return a structure of a kind with the columns that its fields name. Raises ModelError."""
+        """Return a structure of a kind with columns in its fields. Raises ModelError."""
         texts = named_columns(definition)
         try:
             found = kind.parse(field, {**definition, **dict.fromkeys(texts, PLACE)}, controls)
@@ -62,7 +62,7 @@ class Varying(Around):
         return self.inner.tangents(name, dt, u, self._resolved(u, values))
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """A variance must not be below zero; a rate, a damping and a period must be above."""
+        """A variance must be at least zero; a rate, a damping and a period must be above zero."""
         kinds = {p.name: p.kind for p in self.inner.parameters}
         guards = list(self.inner.guards(u))
         for name, column in self.cells:
@@ -74,7 +74,7 @@ class Varying(Around):
 
 
 def named_columns(definition: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a named structure that are texts, but for its kind and name."""
+    """Return the fields of a named structure that are texts, except its kind and name."""
     return {
         name: value
         for name, value in definition.items()

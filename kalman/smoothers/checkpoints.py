@@ -1,11 +1,11 @@
-"""Where a forward pass keeps the states, so that a backward pass over long histories takes little memory.
+"""Places where a forward pass keeps states, so that a backward pass over long histories takes little memory.
 
 The rounds of a run (`kalman.run`) are cut into segments. The forward pass keeps the states before each segment, its
 *checkpoints*; the backward pass filters one segment after another again, from the last to the first. With as many
-segments as a segment has rows, r rows of a key take memory for about 2 sqrt(r) states, and every row but those of the
-last segment is filtered twice.
+segments as a segment has rows, r rows of a key take memory for about 2 sqrt(r) states, and every row outside the last
+segment is filtered twice.
 
-References: Griewank (1992), of which this is the scheme with two levels; Chen, Xu, Zhang and Guestrin (2016).
+References: Griewank (1992), here with two levels; Chen, Xu, Zhang and Guestrin (2016).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from kalman.run import Integers
 
 
 class Footprint(NamedTuple):
-    """Bytes that a smoother holds: for a row and a round of the segment at work, a checkpoint's state, and each key."""
+    """Bytes of a smoother: per row and round of the current segment, per state of a checkpoint, and per key."""
 
     row: int
     round: int
@@ -37,7 +37,7 @@ class Section(NamedTuple):
 
 
 class Lengths:
-    """How many of K keys have a row in a round, by the number of rows of each key, (K,)."""
+    """Number of keys with a row in each round, from the number of rows of each of K keys."""
 
     def __init__(self, counts: Integers) -> None:
         """Prepare for keys that have at least one row each."""
@@ -49,11 +49,11 @@ class Lengths:
         self.keys, self.rows, self.rounds = len(counts), int(counts.sum()), int(steps[-1])
 
     def active(self, rounds: Integers) -> Integers:
-        """Return how many keys have a row in each of these rounds."""
+        """Return the number of keys with a row in each of these rounds."""
         return self.keys - np.searchsorted(self._sorted, rounds, "right")
 
     def rows_before(self, rounds: Integers) -> Integers:
-        """Return how many rows there are before each of these rounds."""
+        """Return the number of rows before each of these rounds."""
         ended = np.searchsorted(self._sorted, rounds, "right")
         return self._below[ended] + rounds * (len(self._sorted) - ended)
 
@@ -64,22 +64,21 @@ class Lengths:
         return first + (rows - self._rows_at_steps[step]) // np.maximum(self.active(first), 1)
 
     def bounds(self, segments: int) -> Integers:
-        """Return the bounds of about so many segments of about as many rows each."""
+        """Return the bounds of about `segments` segments of similar numbers of rows."""
         starts = np.arange(segments) * self.rows // segments
         return np.concatenate([np.unique(self.round_of(starts)), [self.rounds]])
 
     def bytes(self, bounds: Integers, footprint: Footprint) -> int:
-        """Return what it takes to smooth in these segments."""
+        """Return the bytes needed to smooth in these segments."""
         segments = np.diff(self.rows_before(bounds)) * footprint.row + np.diff(bounds) * footprint.round
         kept = int(self.active(bounds[:-1]).sum())
         return int(segments.max()) + kept * footprint.state + self.keys * footprint.key
 
 
 def sections(counts: Integers, footprint: Footprint, room: float) -> list[Section]:
-    """Return how to smooth keys with these numbers of rows (K,), each at least one, in `room` bytes.
-
-    Keys are smoothed in fewer at a time first, which costs nothing while they fill a block; then with checkpoints; and
-    a key that alone takes more room than there is, with as little as it can.
+    """Return the sections in which to smooth keys with these numbers of rows (K,), each at least one, in `room` bytes.
+    To fit, first fewer keys are smoothed at a time, which costs nothing while they fill a block. Then checkpoints are
+    added. A single key that needs more than `room` gets the least possible memory.
     """
     result: list[Section] = []
     waiting = [(0, len(counts))] if len(counts) else []
@@ -95,7 +94,7 @@ def sections(counts: Integers, footprint: Footprint, room: float) -> list[Sectio
 
 
 def _bounds(lengths: Lengths, footprint: Footprint, room: float) -> Integers | None:
-    """Return the fewest segments that fit, None where fewer keys are to be taken."""
+    """Return the fewest segments that fit, None if fewer keys must be taken."""
     best, least, segments = None, np.inf, 1
     while segments <= lengths.rounds:
         bounds = lengths.bounds(segments)

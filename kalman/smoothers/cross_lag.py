@@ -46,7 +46,7 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The filter's; state of the row `lag` rows ago, its row-major covariance, time units since that row."""
+        """The filter's outputs; the state `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {**self.inner.outputs, "lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -69,7 +69,7 @@ class CrossLagFilter(Wrapping, StateLayout):
         return mean, covariance, {**extras, **lags}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        """Return the state from the parts that `snapshot` returned, bit for bit."""
         lags = [np.asarray(extras[f"lagged_{name}"], float) for name in self._kept]
         return np.concatenate([self.inner.restore(mean, covariance, extras), *lags])
 
@@ -101,7 +101,7 @@ class CrossLagFilter(Wrapping, StateLayout):
         for j in range(self.lag):
             m, kept_rest, to, lost, G = (list(part[:, j]) for part in links[:-1])
             gain = [G[i * n : (i + 1) * n] for i in range(n)]
-            # a row of an earlier release has the whole covariance, and `lost` is what G takes away of the next one
+            # a row of an earlier release has the whole covariance; `lost` is the part of the next one removed by G
             spread = [a - b for a, b in zip(covariance, lost, strict=True)]
             mean, covariance = (
                 retrodicted(m, to, gain, mean),
@@ -125,7 +125,7 @@ class CrossLagFilter(Wrapping, StateLayout):
             target.flag[:] = np.where(lost, flags.OVERFLOW, step.flag)
 
     def _pushed(self, ring: Array, before: Array, rows: Rows) -> Array:
-        """Return the kept rows (width, lag, K) after these rows; the states before them are the newest."""
+        """Return the kept rows (width, lag, K) after these rows, with the states before them as the newest."""
         old = ring.reshape(-1, self.lag, ring.shape[1])
         first = rows.which_first()
         if first is True:
@@ -147,7 +147,7 @@ class CrossLagFilter(Wrapping, StateLayout):
 
 
 def checked(inner: Any, lag: int) -> CrossLagFilter:
-    """Return a filter with a lag. Raises ModelError where its prediction does."""
+    """Return a filter with a lag. Raises the ModelError of its prediction."""
     row = Rows(
         np.zeros(1), np.zeros(1, bool), np.zeros((inner.measurements, 1)), np.zeros((inner.controls, 1))
     )

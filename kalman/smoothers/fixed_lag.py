@@ -1,10 +1,10 @@
 """Fixed-lag smoothing of the linear filter: each row's state given `lag` more rows of its key.
 
-Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and
-covariance of its state given all rows so far, and its covariance C_j with the current state. They are the blocks
-of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into C_j F', and a
-scalar measurement of the current state, of innovation v and variance S, moves the kept state by the gain
-C_j h / S. This is exact for any time steps and any missing components.
+Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and covariance of
+its state given all rows so far, and its covariance C_j with the current state. They are the blocks of the augmented
+state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition turns C_j into C_j F', and a scalar measurement of
+the current state, of innovation v and variance S, moves the kept state by the gain C_j h / S. This is exact for any
+time steps and any missing components.
 
 References: Biswas and Mahalanabis (1972); Anderson and Moore (1979), section 7.3; the exact diffuse start as in
 Durbin and Koopman (2012), section 5.2, with the augmented state's factor of P_inf.
@@ -64,7 +64,7 @@ class FixedLagFilter(Wrapping, StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """State of the row `lag` rows ago, its row-major covariance, time units since that row."""
+        """The state `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {"lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -149,7 +149,7 @@ class FixedLagFilter(Wrapping, StateLayout):
 
 
 def fixed_lag(definition: Definition, model: Filter) -> Filter:
-    """Return the filter as its definition's `smoothing` wants it. Raises ModelError."""
+    """Return the filter with the lag of its definition's section `smoothing`. Raises ModelError."""
     smoothing = definition.get("smoothing")
     if smoothing is None:
         return model
@@ -216,8 +216,8 @@ def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
     ]
     A = lags.A
     if A is not None and seen is not None:
-        # the kept state is one more part of the state, and gains as that does; the update is Joseph's, of which the
-        # other case is a short form
+        # the kept state is an extra part of the state with its gain; the update is Joseph's, and the other case is its
+        # short form
         has: Any = True if scalar.present is None else scalar.present
         flat, finite = split(A)
         long = seen.apart | (seen.undetermined & has)

@@ -21,7 +21,7 @@ class Smoother(Protocol):
     """
 
     def begin(self, values: Array) -> Array:
-        """Return the array to start from, after the last rows, at these states (size, K)."""
+        """Return the array after the last rows, at these states (size, K)."""
         ...
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:

@@ -1,9 +1,10 @@
 """Fixed-interval smoothing of the linear filter.
 
-Two passes go backwards together, and each state is what the one says that keeps its digits there:
+Two passes go backwards together, and each state comes from the pass that keeps its digits there:
 
 - the moments r and N of all later rows (`kalman.smoothers.moments`), for which no P, Q or R is inverted: V = P - P N P
-  is right, whatever is singular, where later rows leave each state a share of its variance, and while one is diffuse;
+  is accurate for singular matrices too, where later rows leave each state a share of its variance, and while a state is
+  diffuse;
 - the smoothed state itself (Rauch, Tung and Striebel), its covariance as a sum of squares: V = (I - G F) P (I - G F)' +
   G (V' + Q) G' loses no digits where the difference loses all, since P is enormous after a wide start or a long gap.
 
@@ -25,9 +26,9 @@ from kalman.smoothers.moments import MomentSmoother, run_program
 from kalman.types import Array, Rows
 
 KEPT = 1e-2
-"""The share of its variance that later rows leave each state where P - P N P is taken: it loses two digits there."""
+"""Least share of each state's variance left by later rows where P - P N P is used: it loses two digits there."""
 LARGEST = 1e4
-"""How many times its inverse P may be of the largest N of later rows there, of which N keeps the rounding."""
+"""Largest product of P and the largest N of later rows there: N keeps the rounding of the largest."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,24 @@ class LinearSmoother:
         return n + packed_size(n)
 
     def begin(self, values: Array) -> Array:
-        """Return what to start from after the last rows of keys in these states (size, K)."""
+        """Return the array after the last rows of keys in these states (size, K)."""
         mean, covariance = self.model.moments(values[: self.model.size])
         return np.concatenate([mean, covariance, self._moments.begin(values)])
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        What no row ever determines has an infinite variance; what rounding has taken from it, NaN.
+        An undetermined state has an infinite variance; a state lost to rounding is NaN.
         """
         n = len(self.model.states)
         return later[:n], later[n : self._width]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """Nothing beside mean and covariance."""
+        """No outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return the same before the rows, about the states (size, K) before them."""
+        """Return the array before the rows, about the states (size, K) before them."""
         moments = self._moments.back(before, rows, later[self._width :])
         earlier = np.concatenate([*self._moments.smoothed(before, moments), moments])
         here = np.flatnonzero(~self._kept(before, earlier) & ~rows.first)
@@ -73,7 +74,7 @@ class LinearSmoother:
         return earlier
 
     def _kept(self, before: Array, earlier: Array) -> np.ndarray:
-        """Return for which keys (K,) the moments keep the digits of the covariance; they must while it has columns."""
+        """Return a mask (K,) of keys where the moments keep the covariance's digits; always with columns."""
         variances = before[self._moments.variances]
         kept: np.ndarray = np.all(earlier[self._moments.variances] >= KEPT * variances, axis=0)
         kept &= (variances * earlier[-len(variances) :]).sum(axis=0) <= LARGEST

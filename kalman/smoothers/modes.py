@@ -7,11 +7,11 @@ N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its stat
 of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
 
 A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
-and covariance V = P - P N P, which is carried beside them, since this difference loses all digits where P is enormous.
-Nothing is inverted that a known state or a mode without noise makes singular, and a future
-without measurements (r = 0, N = 0) changes nothing. With one mode, or several that are the same, this is the smoother
-of Rauch, Tung and Striebel; with modes that never change it is theirs for each; with a state that is known it is the
-smoother of Hamilton's filter (Kim 1994).
+and covariance V = P - P N P. V is carried beside them, since this difference loses all digits where P is enormous. No
+matrix is inverted that a known state or a noiseless mode makes singular, and a future without measurements (r = 0, N =
+0) changes nothing. With one mode, or several that are the same, this is the smoother of Rauch, Tung and Striebel; with
+modes that never change it is that smoother in each mode; with a known state it is the smoother of Hamilton's filter
+(Kim 1994).
 
 References: Helmick, Blair and Hoffman (1995), the pairs of a forward and a backward IMM; Fraser and Potter (1969), two
 filters for one model; Bryson and Frazier (1963), the moments r and N; Barber (2006), how such merges compare.
@@ -33,7 +33,7 @@ from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
 ROUNDING = 1e-9
-"""What rounding may add to a share of one."""
+"""Largest rounding error of a share of 1."""
 TINY = 1e-300
 
 
@@ -97,7 +97,7 @@ class ModeSmoother:
         """Return the array before the rows, given `later` after them and the states `before` them."""
         if rows.first.all():
             return later
-        with np.errstate(all="ignore"):  # flagged and first rows can fail, and are left out
+        with np.errstate(all="ignore"):  # flagged and first rows can fail and are excluded
             earlier = self._earlier(before, rows, later)
         return np.where(rows.first, later, earlier)
 
@@ -117,7 +117,7 @@ class ModeSmoother:
             moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(linked[:, k])
-            if not len(leading):  # the floor alone has kept it
+            if not len(leading):  # only the floor has kept it
                 continue
             scores = np.empty((len(leading), before.shape[1]))
             for at, j in enumerate(leading.tolist()):
@@ -210,7 +210,7 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
     cross = CrossSmoother(mode)
 
     def by_states(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
-        """By the smoothed states themselves, whose covariances must not be singular."""
+        """Step back by the smoothed states, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
         mean = _vectors(m) + _apply(_matrices(P, n), moments.r)
@@ -251,7 +251,7 @@ def _about(
 def _kept(N: Array, V: Array, P: Array) -> Array:
     """Return I - N P, which is P^-1 V where P has an inverse.
 
-    As a difference it loses all digits where P is enormous; only along directions without variance it is taken so.
+    The difference loses all digits where P is enormous; it is used only along directions without variance.
     """
     good: Any = np.isfinite(P).all(axis=(1, 2))
     n = P.shape[1]
@@ -274,8 +274,8 @@ def _kept(N: Array, V: Array, P: Array) -> Array:
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
     """Return log-scores (M, K) in which modes at the filter's floor do not rise above the floor.
 
-    Such a mode may be less likely than the floor by more than later rows favour it. Where all modes are at the floor,
-    scores stay.
+    The true probability of such a mode may be below the floor by more than later rows raise it. Where all modes are at
+    the floor, scores stay.
     """
     low = logs <= floor
     top = np.max(np.where(low, -np.inf, scores), axis=0)
@@ -283,8 +283,8 @@ def _floored(scores: Array, logs: Array, floor: float) -> Array:
 
 
 class Spectrum(NamedTuple):
-    """L' N L = V diag(values) V' for states of covariance P = L L': the shares of each direction's variance that later
-    rows take away. `out` is the inverse of L', 0 where P leaves nothing open."""
+    """L' N L = V diag(values) V' for states of covariance P = L L': the shares of each direction's variance removed by
+    later rows. `out` is the inverse of L', 0 where P has no variance."""
 
     L: Array
     out: Array
@@ -307,10 +307,9 @@ def _spectrum(N: Array, P: Array) -> Spectrum:
 
 
 def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
-    """Return the moments about states of covariance P, with shares that a likelihood can have, 0 to 1.
-
-    A merge of distant pairs can be wider than the filter's state. That holds for this state, but it is no likelihood,
-    and must not be taken further back.
+    """Return the moments about states of covariance P, with shares limited to those of a likelihood, 0 to 1. A merge of
+    distant pairs can be wider than the filter's state. This is valid for this state, but it is not a likelihood and
+    must not be carried further back.
     """
     r, N, V = moments
     found = _spectrum(N, P)
@@ -327,7 +326,7 @@ def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
 
 
 def _sound(moments: BackwardMoments, P: Array) -> BackwardMoments:
-    """Return the moments, those of no rows about states of covariance P where a failed mode has no finite number."""
+    """Return the moments; where a failed mode is not finite, those without later rows about states of covariance P."""
     good: Any = np.logical_and.reduce([np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments])
     here = good[:, None, None]
     r, N, V = moments

@@ -1,14 +1,14 @@
-"""The backward pass of two moments: rows whose state is still diffuse, and most others, are smoothed by it.
+"""The backward pass of two moments, used for rows with a diffuse state and most others.
 
-The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own
-has mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular; but the
-difference loses all digits where P is enormous (`kalman.smoothers.linear` has what is right there).
+The moments of all later rows are r (n) and N (n x n): a state with mean m and covariance P given the rows so far has
+mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular. But the difference
+loses all digits where P is enormous (`kalman.smoothers.linear` handles that case).
 
 While a state is m + A c + e with columns A (`kalman.filters.diffuse`), r and N are about e, given the coefficients:
 given all rows c is mu + Xi w with w ~ N(0, I), and r is r - Omega w. So the state's mean is m + A mu + P r, and its
-covariance P - P N P + T T' with T = A Xi - P Omega. Going backwards, each measurement that had determined a coefficient
-or told of it says what it was; a column that the filter had folded into its covariance is taken out of it again:
-of P + d d', r and N, the coefficient of d has mean d' r and variance 1 - d' N d. Nothing here tends to infinity.
+covariance P - P N P + T T' with T = A Xi - P Omega. Going backwards, each measurement that determined a coefficient or
+informed about it gives its value; a column that the filter folded into its covariance is taken out again: of P + d d',
+r and N, the coefficient of d has mean d' r and variance 1 - d' N d. Nothing here tends to infinity.
 
 References: Bryson and Frazier (1963); de Jong (1989, 1991); Durbin and Koopman (2012), sections 4.4 (r and N), 5.7 (the
 augmented smoother) and 6.4 (one scalar after another).
@@ -31,16 +31,16 @@ from kalman.linalg.program import Program, Tape
 from kalman.types import Array, Rows
 
 UNDETERMINED = 1e-6
-"""A smaller remainder of a diffuse state is the rounding of a state that later rows determine."""
+"""A diffuse remainder below this is the rounding of a state that later rows determine."""
 
 LOST = -1e-9
-"""A variance below this share of the filter's is what rounding has left of it; one above is a rounded zero."""
+"""A variance below this share of the filter's is lost to rounding; a larger one below zero is a rounded zero."""
 
 
 class Later(NamedTuple):
     """The moments of all later rows about a state: r (n), N (packed); Omega (n x q), mu (q) and Xi (q x q) of columns.
 
-    endless (q): 1 for a component of w that no row determines, which has no variance, else 0
+    endless (q): 1 for a component of w that no row determines (its variance is infinite), else 0
     largest (n): the largest entry of N's diagonal about any later state
     """
 
@@ -57,7 +57,7 @@ class Later(NamedTuple):
 class MomentSmoother:
     """The smoother of a linear filter. It carries `Later` back as an array (depth, K).
 
-    States may have more rows after those of the model, which are ignored.
+    Rows of a state after the model's are ignored.
     """
 
     model: LinearFilter
@@ -84,7 +84,7 @@ class MomentSmoother:
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        What no row ever determines has an infinite variance. Where rounding has left no variance all is NaN.
+        An undetermined state has an infinite variance. A key that lost a variance to rounding is NaN.
         """
         n = len(self.model.states)
         result = np.empty((n + packed_size(n), after.shape[1]))
@@ -100,7 +100,7 @@ class MomentSmoother:
         return result[:n], result[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """Nothing beside mean and covariance."""
+        """No outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
@@ -123,9 +123,8 @@ class MomentSmoother:
 
 
 def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list[Entry], list[Entry]]:
-    """Return mean and packed covariance given all rows of a state (m, P, A) given those up to its own.
-
-    What no row determines has infinite entries.
+    """Return mean and packed covariance given all rows, from a state (m, P, A) given the rows so far. Undetermined
+    entries are infinite.
     """
     full = symmetric(P)
     mean = [plus(a, b) for a, b in zip(m, apply(full, later.r), strict=True)]
@@ -148,7 +147,7 @@ def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list
 
 
 def _before_row(later: Later, step: Traced, model: LinearFilter) -> Later:
-    """Return the moments before a row, of which `step` is the filter's."""
+    """Return the moments before a row; step: the filter's step of this row."""
     updated = step.updated
     later = _noted(later)
     ready = trusted([scalar.weighing for scalar in updated.scalars])
@@ -214,7 +213,7 @@ def _before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
 
 
 def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Later:
-    """Return the same where the measurement sees columns: S, K and v are then those given their coefficients."""
+    """Return the same for a measurement with a projection on columns: S, K and v are those given the coefficients."""
     v, _, S, K, _, _ = scalar.weighing
     here: Any = True if scalar.present is None else scalar.present
     turn, precision = reflection(seen), seen.precision
@@ -222,7 +221,7 @@ def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Late
         minus(times(a, np.sqrt(seen.S)), times(b, np.sqrt(precision)))
         for a, b in zip(gains(seen, seen.flat), seen.M, strict=True)
     ]
-    for j, picked in enumerate(turn.picked):  # what is determined well is in the covariance at once
+    for j, picked in enumerate(turn.picked):  # a well determined direction is folded at once
         at_once = picked & here & ~seen.apart
         later = _opened(later, j, [np.where(at_once, a, 0.0) for a in fixed], at_once)
     given = seen.apart | seen.undetermined
@@ -253,9 +252,8 @@ def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Late
 
 
 def _coefficients_before(later: Later, seen: Seen, turn: Reflection, v: Entry, S: Entry, here: Any) -> Later:
-    """Return the coefficients before a measurement: what it fixed by the others and its noise, or Potter's step back.
-
-    S: the innovation's variance where it determines none.
+    """Return the coefficients before a measurement: a fixed one from the others and the noise, else Potter's step back.
+    S: the innovation's variance where the measurement fixes no coefficient.
     """
     determines, told = seen.undetermined & here, seen.apart & here & ~seen.undetermined
     step = over(1.0, plus(S, np.sqrt(times(S, seen.S))))
@@ -312,7 +310,7 @@ def _noted(later: Later) -> Later:
 
 
 def _before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None, columns: bool) -> Later:
-    """Return the moments before a transition F; predicted (K,) bool: which keys were, None for all."""
+    """Return the moments before a transition F; predicted: mask (K,) of keys that were predicted, None for all."""
     turned = [list(column) for column in zip(*F, strict=True)]
     r, N, Omega = apply(turned, later.r), congruence(turned, later.N), later.Omega
     if columns:
@@ -364,7 +362,7 @@ def _entries(later: Later) -> list[Entry]:
 
 
 def run_program(program: Program, inputs: list[Any], outputs: Array) -> None:
-    """Run a program whose flagged keys may go wrong, and are left out."""
+    """Run a program; results of flagged keys may be invalid and are not used."""
     with np.errstate(all="ignore"):
         program(inputs, np.empty((program.buffers, outputs.shape[1])), outputs)
 

@@ -1,7 +1,7 @@
-"""Fixed-interval smoothing in pieces: any number of rows of any number of keys, in memory that is bounded.
+"""Fixed-interval smoothing in pieces: any number of rows and keys in bounded memory.
 
-Each piece is the rows of one segment of `kalman.smoothers.checkpoints`. A piece has the bits that it would have if all
-states were kept, since no bit of a run depends on how its rows are split.
+Each piece is the rows of one segment of `kalman.smoothers.checkpoints`. A piece has the same bits as with all states
+kept, since no bit of a run depends on the split of its rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from kalman.smoothers.kinds import Smoother, smoother, to_smooth
 from kalman.types import Array, Filter, Rows
 
 ROOM = 64 * 2**20
-"""Bytes for the states and results at work, beside the rows themselves. A key alone takes more if it must."""
+"""Bytes for the current states and results, beside the rows. A single key may need more."""
 
 
 class Smoothed(NamedTuple):
@@ -36,7 +36,7 @@ class Observer(Protocol):
     """An observer of a run, such as `kalman.evaluation.row_figures.RowFigures`."""
 
     def __call__(self, taken: Round) -> None:
-        """See one round."""
+        """Observe one round."""
         ...
 
     def found(self) -> dict[str, Array]:
@@ -45,13 +45,12 @@ class Observer(Protocol):
 
 
 ObserverMaker = Callable[[Filter, KeyStates, SortedRows], Observer]
-"""Makes the observer of a run over some rows, after the states before them."""
+"""Makes the observer of a run over rows, given the states before them."""
 
 
 class Piece(NamedTuple):
-    """Results for some of the rows: `rows` (N,) are their indices, ascending; found: by an observer.
-
-    before: states of some keys before these rows; taken: the rows, whose keys are positions among these states.
+    """Results for some rows: `rows` (N,) are their indices, ascending; found: an observer's figures. before: states of
+    some keys before these rows; taken: the rows, whose keys are positions among these states.
     """
 
     rows: Integers
@@ -65,8 +64,8 @@ class Piece(NamedTuple):
 class Pieces:
     """The smoothed rows of K keys, in pieces: iterate over it once.
 
-    Every row is in one piece. The pieces of a key come from its last rows to its first, and after all those of keys
-    with lower numbers unless both share the pieces.
+    Every row is in one piece. The pieces of a key come in order from its last rows to its first. They follow the pieces
+    of keys with lower numbers, unless the keys share pieces.
     """
 
     def __init__(
@@ -82,11 +81,11 @@ class Pieces:
 
         Args:
             model: the filter.
-            states: of the K keys before the rows.
-            rows: late ones may be among them.
+            states: states of the K keys before the rows.
+            rows: the rows, possibly with late ones.
             unit: microseconds in the model's unit of time.
-            observer: whose figures the pieces have.
-            room: bytes to work in, beside these arguments.
+            observer: makes the observer whose figures the pieces contain.
+            room: bytes for the work, beside these arguments.
         """
         self._backwards, self._begin = smoother(model), to_smooth(model).initial(1)
         self._model, self._rows, self._unit = model, rows, unit
@@ -95,11 +94,11 @@ class Pieces:
         none = np.empty(0, np.int64)
         seen = {} if observer is None else observer(model, states.take(none), rows.take(none)).found()
         self.observed = {name: len(values) for name, values in seen.items()}
-        """The names of the observer's figures, and how many numbers a row has in each."""
+        """The names of the observer's figures, and the count of numbers of each in a row."""
 
     @property
     def states(self) -> KeyStates:
-        """Return the keys' states: once the iteration has ended, those after all rows."""
+        """Return the keys' states; after the iteration, the states after all rows."""
         return self._states
 
     def __iter__(self) -> Iterator[Piece]:
@@ -128,12 +127,12 @@ class Pieces:
         n = len(model.states)
         given, filtered = n + packed_size(n), sum(model.outputs.values()) + sum(self.observed.values())
         extra = sum(len(values) for values in self._backwards.extra(begun).values())
-        # a row's results are there twice while they are sorted; besides: times, flags, indices
+        # sorting holds a row's results twice; besides: times, flags, indices
         row = model.size + 3 * (model.measurements + model.controls) + 4 * given + 2 * (filtered + extra) + 20
         return Footprint(8 * row, 300, 8 * (model.size + 3), 8 * 4 * (model.size + len(begun)))
 
     def nothing(self, rows: int) -> Smoothed:
-        """Return the smoothed states of so many rows as NaN."""
+        """Return smoothed states of `rows` rows, all NaN."""
         n = len(self._model.states)
         extra = self._backwards.extra(self._backwards.begin(self._begin))
         widths = {name: len(values) for name, values in extra.items()}
@@ -149,7 +148,7 @@ class Pieces:
         return Piece(rows, outputs, self.nothing(len(rows)), unseen, self._states, taken)
 
     def _section(self, keys: "_Keys", section: Section) -> Iterator[Piece]:
-        """Return the pieces of some keys, and put their last states among all."""
+        """Yield the pieces of some keys, and store their last states."""
         states = self._states.take(keys.numbers)
         checkpoints: list[KeyStates] = []
         segments = list(zip(section.bounds[:-1], section.bounds[1:], strict=True))
@@ -172,7 +171,7 @@ class Pieces:
 
 
 class _Segment(NamedTuple):
-    """The rows of one segment, and `indices` of them among all; active: positions of its keys in their section."""
+    """The rows of one segment and their `indices` among all rows; active: positions of its keys in their section."""
 
     active: Integers
     indices: Integers
@@ -182,7 +181,7 @@ class _Segment(NamedTuple):
 class _Keys(NamedTuple):
     """The keys of a section: the one at position i has the rows kept[starts[i]] up to kept[starts[i + 1]].
 
-    kept: indices of the rows that are not late; None: of all
+    kept: indices of the rows that are not late; None: all rows
     """
 
     all_rows: SortedRows
@@ -239,8 +238,8 @@ class _Filtered:
     def smoothed(self, backwards: Smoother, whole: Array, active: Integers) -> Smoothed:
         """Return the rows' smoothed states, and carry the backward pass's array over them.
 
-        whole (depth, K): the array after these rows, of the keys at positions `active` among others; after the call
-        that before them.
+        whole (depth, K): the array after these rows, with the keys at positions `active`; after the call, the array
+        before them.
         """
         plan = rounds(self._rows.key)
         y, u = self._rows.y[:, plan.order], self._rows.u[:, plan.order]
@@ -263,13 +262,13 @@ class _Filtered:
 
 
 def _put(part: KeyStates, whole: KeyStates, where: Integers) -> None:
-    """Put the states of some keys at their places among all."""
+    """Write the states of some keys into the array of all states."""
     for into, values in zip(whole, part, strict=True):
         into[..., where] = values
 
 
 def _starts(key: Integers, kept: Integers | None) -> Integers:
-    """Return where each key's rows begin among those kept, and where the last one's end."""
+    """Return the position where each key's kept rows begin, and the end of the last key's rows."""
     key = key if kept is None else key[kept]
     new = np.ones(len(key), bool)
     np.not_equal(key[1:], key[:-1], out=new[1:])

@@ -15,7 +15,7 @@ from kalman.types import Array, Rows
 
 @dataclass(frozen=True)
 class CrossSmoother:
-    """The smoother of a filter with a `prediction`. It carries back the next state, smoothed."""
+    """The smoother of a filter with a `prediction`. It carries back the smoothed next state."""
 
     model: Smoothable
 
@@ -29,14 +29,14 @@ class CrossSmoother:
         return later[:n], later[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """Nothing beside mean and covariance."""
+        """No outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return the smoothed states before the rows, from those after them."""
         m, _ = self.model.moments(before)
         n = len(m)
-        with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
+        with np.errstate(all="ignore"):  # only flagged rows can fail, and they are excluded
             prediction = self.model.prediction(before, rows)
             back = Retrodiction([list(row) for row in prediction.gain], list(prediction.rest))
             mean = retrodicted([*m], [*prediction.mean], back.G, [*later[:n]])

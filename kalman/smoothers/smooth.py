@@ -12,8 +12,8 @@ def smooth(
 ) -> tuple[KeyStates, Outputs, Smoothed]:
     """Return the results of `run`, and each row's state given all rows of its key.
 
-    Exact for the linear filter, whatever the time steps, control, missing components and diffuse start;
-    approximate as the filter itself is for the others. Takes `room` bytes beside its arguments and results
+    The result is exact for the linear filter, with any time steps, control, missing components and diffuse start. For
+    other filters it is as approximate as the filter. Needs `room` bytes beside its arguments and results
     (`kalman.smoothers.pieces`, which also gives the results in pieces).
     Raises ModelError where the filter cannot be smoothed.
 
@@ -31,7 +31,7 @@ def smooth_observed(
     observer: ObserverMaker | None,
     room: float = ROOM,
 ) -> tuple[KeyStates, Outputs, Smoothed, dict[str, Array]]:
-    """Return the results of `smooth`, and what an `observer` has found of the rows, name -> (d, N)."""
+    """Return the results of `smooth`, and an `observer`'s figures of the rows, name -> (d, N)."""
     pieces = Pieces(model, states, rows, unit, observer, room)
     outputs, smoothed = empty(model, len(rows.key)), pieces.nothing(len(rows.key))
     found = {name: np.empty((width, len(rows.key))) for name, width in pieces.observed.items()}

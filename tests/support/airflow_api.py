@@ -1,4 +1,4 @@
-"""Airflow's API, for a person who has logged in."""
+"""Client of Airflow's API with the rights of a user."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 PATIENCE = 180.0
 HARMLESS = ("GET", "PATCH")
-"""What may be said twice: PATCH pauses a DAG, or does not."""
+"""Methods that are safe to repeat: PATCH pauses a DAG, or unpauses it."""
 
 
 class Api:
-    """What a user does with a running Airflow.
+    """A user's client of a running Airflow.
 
     Args:
-        address: of its page.
-        password: of the user; asked for when it is first needed, as Airflow makes it when it starts.
-        user: who logs in.
+        address: URL of its page.
+        password: returns the user's password; called at first use, since Airflow makes it when it starts.
+        user: name of the user.
     """
 
     def __init__(self, address: str, password: Callable[[], str], user: str = "admin") -> None:
@@ -34,7 +34,7 @@ class Api:
         return self._ask(f"/api/v2{path}", body, method or ("GET" if body is None else "POST"))
 
     def page(self, path: str) -> str:
-        """Return a page of Airflow's address, as a person sees it who has logged in."""
+        """Return a page of Airflow for the logged-in user."""
         self._log_in()
         request = urllib.request.Request(self.address + path)
         request.add_header("Authorization", f"Bearer {self._token}")
@@ -59,7 +59,7 @@ class Api:
         assert state == "success", self.logs(f"{path}/{run}")
 
     def logs(self, run: str) -> str:
-        """Return what the tasks of a run said."""
+        """Return the logs of a run's tasks."""
         tasks = self.call(f"{run}/taskInstances")["task_instances"]
         said = [self.call(f"{run}/taskInstances/{one['task_id']}/logs/{one['try_number']}") for one in tasks]
         return json.dumps(said, indent=1)[-8000:]
@@ -83,16 +83,14 @@ class Api:
                     return json.loads(answer.read() or b"null")
             except urllib.error.HTTPError:
                 raise
-            except (
-                OSError
-            ):  # it is busy, or has been killed and is not back: what changes nothing is asked again
+            except OSError:  # busy, or killed and not yet restarted: a safe request is sent again
                 if method not in HARMLESS or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
 
 
 def wait_for(ask: Callable[[], T | None], seconds: float, what: str) -> T:
-    """Ask until the answer is true."""
+    """Call `ask` until its result is true."""
     end = time.monotonic() + seconds
     while not (answer := ask()):
         assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"

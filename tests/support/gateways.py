@@ -1,4 +1,4 @@
-"""Java processes of a test's own, beside the one of Spark."""
+"""Java processes of a test, beside Spark's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class JavaProcess(AbstractContextManager["JavaProcess"]):
 def errors_of_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let errors of every Java process arrive as `Py4JJavaError`, also after a session of Spark in this process.
 
-    PySpark replaces how Py4J reads an answer, for all gateways: it asks Spark's Java process for the class of the
-    object that an error names. For an error of another process that is the number of some object of Spark's.
+    PySpark replaces Py4J's reading of answers, for all gateways: it asks Spark's Java process for the class of an
+    error's object. For an error of another process, that object number belongs to another object of Spark's.
     """
     monkeypatch.setattr(py4j.java_gateway, "get_return_value", py4j.protocol.get_return_value)

@@ -1,4 +1,4 @@
-"""A stream whose drivers the launcher submits to a cluster, and what the clusters' tests do with it."""
+"""A stream whose drivers the launcher submits to a cluster, and the steps of the clusters' tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 300.0
 def set_environment(
     monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, connection: dict[str, Any], **variables: str
 ) -> None:
-    """Let tasks of a pipeline submit to a cluster: by this connection, and with these variables besides."""
+    """Set the environment in which a pipeline's tasks submit to a cluster by this connection."""
     for name, value in {
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
         "KALMAN_WAREHOUSE": pipeline.settings.warehouse,
@@ -38,7 +38,7 @@ def set_environment(
 
 
 class ClusterStream:
-    """A stream with a day of history and four more to take in, the first two of them landed."""
+    """A stream with a day of history and four days to process; the first two have landed."""
 
     def __init__(self, folder: Path) -> None:
         self.frames = random_rows(5)
@@ -50,14 +50,14 @@ class ClusterStream:
         self.log = DriverLog.at(self.root, "walk")
 
     def start(self) -> DriverStatus:
-        """Submit a driver, and return what is to be seen of it right after."""
+        """Submit a driver, and return its state right after."""
         chosen = launcher()
         assert isinstance(chosen, ClusterLauncher)
         chosen.start(self.root, Work("walk", 2.0), about(seconds=2.0))
         return driver_status(self.log)
 
     def drives(self) -> list[DriverRecord]:
-        """Return who has driven it, in order."""
+        """Return the stream's drivers so far, in order."""
         return self.log.history("walk-g0001")
 
     def estimates(self) -> list[dict[str, Any]]:
@@ -65,23 +65,23 @@ class ClusterStream:
         return rows_of(Path(self.root, "estimates", "walk"))
 
     def take_in(self, days: int) -> None:
-        """Wait until it has estimates of so many days; the history is the first of them."""
+        """Wait until the stream has estimates of `days` days, the history included."""
         count = sum(len(frame) for frame in self.frames[1:days])
         wait_for(lambda: len(self.estimates()) >= count, PATIENCE, f"{count} estimates")
 
     def kill(self, seconds: float) -> None:
-        """Kill its first driver, and wait so long until that is seen."""
+        """Kill the first driver, and wait at most `seconds` until the kill is noticed."""
         (first,) = self.drives()
         for pid in processes(first.owner):
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not driver_status(self.log).driven, seconds, "its end being seen")
 
     def land_rest(self) -> None:
-        """Land the days that are still to come."""
+        """Land the remaining days."""
         self.pipeline.land(*self.frames[3:])
 
     def stop(self) -> None:
-        """Ask its second driver to stop, and check that it did so, and that the first was killed."""
+        """Ask the second driver to stop, and check that it stopped and that the first was killed."""
         request_stop(self.log, driver_status(self.log), "by the test")
         wait_for(lambda: self.drives()[-1].ended_at, PATIENCE, "the driver's end")
         assert [one.how for one in self.drives()] == [None, STOPPED]

@@ -1,9 +1,9 @@
-"""Run pipelines on a warehouse in a store, in a process of its own: Spark has the store's jars from its start.
+"""Run pipelines on a warehouse in a store, in a separate process: Spark needs the store's jars from its start.
 
     python -m tests.support.in_store FOLDER PART ...
 
 PART is one of PARTS, on S3: the store and a proxy before it run in this process. The code of the former release is in
-FOLDER/former. What was found is printed as a line of JSON a step.
+FOLDER/former. Each step prints its result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ S3 = f"s3a://{BUCKET}"
 EACH = 4
 DAYS = 8
 SECONDS = 900.0
-"""How long a driver may take to a moment that is waited for: each of its requests is one over a network."""
+"""Seconds that a driver may take to reach an awaited moment: each of its requests uses a network."""
 STREAM = ("stream", "--model", "walk")
 
 
@@ -75,13 +75,13 @@ def main(folder: Path, parts: list[str]) -> None:
 
 
 def tell(step: str, **found: Any) -> None:
-    """Print what a step has found."""
+    """Print the result of a step."""
     print("FOUND", json.dumps({"step": step, **found}), flush=True)
 
 
 @dataclass
 class Store:
-    """A store by the URI of a folder in it, and what may lose answers before it."""
+    """A store by the URI of a folder in it, and the proxy that can lose answers."""
 
     root: str
     proxy: Proxy | None
@@ -93,7 +93,7 @@ class Store:
         return pipeline
 
     def lose_first_answers(self) -> None:
-        """Lose the first answer to each creation from now on, where something can."""
+        """Lose the first answer to each creation from now on, if there is a proxy."""
         if self.proxy is not None:
             self.proxy.lose = first_answers()
 
@@ -103,7 +103,7 @@ class Store:
             self.proxy.behave()
 
     def lost(self) -> dict[str, int]:
-        """Count what was lost."""
+        """Return the number of lost answers."""
         return {} if self.proxy is None else counted(self.proxy.lost)
 
 
@@ -116,7 +116,7 @@ def commits(folder: Path, store: Store) -> None:
 
 
 def streams(folder: Path, store: Store) -> None:
-    """Land, pretrain and stream in a store and in a folder; of the second stream every first answer is lost."""
+    """Land, pretrain and stream in a store and in a folder; the second stream loses every first answer."""
     days = random_rows(5)
     here, there = Pipeline(folder / "folder", random_walk_spec()), store.pipeline(folder, "streams")
     there.land(*days[:2])
@@ -150,7 +150,7 @@ def first_answers() -> Callable[[Asked], bool]:
 
 
 def counted(paths: list[str]) -> dict[str, int]:
-    """Count paths by what they are: commits of Delta's log by table, files of Spark's checkpoints, others."""
+    """Count paths by kind: commits of Delta's log by table, files of Spark's checkpoints, others."""
     found: dict[str, int] = {}
     for path in paths:
         parts = path.split("?")[0].strip("/").split("/")[2:]
@@ -279,13 +279,12 @@ QUERIED: dict[str, Any] = {
     },
     "sinks": {"latest": True},
 }
-"""What the gauges of the tests of inputs have besides."""
+"""Extra settings of the gauges model in the tests of inputs."""
 
 
 def queries(folder: Path, store: Store) -> None:
-    """Run what reads and follows estimates, in S3 and in a folder, of a model whose keys have inputs from a table.
-
-    In S3 of each creation the first answer is lost.
+    """Run the readers and followers of estimates, in S3 and in a folder, for a model with key inputs from a table. In
+    S3 the first answer to each creation is lost.
     """
     told, tables = [], []
     for place in (store, None):
@@ -341,7 +340,7 @@ def queries(folder: Path, store: Store) -> None:
 
 
 def health_of(pipeline: Pipeline) -> str:
-    """Return what the report on the model's health says: it reads tables without Spark, those of a folder alone."""
+    """Return the content of the model's health report, which reads tables without Spark, in a folder only."""
     try:
         return report.run(pipeline.settings, "gauge").lines[0]
     except UserError as error:
@@ -356,7 +355,7 @@ def alerts_of(pipeline: Pipeline) -> list[list[str]]:
 
 
 def every(number: int) -> Callable[[Asked], bool]:
-    """Return a rule that holds for each request whose turn it is."""
+    """Return a rule that is true for every `number`-th request."""
     seen = [0]
 
     def rule(asked: Asked) -> bool:
@@ -408,7 +407,7 @@ def batches(pipeline: Pipeline, folder: str) -> list[int]:
 
 
 def frozen_drivers(pipeline: Pipeline) -> None:
-    """Freeze a driver right before its commit of micro-batch 1, let another take over, and wake the first one up."""
+    """Freeze a driver right before its commit of micro-batch 1, let another take over, and resume the first."""
     (pipeline.folder / "sitecustomize.py").write_text(FREEZES)
     path = os.pathsep.join([str(pipeline.folder), str(HERE)])
     frozen = pipeline.folder / "frozen"
@@ -431,7 +430,7 @@ def killed_driver(pipeline: Pipeline, batch: int, whole_group: bool) -> None:
 
 
 def two_drivers(pipeline: Pipeline, last: int) -> None:
-    """Start two drivers at once, which share no lock: one ends, the other one processes what there is."""
+    """Start two drivers at once without a shared lock: one ends, the other one processes all rows."""
     both = [started(pipeline, "--trigger", "1") for _ in range(2)]
     deadline = time.monotonic() + SECONDS
     while all(one.process.poll() is None for one in both) and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """Kubernetes with one node and without containers: its real API server, and processes in place of pods.
 
-The server is `kube-apiserver` with `etcd` behind it. What stands in for scheduler, kubelet, image and cluster DNS is
-here: a pod's container is the image's own entrypoint, as a process of this machine with the container's environment,
-an address of its own in 127.0.0.0/8, and the files that would be mounted in a folder of its own.
+The server is `kube-apiserver` with `etcd` behind it. This module replaces scheduler, kubelet, image and cluster DNS. A
+pod's container is the image's entrypoint as a process of this machine, with the container's environment, a separate
+address in 127.0.0.0/8, and the mounted files in a separate folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class ApiServer(Service):
-    """A Kubernetes API server; who submits is a user of its own, which may do what a `Role` gives it."""
+    """A Kubernetes API server; the submitter is a separate user with the rights of a `Role`."""
 
     def __init__(self, folder: Path, program: str, etcd: str) -> None:
         self.folder, self._program, self._etcd = folder, program, etcd
@@ -124,13 +124,13 @@ class ApiServer(Service):
         )
 
     def create(self, path: str, body: Any) -> Any:
-        """Create something; it must succeed."""
+        """Create an object; it must succeed."""
         answer = self.call(path, body)
         assert answer.ok, answer.text
         return answer.json()
 
     def kubeconfig(self, namespace: str) -> Path:
-        """Write down how the submitter reaches it."""
+        """Write the kubeconfig of the submitter."""
         file = self.folder / "kubeconfig"
         ca = base64.b64encode(self.certificate.read_bytes()).decode()
         cluster = {"server": self.address, "certificate-authority-data": ca}
@@ -148,13 +148,13 @@ class ApiServer(Service):
 
 
 class Node:
-    """What runs the pods of a namespace.
+    """A node that runs the pods of a namespace.
 
     Args:
-        api: the server that it asks.
-        namespace: whose pods it runs.
-        image: the environment that the image would give.
-        claims: the folder that each volume claim is.
+        api: the API server.
+        namespace: namespace of its pods.
+        image: the image's environment.
+        claims: folder of each volume claim.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Node:
         self.folder.mkdir()
         self.hosts = self.folder / "hosts"
         self.pods: dict[str, Pod] = {}
-        """All that it has run, by name."""
+        """All pods so far, by name."""
         self.error: BaseException | None = None
         self._path = f"/api/v1/namespaces/{namespace}"
         self._stop = threading.Event()
@@ -240,7 +240,7 @@ class Node:
     def _begin(self, pod: Pod) -> None:
         mounts = self._mounts(pod)
         if mounts is None:
-            return  # what it mounts is not there yet
+            return  # its mounts do not exist yet
         if "--properties-file" in pod.arguments:
             self._in_its_place(mounts)
         pod.start(self._environment(pod, mounts), [_moved(one, mounts) for one in pod.arguments])
@@ -248,7 +248,7 @@ class Node:
         self._tell(pod, "Running", {"running": {"startedAt": began}}, ready=True)
 
     def _mounts(self, pod: Pod) -> dict[str, Path] | None:
-        """Make what the container mounts; return where each path is, or None if something of it is not there yet."""
+        """Create the container's mounts; return the place of each path, or None if a mount does not exist yet."""
         volumes = {one["name"]: one for one in pod.spec["spec"].get("volumes", [])}
         found = {}
         for mount in pod.container.get("volumeMounts", []):
@@ -274,7 +274,7 @@ class Node:
         return found
 
     def _in_its_place(self, mounts: dict[str, Path]) -> None:
-        """Say in the driver's properties where its service account's files are."""
+        """Write the places of the service account's files into the driver's properties."""
         place, prefix = mounts[SECRETS], "spark.kubernetes.authenticate.driver.mounted"
         with next(path / PROPERTIES for path in mounts.values() if (path / PROPERTIES).exists()).open(
             "a"
@@ -322,7 +322,7 @@ class Node:
 
 
 class Pod:
-    """A pod and the process that its container is."""
+    """A pod and the process of its container."""
 
     def __init__(self, name: str, spec: dict[str, Any], folder: Path, address: str) -> None:
         self.name, self.spec, self.folder, self.address = name, spec, folder, address
@@ -334,17 +334,17 @@ class Pod:
 
     @property
     def lives(self) -> bool:
-        """Tell if its process has not ended."""
+        """Return whether its process is running."""
         return self.process is None or self.process.poll() is None
 
     @property
     def said(self) -> str:
-        """What its container printed."""
+        """Return the container's output."""
         log = self.folder / "log"
         return log.read_text(errors="replace") if log.exists() else ""
 
     def start(self, environment: dict[str, str], arguments: list[str]) -> None:
-        """Run the image's entrypoint, in a session of its own."""
+        """Run the image's entrypoint in a new session."""
         assert "command" not in self.container
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -358,7 +358,7 @@ class Pod:
             )
 
     def end(self, grace: float = 0.0) -> None:
-        """Let its process end, or kill all of its session."""
+        """End its process, or kill its session after the grace period."""
         if self.process is None:
             return
         if grace and self.process.poll() is None:
@@ -375,7 +375,7 @@ class Pod:
 
 
 def _moved(text: str, mounts: dict[str, Path]) -> str:
-    """Return a text with a mounted path as it is here."""
+    """Return a text with mounted paths replaced by their places on this machine."""
     for path, place in mounts.items():
         if text == path or text.startswith(f"{path}/"):
             return str(place) + text[len(path) :]

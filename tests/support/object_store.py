@@ -38,9 +38,8 @@ def program() -> str | None:
 
 
 def missing(java: bool = False) -> str | None:
-    """Return what a test on the store misses on this machine, with Spark's jars or without; None if all is there.
-
-    Tests fetch nothing for it.
+    """Return what this machine lacks for a test on the store, with Spark's jars or without; None if it has everything.
+    Tests download nothing.
     """
     if program() is None:
         return HOW_TO_GET
@@ -64,7 +63,7 @@ class ObjectStore(Service):
         (folder / BUCKET).mkdir(parents=True)
 
     def start(self) -> None:
-        """Start it, and return once it takes connections."""
+        """Start the store, and return once it accepts connections."""
         secrets = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
         with (self.folder.parent / "store.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -110,16 +109,15 @@ def mark_folder(address: str, path: str) -> None:
 
 
 Asked = tuple[str, str, bool]
-"""A request: its method, its path, and whether it has the condition."""
+"""A request: method, path, and whether it has the header If-None-Match."""
 
 
 class Proxy:
-    """What stands between a client and the store: it forwards, and misbehaves as it is told.
+    """A proxy between a client and the store, which forwards requests and can misbehave.
 
-    lose: for a request that the store has answered, whether the client gets no answer but a closed connection.
-    refuse: for a request, whether the client gets a 503 and the store does not see it.
-    delay: for a request, how many seconds pass before the store sees it.
-    without_condition: the store does not see the header If-None-Match, as if it ignored it; the rest is signed anew.
+    lose: whether the client gets a closed connection instead of the store's answer to a request. refuse: whether the
+    client gets a 503 and the store never gets the request. delay: seconds before the store gets a request.
+    without_condition: remove the header If-None-Match, as if the store ignored it, and sign the request again.
     """
 
     def __init__(self, store: str) -> None:
@@ -156,7 +154,7 @@ class Proxy:
 
     @contextmanager
     def running(self) -> Iterator[Proxy]:
-        """Listen until the end of the `with`."""
+        """Listen during the `with`."""
         thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -166,7 +164,7 @@ class Proxy:
             self._server.server_close()
 
     def forward(self, handler: BaseHTTPRequestHandler) -> None:
-        """Pass one request on, and its answer back, unless told otherwise."""
+        """Forward one request and return its answer, unless a rule applies."""
         asked = (handler.command, handler.path, handler.headers.get("If-None-Match") is not None)
         length = int(handler.headers.get("Content-Length") or 0)
         body = handler.rfile.read(length)
@@ -210,7 +208,7 @@ class Proxy:
 
 
 def _signed_again(asked: Asked, headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers of a request without its condition, signed as Amazon's fourth version of signatures says."""
+    """Return the headers of a request without its condition, signed by Amazon's Signature Version 4."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     kept = {name.lower(): value for name, value in headers.items()}
     kept = {name: value for name, value in kept.items() if name not in ("if-none-match", "authorization")}

@@ -1,4 +1,4 @@
-"""An auth manager of Airflow with rights by DAG: a user may read the DAGs of the models that its name lists."""
+"""An auth manager of Airflow with rights by DAG: a user may read the DAGs of the model in its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 
 
 class RightsByDag(SimpleAuthManager):
-    """The simple auth manager, in which a user `<model>_reader` may read the DAGs of that model alone."""
+    """The simple auth manager, where a user `<model>_reader` may read only the DAGs of that model."""
 
     def is_authorized_dag(
         self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None

@@ -1,7 +1,7 @@
 """Run the services of docker-compose.yml as processes of this machine, with the same commands and settings.
 
-What a container would give them is put in their place: a name of a host becomes the loopback address with a free port,
-a volume becomes a folder, and `.env` is filled in. PostgreSQL is Debian's, Kafka is the broker of the demo.
+Their container's surroundings are replaced: a host name becomes the loopback address with a free port, a volume becomes
+a folder, and `.env` is filled in. PostgreSQL is Debian's, Kafka is the broker of the demo.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def postgres_programs() -> Path | None:
 
 
 class Services:
-    """The services, each a process with a log in `folder`; `models` is what is mounted."""
+    """The services, each a process with a log in `folder`; `models`: the mounted folder."""
 
     password = "a password of one's own"
 
@@ -86,7 +86,7 @@ class Services:
             assert word in text, word
             text = text.replace(word, instead)
         self.services: dict[str, Any] = yaml.safe_load(text)["services"]
-        # What the image's own ENV and the volumes say.
+        # Variables from the image's ENV and from the volumes.
         self.image = {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
@@ -96,7 +96,7 @@ class Services:
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            # Every container has these to itself.
+            # Every container has private copies of these.
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.ports["scheduler"]),
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports["worker_log"]),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(self.ports["trigger_log"]),
@@ -104,19 +104,19 @@ class Services:
         }
 
     def start(self) -> None:
-        """Start everything in the order of the file, and wait for each one's own health check."""
+        """Start the services in the order of the file, and wait for each one's health check."""
         self._start_postgres()
         self._run("prepare").wait(PATIENCE)
         assert self._processes[-1].returncode == 0, self.log("prepare")
         for name in ("spark-master", "spark-worker", "api-server", "scheduler", "dag-processor", "triggerer"):
             for _ in range(self.services[name].get("deploy", {}).get("replicas", 1)):
                 process = self._run(name)
-            # A worker's page has the port that the master's has, each in a container of its own.
+            # In containers the worker's page and the master's have the same port.
             if name != "spark-worker":
                 self._await_health(name, process)
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop all services."""
         for process in reversed(self._processes):
             if process.poll() is None:
                 family = psutil.Process(process.pid).children(recursive=True)
@@ -133,11 +133,11 @@ class Services:
                 process.wait()
 
     def log(self, name: str) -> str:
-        """Return what a service said."""
+        """Return a service's log."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-5000:]
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a service: none of Airflow's settings of this machine gets in."""
+        """Return the environment of a service, without this machine's Airflow settings."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "KALMAN"))}
         return {**kept, **self.services[name].get("environment", {}), **self.image}
 

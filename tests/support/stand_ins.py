@@ -9,12 +9,12 @@ from typing import Any
 
 
 def stand_in(method: Callable[..., Any], act: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `act` in the place of another one.
+    """Return a method that calls `act` instead of `method`.
 
     Args:
-        method: what is replaced. A call that does not fit its signature raises TypeError.
-        act: gets `call`, which calls the method, and the method's arguments by name, so that an argument more or less
-            does not concern it.
+        method: the replaced method. A call that does not fit its signature raises TypeError.
+        act: gets `call`, which calls the method, and the method's arguments by name, so that it does not depend on the
+            number of arguments.
     """
     signature = inspect.signature(method)
 

@@ -1,4 +1,4 @@
-"""Airflow as `make airflow` starts it, with all of its parts, and what is to be seen of it."""
+"""Airflow as started by `make airflow`, with all of its parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Airflow(Api):
         return Api(self.address, lambda: self.password(user), user)
 
     def said(self) -> str:
-        """Return what the script has printed."""
+        """Return the script's output."""
         return (self.home / "said.txt").read_text()
 
     def command(self, *words: str) -> str:
@@ -46,7 +46,7 @@ class Airflow(Api):
         return done.stdout
 
     def processes(self) -> dict[int, str]:
-        """Return the commands of everything that was started by this Airflow and still runs."""
+        """Return the commands of all running processes that this Airflow started."""
         found = {}
         for one in psutil.process_iter(["pid", "status", "cmdline"]):
             try:
@@ -61,7 +61,7 @@ class Airflow(Api):
 @contextmanager
 def standalone(home: Path, environment: Mapping[str, str]) -> Iterator[Airflow]:
     """Start Airflow by the script, in `home`, and stop it by SIGTERM."""
-    # The settings of the tests' other Airflow must not reach this one, as a user's must not.
+    # Neither the settings of the tests' other Airflow nor a user's may reach this one.
     given = {
         **os.environ,
         **environment,
@@ -85,7 +85,7 @@ def standalone(home: Path, environment: Mapping[str, str]) -> Iterator[Airflow]:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody uses."""
+    """Return the first of `count` consecutive free ports."""
     for first in range(18080, 30000, count):
         sockets = [socket.socket() for _ in range(count)]
         try:

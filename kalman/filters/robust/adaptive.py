@@ -3,12 +3,12 @@
 Each row gives an estimate of its noise. Given the innovation, the noise e ~ N(0, X) has a mean and a covariance,
 and so a second moment E[e e' | y]; the covariance moves towards it at a fixed rate,
 X' = (1 - rate) X + rate E[e e' | y], a mean of positive semidefinite matrices and so positive semidefinite. At the
-true covariances X is unchanged on average, whatever F and H are. A missing component informs about its noise
-only through its correlation with the others.
+true covariances X is unchanged on average, whatever F and H are. A missing component adds information on its noise only
+through correlation with the others.
 
-For R it is the residual-based estimate e e' + H P H' with exponential weights. For Q, whose usual estimate
-K v v' K' is unbiased only in a steady state with F = I, it is a step of online EM on the filtered moments.
-The adapted parameters are the key's own, in its state.
+For R, the method is the residual-based estimate e e' + H P H' with exponential weights. For Q, it is a step of online
+EM on the filtered moments: the usual estimate K v v' K' is unbiased only in a steady state with F = I. The adapted
+parameters are key-specific and part of the state.
 
 References: Mohamed and Schwarz (1999); Akhlaghi, Zhou and Huang (2017); Cappe and Moulines (2009).
 """
@@ -39,7 +39,7 @@ class Scaled(NamedTuple):
 
 
 class Adaptive(NamedTuple):
-    """The section `adaptive` of a definition. A rate of 0.02 moves 2 % of the way a row, a memory of 50 rows.
+    """The section `adaptive` of a definition. A rate of 0.02 moves 2 % of the way in each row, a memory of 50 rows.
 
     R, Q: rates, None when fixed; whole: Q itself is the parameter; scaled: the parameters that scale parts of Q.
     """
@@ -94,7 +94,7 @@ def _rate(field: str, value: Any) -> float | None:
 
 
 def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
-    """Refuse columns, and zeros that a covariance could not keep while the entries around them move."""
+    """Refuse columns, and patterns of zeros that an adapted covariance could not keep."""
     if columns.used(packed):
         raise ModelError(
             field, "it comes from a column, so it cannot be adapted", "write numbers, or remove adaptive"
@@ -109,14 +109,14 @@ def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
 
 
 def scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
-    """Return the parameter with the rank of the part of Q that it scales, 0 when it is no such parameter."""
+    """Return the parameter with the rank of the part of Q that it scales, 0 if it scales no part."""
     if columns.used(parameter.value):
         return Scaled(parameter.name, 0)
     dt, u = np.array([0.7]), [np.ones(1)] * controls
     values = {p.name: columns.resolve(p.value, u) for p in process.parameters}
     for tangent in process.tangents(parameter.name, dt, u, values):
         if any(np.any(a) for a in (*tangent.c, *(a for row in tangent.F for a in row))):
-            return Scaled(parameter.name, 0)  # it moves the mean too
+            return Scaled(parameter.name, 0)  # the parameter moves the mean too
     part = spread(process, parameter, dt, u, values)
     full = np.array([[float(np.squeeze(a)) for a in row] for row in symmetric(part)])
     return Scaled(parameter.name, int(np.linalg.matrix_rank(full)))
@@ -125,7 +125,7 @@ def scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
 def spread(
     process: Structure, parameter: Parameter, dt: Array, u: Vector, values: Mapping[str, Sequence[Entry]]
 ) -> Vector:
-    """Return the part of Q (packed) that the parameter's entries make, over dt."""
+    """Return the part of Q (packed) that the parameter scales, over dt."""
     result: list[Entry] = [0.0] * packed_size(process.size)
     tangents: list[Transition] = process.tangents(parameter.name, dt, u, values)
     for value, tangent in zip(values[parameter.name], tangents, strict=True):
@@ -134,7 +134,7 @@ def spread(
 
 
 def unscaled(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
-    """Return 1 / scale of a row's noise, and which keys stay: those that do, and those without noise."""
+    """Return 1 / scale of a row's noise, and the mask `still` extended by keys without noise."""
     if not isinstance(scale, Column):
         return 1.0 / scale, still
     (value,) = columns.resolve([scale], u)
@@ -144,7 +144,7 @@ def unscaled(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
 
 
 def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present) -> list[Entry]:
-    """Return (1 - rate) X + rate E[e e' | y], packed; X where `still`. Structural zeros stay.
+    """Return (1 - rate) X + rate E[e e' | y], packed, and X for the keys `still`. Structural zeros stay.
 
     `noise` is e ~ N(0, prior) given the row, with prior_ij = X_ij / (scale_i scale_j).
     """
@@ -187,11 +187,11 @@ def given(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Pres
 
 
 def growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
-    """Return the factor by which to change a parameter that scales this part of Q (packed)."""
+    """Return the factor of change of a parameter that scales this part of Q (packed)."""
     return plus(1.0, times(rate / rank, surplus.form(seen, part)))
 
 
 def through(innovation: Innovation, H: Matrix) -> list[list[Entry]]:
-    """Return W H: how each independent scalar of the innovation sees the state."""
+    """Return W H: the measurement matrix of the innovation's independent scalars."""
     columns = list(zip(*H, strict=True))
     return [[dot(row, column) for column in columns] for row in innovation.W]

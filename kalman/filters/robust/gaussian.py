@@ -1,8 +1,8 @@
-"""Robust updates, fading memory and adaptive noise for all Gaussian filters but the linear covariance form.
+"""Robust updates, fading memory and adaptive noise for all Gaussian filters except the linear covariance form.
 
 The update is the plain filter's with another R (`kalman.filters.robust.updates`). In place of H it uses the Jacobian,
-or with sigma points the regression of the measurement on the state; the innovation's covariance without noise is that
-of the predicted measurement.
+or with sigma points the regression of the measurement on the state. The innovation's covariance without noise is the
+covariance of the predicted measurement.
 
 References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub
 (2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
@@ -45,8 +45,8 @@ from kalman.types import Array, Rows
 class RobustGaussianFilter(GaussianFilter):
     """A Gaussian filter whose update is robust, whose memory fades, or whose noise is adapted.
 
-    `own` includes the adapted parameters; learned: names of the own parameters that `with_parameters` sets.
-    The state is the plain filter's, then `gate` (2): number of gated rows, and of gated rows since the last accepted.
+    `own` includes the adapted parameters; learned: names of the key-specific parameters set by `with_parameters`.
+    The state is the plain filter's, then `gate` (2): number of gated rows, in total and since the last accepted row.
     """
 
     robust: Robust = Robust()
@@ -69,12 +69,12 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
+        """Each component's weight with Student-t or Huber noise; NaN where the component is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     @cached_property
     def own_places(self) -> dict[str, slice]:
-        """The place of each of the key's own parameters in its state."""
+        """The place of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.own else 0
         return own_places(self.parameters, self.own, start)
 
@@ -84,7 +84,7 @@ class RobustGaussianFilter(GaussianFilter):
         return np.concatenate([plain, np.zeros((self.size - len(plain), keys))])
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        """Write learned parameters (d, K) into the field `parameters` of the state."""
         state = state.copy()
         places = [range(self.own_places[name].start, self.own_places[name].stop) for name in self.learned]
         state[[row for rows in places for row in rows]] = parameters
@@ -128,8 +128,8 @@ def _total(log_likelihood: Entry, state: Sequence[Any]) -> Any:
 def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     """Return `kalman.filters.gaussian_programs.update_program` with robust update and adaptive noise.
 
-    After the key's own parameters it takes dt and which keys are at their first row. Outputs: the whole state,
-    log-likelihood, NIS, a number that is finite when all is well, the least variance of an innovation, `sound`,
+    After the key-specific parameters, the inputs are dt and the mask of keys at their first row. Outputs: the whole
+    state, log-likelihood, NIS, a number that is finite when all is well, the least variance of an innovation, `sound`,
     1 where the row was gated, the weights.
     """
     tape = Tape()

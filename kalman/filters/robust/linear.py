@@ -1,6 +1,6 @@
 """The linear filter with robust updates, fading memory and adaptive noise, over many keys.
 
-A class beside `LinearFilter`, so that the plain step stays short; both use the same recursions.
+This class is separate from `LinearFilter`, so that the plain step stays short; both use the same recursions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,9 +58,9 @@ class StepEntries(NamedTuple):
 class RobustLinearFilter(StateLayout):
     """A linear model whose update is robust, whose memory fades, or whose noise is adapted.
 
-    base: the linear filter, whose own parameters of each key include the adapted ones; learned: names of the own
-    parameters that `with_parameters` sets.
-    The state is the base's, then `gate` (2): number of gated rows, and of gated rows since the last accepted one.
+    base: the linear filter; its key-specific parameters include the adapted ones; learned: names of the key-specific
+    parameters set by `with_parameters`. The state is the base's, then `gate` (2): number of gated rows, in total and
+    since the last accepted row.
     """
 
     base: LinearFilter
@@ -85,7 +85,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def own_start(self) -> Any:
-        """The start from columns, or None, as of the linear filter."""
+        """The start from columns, or None, from the linear filter."""
         return self.base.own_start
 
     @property
@@ -95,7 +95,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
+        """Each component's weight with Student-t or Huber noise; NaN where the component is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     def initial(self, keys: int) -> Array:
@@ -104,14 +104,14 @@ class RobustLinearFilter(StateLayout):
         return np.concatenate([self.base.initial(keys), counters])
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        """Write learned parameters (d, K) into the field `parameters` of the state."""
         state = state.copy()
         rows = [row for name in self.learned for row in self._rows(name)]
         state[rows] = parameters
         return state
 
     def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
+        """Return mean (n, K) and packed lower covariance, infinite for diffuse states."""
         return self.base.moments(state)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
@@ -120,7 +120,7 @@ class RobustLinearFilter(StateLayout):
 
     @cached_property
     def _own(self) -> dict[str, slice]:
-        """The place of each of the key's own parameters in its state."""
+        """The place of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.base.own else 0
         return own_places(self.base.parameters, self.base.own, start)
 
@@ -171,8 +171,8 @@ class RobustLinearFilter(StateLayout):
     ) -> StepEntries:
         """Return one step.
 
-        A key that is diffuse before the row takes it as the plain filter does: nothing is predicted yet from
-        which an outlier could differ.
+        For a key that is diffuse before the row, the step is the plain filter's: an outlier needs a prediction to
+        differ from.
         """
         base, options = self.base, self.robust
         parts = base.split(state[: base.size], diffuse)
@@ -221,7 +221,7 @@ class RobustLinearFilter(StateLayout):
         )
 
     def _guard(self, u: Vector, values: Values, first: Any) -> Entry | None:
-        """Return the base's guard, with what the columns say of gate and fading."""
+        """Return the base's guard, combined with guards on the columns of gate and fading."""
         fading = [] if first is True else self.robust.fading_guards(u)
         if first is not True and first is not False:
             fading = [np.where(first, 0.0, a) for a in fading]
@@ -232,7 +232,7 @@ class RobustLinearFilter(StateLayout):
     def _adapt(
         self, after: list[Entry], view: RowView, values: Values, innovation: Innovation, dt: Array, u: Vector
     ) -> None:
-        """Write the adapted noise into the state after a row; innovation: with R as weighed."""
+        """Write the adapted noise into the state after a row; innovation: computed with the weighted R."""
 
         def Q() -> Vector:
             return self.base.process.transition(dt, u, values).Q
@@ -264,7 +264,7 @@ class RobustLinearFilter(StateLayout):
         F, Q, _ = self.base.process.transition(rows.dt, list(rows.u), parts.values)
         (fading,) = resolve([self.robust.fading], list(rows.u))
         more = minus(squared(fading), 1.0)
-        if not is_zero(more):  # what fading adds to the covariance is noise
+        if not is_zero(more):  # covariance added by fading counts as noise
             Q = [plus(times(more, a), q) for a, q in zip(congruence(F, parts.P), Q, strict=True)]
         back = retrodict(parts.P, F, Q, prior.P)
         shape = rows.dt.shape
@@ -286,7 +286,7 @@ class RobustLinearFilter(StateLayout):
 
 
 def _measured(m: Vector, P: Vector, A: Matrix | None, H: Matrix) -> tuple[Vector, Vector]:
-    """Return mean and covariance of H x, in which the finite columns are."""
+    """Return mean and covariance of H x, finite columns included."""
     mean, C = updates.measured(m, P, H)
     return mean, C if A is None else folded(C, images(H, A)[1])
 

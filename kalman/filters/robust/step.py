@@ -1,4 +1,4 @@
-"""Parts of a robust step, shared by the linear and Gaussian filters: gating, scores, and adapting the noise."""
+"""Parts of a robust step, shared by the linear and Gaussian filters: gating, scores, and noise adaptation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,9 +18,8 @@ from kalman.types import Array, ModelError
 
 
 class RowView(NamedTuple):
-    """A row's innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
-
-    undetermined, first: which keys (K,) bool are still diffuse, are at their first row; None or False: none, True: all
+    """A row's innovation v, its covariance C + R with R weighted by w (empty: unweighted), H, and masks. undetermined,
+    first: masks (K,) of diffuse keys and of keys at their first row; None or False: none, True: all
     """
 
     v: Vector
@@ -47,7 +46,7 @@ class Noisy(Protocol):
 
 
 def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) -> dict[str, slice]:
-    """Return the places of a key's own parameters in its state, where they begin at `start`."""
+    """Return the places of key-specific parameters in a state, from the row `start` on."""
     found: dict[str, slice] = {}
     for p in parameters:
         if p.name in own:
@@ -64,7 +63,7 @@ def gated(
     undetermined: Any,
     u: Vector,
 ) -> tuple[Any, list[Entry]]:
-    """Return which keys' rows, of controls u, are gated, and the counters (2) after the row."""
+    """Return a mask of keys whose row, with controls u, is gated, and the counters (2) after the row."""
     total, run = counters
     observed = updates.count(presents)
     outside = updates.beyond(gate.limits(u), nis, observed)
@@ -100,9 +99,8 @@ def adapted(
     dt: Array,
     u: Vector,
 ) -> dict[str, list[Entry]]:
-    """Return the key's own covariances by name, moved towards the row's estimate of the noise.
-
-    innovation: with R as weighed; Q: of this row's prediction, used where Q itself is adapted.
+    """Return the key-specific covariances by name, moved towards the row's estimate of the noise. innovation: computed
+    with the weighted R; Q: from this row's prediction, used where Q itself is adapted.
     """
     v, C, H, R, w, presents, undetermined, first = view
     found: dict[str, list[Entry]] = {}
@@ -115,7 +113,7 @@ def adapted(
         found["R"] = adaptive.moved(values["R"], roots, noise, options.R, still)
     if options.Q is None or first is True:
         return found
-    still = undetermined  # at a first row nothing was predicted, so that no process noise came in
+    still = undetermined  # a first row has no prediction and so no process noise
     if first is not False:
         still = first if still is None else still | first
     seen_by = H()

@@ -1,8 +1,8 @@
 """Measurement updates that are robust to outliers: gating, Student-t and Huber noise, fading memory.
 
 All use three inputs, as entries: the innovation v = y - E[y], the covariance C of the predicted measurement
-without its noise, and the noise R. They return another R for the usual update, so they serve every filter that
-has v, C and R.
+without its noise, and the noise R. They return another R for the usual update, so they work with every filter that has
+v, C and R.
 """
 
 import math
@@ -26,8 +26,8 @@ from kalman.types import Array, ModelError
 class Gate(NamedTuple):
     """A row whose NIS exceeds its threshold is not applied.
 
-    thresholds of 1, 2, ... m observed components; after `limit` gated rows in a row the next is let in.
-    probability: where each row has its own, the column that gives it; the thresholds are then its quantiles.
+    thresholds: for 1, 2, ... m observed components; after `limit` consecutive gated rows the next one is applied.
+    probability: the column with each row's probability, if any; the thresholds are then its quantiles.
     """
 
     thresholds: tuple[Cell, ...]
@@ -43,7 +43,7 @@ class Gate(NamedTuple):
 
 
 class StudentT(NamedTuple):
-    """Measurement noise with the tails of a multivariate t of so many degrees of freedom and scale R."""
+    """Measurement noise with the tails of a multivariate t with these degrees of freedom and scale R."""
 
     degrees: float
     iterations: int
@@ -178,7 +178,7 @@ class Surplus(NamedTuple):
     q: list[Entry]
 
     def form(self, rows: Matrix, X: Vector) -> Entry:
-        """Return the trace of the surplus times X (packed), as seen by `rows` of the independent scalars."""
+        """Return the trace of the surplus times X (packed); rows: measurement rows of the independent scalars."""
         pulled = [dot(self.p, column) for column in zip(*rows, strict=True)]
         return minus(
             _form(pulled, X), total([times(q, _form(r, X)) for q, r in zip(self.q, rows, strict=True)])
@@ -195,12 +195,12 @@ def surplus(innovation: Innovation, presents: Sequence[Present]) -> Surplus:
 
 
 def count(presents: Sequence[Present]) -> Entry:
-    """Return how many components each key has."""
+    """Return each key's number of components."""
     return total([1.0 if has is None else np.where(has, 1.0, 0.0) for has in presents])
 
 
 def total(entries: Vector) -> Entry:
-    """Return the sum, added from the first to the last."""
+    """Return the sum, added from first to last."""
     result: Entry = 0.0
     for entry in entries:
         result = plus(result, entry)
@@ -208,7 +208,7 @@ def total(entries: Vector) -> Entry:
 
 
 def beyond(limits: Vector, nis: Entry, observed: Entry) -> Any:
-    """Return which keys' NIS is beyond the gate's limit for the number of components observed."""
+    """Return a mask of keys whose NIS exceeds the gate's limit for the number of components observed."""
     return np.greater(nis, _by_count(limits, observed))
 
 
@@ -230,8 +230,8 @@ def weighted(R: Vector, w: Vector) -> list[Entry]:
 def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present]) -> Entry:
     """Return the log-density of the innovation, heavy in the tails as the noise is, with the scale S = C + R.
 
-    Student-t: the multivariate t of scale S. Huber: his least favourable density for each of the independent
-    scalars. Both are densities, so that models can be compared, and become Gaussian with the noise.
+    Student-t: the multivariate t of scale S. Huber: Huber's least favourable density for each of the independent
+    scalars. Both are densities, so that models can be compared, and become Gaussian when the noise does.
     """
     scale = total([_if(has, -0.5 * np.log(d), 0.0) for d, has in zip(innovation.d, presents, strict=True)])
     observed = count(presents)
@@ -253,9 +253,8 @@ def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present
 
 
 def tempered(noise: Noise, white: Array) -> Array:
-    """Return innovations (m, N), given over their standard deviations, with squares that are 1 on average.
-
-    What the squares add up to is the score of a common scale under the noise, which is zero at its maximum.
+    """Return normalised innovations (m, N), tempered so that their squares average 1. The sum of squares is the score
+    of a common scale under the noise, which is zero at its maximum.
     """
     size = np.abs(white)
     if isinstance(noise, Huber):
@@ -268,8 +267,8 @@ def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Seque
     """Return the expected precision of the noise, one for all components of a row.
 
     y = H x + e, e ~ N(0, R / lambda), lambda ~ Gamma(nu / 2, nu / 2): coordinate ascent on the factorised
-    posterior of x and lambda, a fixed number of times from lambda = 1. E[e e'] is written by the innovation,
-    so that neither x nor an inverse of R is needed.
+    posterior of x and lambda, a fixed number of times from lambda = 1. E[e e'] is a function of the innovation, so that
+    neither x nor an inverse of R is needed.
 
     References: Piche, Sarkka and Hartikainen (2012), algorithm of the variational update; Agamennoni, Nieto
     and Nebot (2012), section III.
@@ -289,8 +288,8 @@ def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Seque
 def _huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
     """Return Huber's weight min(1, k / |e_i|) of each component's standardised residual e_i.
 
-    The start is what each component's weight would be if it were alone, in closed form; for one component
-    that is the answer. For several, iteratively reweighted least squares a fixed number of times. With
+    The start is the closed-form weight of each component alone; for one component it is the result. For several,
+    iteratively reweighted least squares follow, a fixed number of times. With
     correlated noise each of R's entries is divided by the weights of both its components.
 
     References: Huber (1964); Durovic and Kovacevic (1999); Karlgaard and Schaub (2007); for correlated noise
@@ -327,7 +326,7 @@ def _sum(a: Vector, b: Vector) -> list[Entry]:
 
 def _t_constant(nu: float, k: int) -> float:
     """Return log of Gamma((nu + k) / 2) / Gamma(nu / 2) (nu pi)^(-k / 2), also where nu is very large."""
-    # the ratio of Gammas one half-step after another, each without the cancellation of two huge logarithms
+    # the ratio of Gammas in half-steps, each without the cancellation of two huge logarithms
     steps = sum(_log_ratio((nu + i) / 2.0) for i in range(k))
     return steps - 0.5 * k * math.log(nu * math.pi)
 

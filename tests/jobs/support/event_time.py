@@ -39,7 +39,7 @@ INTEGER = RowFormat(KeyKind(("id",), ("bigint",), True), "at", ("y",), ())
 
 
 class Row(NamedTuple):
-    """One measurement: key, time in seconds, value, and row id, -1 where it has none."""
+    """One measurement: key, time in seconds, value, and row id (-1 without one)."""
 
     key: int
     time: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """A message for a partition; None: without value, or without key."""
+    """A message for a partition; a value or key of None is absent."""
 
     value: bytes | None
     partition: int = 0
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 def spread(rows: pd.DataFrame) -> list[int]:
-    """Return a partition, 0 or 1, for each row by its key, with about as many rows in each at any time."""
+    """Return a partition, 0 or 1, for each row by its key, with similar numbers of rows at any time."""
     return [int("".join(filter(str.isdigit, str(key)))) % 2 for key in rows["id"]]
 
 
@@ -63,7 +63,7 @@ class Feed:
             client.deleteRecords(wanted).all().get()
 
     def send(self, topic: str, messages: Iterable[Message]) -> None:
-        """Send messages, and return when the broker has acknowledged them."""
+        """Send messages, and return once the broker has acknowledged them."""
         with self._producer() as producer:
             record = self.jvm.org.apache.kafka.clients.producer.ProducerRecord
             last = [producer.send(record(topic, one.partition, one.key, one.value)) for one in messages]
@@ -73,7 +73,7 @@ class Feed:
 
     @contextmanager
     def transaction(self, topic: str, messages: Iterable[Message], ends: str = "commit") -> Iterator[None]:
-        """Send messages in a transaction that is open within the `with`, and then ends by `commit` or `abort`."""
+        """Send messages in a transaction that is open during the `with`, and then ends by `commit` or `abort`."""
         with self._producer({"transactional.id": f"tests-{topic}"}) as producer:
             producer.initTransactions()
             producer.beginTransaction()

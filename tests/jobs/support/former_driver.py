@@ -35,7 +35,7 @@ FORMER = "3c2a2e6"
 
 
 def former_code(folder: Path) -> Path:
-    """Write the code of the former release to a folder, and return it; skip the test where the clone lacks it."""
+    """Write the code of the former release to a folder, and return the folder; skip the test if the clone lacks it."""
     packed = subprocess.run(["git", "archive", FORMER], cwd=ROOT, capture_output=True)
     if packed.returncode != 0:
         pytest.skip(f"this clone lacks commit {FORMER}")
@@ -45,7 +45,7 @@ def former_code(folder: Path) -> Path:
 
 
 class Meeting:
-    """A stream that a driver of each release wants to drive."""
+    """A stream with a competing driver of each release."""
 
     def __init__(self, pipeline: Pipeline, former: Path) -> None:
         self.pipeline, self.codes = pipeline, {"former": former, "this": ROOT}
@@ -67,7 +67,7 @@ class Meeting:
         self.landed += days
 
     def is_done(self) -> bool:
-        """Tell if all rows after those of the first day have live estimates."""
+        """Return whether all rows after the first day have live estimates."""
         warehouse, table = self.pipeline.warehouse, estimates(self.pipeline.name)
         if not warehouse.exists(table):
             return False
@@ -88,7 +88,7 @@ class Meeting:
         driver.kill()
 
     def start_at_once(self) -> tuple[str, Driver]:
-        """Start both at once, of which one is refused; return the release of the other, and its driver."""
+        """Start both drivers at once; one is refused. Return the release of the other, and its driver."""
         both = {release: self.start(release) for release in self.codes}
         wait(lambda: any(one.process.poll() is not None for one in both.values()))
         ended = [release for release, one in both.items() if one.process.poll() is not None]
@@ -98,7 +98,7 @@ class Meeting:
         return winner, both[winner]
 
     def start_behind(self, release: str) -> tuple[str, Driver]:
-        """Start a driver of a release, and one of the other once it drives, which is refused."""
+        """Start a driver of a release, and once it drives, one of the other release, which is refused."""
         driver = self.start(release)
         driver.wait_for(self.is_done, 0.3)
         (other,) = set(self.codes) - {release}
@@ -107,9 +107,8 @@ class Meeting:
         return release, driver
 
     def kill_in_turns(self, release: str, driver: Driver) -> None:
-        """Kill the driver of a release in a micro-batch; the former goes no further than this one lets it.
-
-        This release takes over a stream of the former one, which cannot read the states of this one, and fails.
+        """Kill the driver of a release in a micro-batch, and start one of the other release. This release takes over a
+        stream of the former. The former cannot read this release's states, and fails.
         """
         driver.wait_for(self.is_done, 0.3)
         self.kill_in_a_micro_batch(driver)
@@ -135,10 +134,10 @@ class Meeting:
 
 
 def let_both_drive(pipeline: Pipeline, former: Path, start: str) -> None:
-    """Let drivers of both releases want one stream, and check what they have written.
+    """Let drivers of both releases compete for one stream, and check their output.
 
     Args:
-        pipeline: without rows; no driver has run.
+        pipeline: a pipeline without rows, before its first driver.
         former: the folder with the former release's code.
         start: `AT_ONCE`, or `BEHIND`: the former release drives before the other one starts.
     """

@@ -83,7 +83,7 @@ class Pipeline:
         return Tables(self.settings.warehouse)
 
     def land(self, *frames: pd.DataFrame, suffix: str = ".parquet", history: bool = False) -> Report:
-        """Land each frame as one file, in a commit of its own; return the last one's report."""
+        """Land each frame as one file, in a separate commit; return the last report."""
         report = Report([], {})
         for frame in frames:
             report = self.land_files(self.file_of(frame, suffix), history=history)
@@ -186,13 +186,13 @@ def assert_as_the_filter_alone(
 
 
 def reflected(pipeline: Pipeline, snapshot: str) -> dict[str, int]:
-    """Return how many rows the state of each key reflects in a snapshot."""
+    """Return the number of rows in the state of each key in a snapshot."""
     rows = verified_rows.read_rows(pipeline.warehouse, snapshot, pipeline.name).select("key", "state_index")
     return {str(row["key"]): row["state_index"] for row in rows.collect()}
 
 
 def landed(pipeline: Pipeline) -> dict[str, int]:
-    """Return how many rows of each key have landed, for a model with one key column."""
+    """Return the number of landed rows of each key, for a model with one key column."""
     rows = pipeline.warehouse.read(measurements(pipeline.name)).toPandas()
     return {str(key): int(count) for key, count in rows.groupby(pipeline.spec.key[0]).size().items()}
 

@@ -52,7 +52,7 @@ class Driver:
                 left.kill()
 
     def wait_for(self, what: Callable[[], object], pause: float = 0.01) -> None:
-        """Wait until a condition holds, seconds between two looks at it; the process must not end before."""
+        """Wait until a condition holds, checked every `pause` seconds; the process must not end before."""
         deadline = time.monotonic() + PATIENCE
         while not what():
             assert self.process.poll() is None, f"the process ended before: {self.said()}"
@@ -92,7 +92,7 @@ class Driver:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """Tell if a process is one of Spark's Python workers; an ended or zombie process is not."""
+    """Return whether a process is one of Spark's Python workers; an ended or zombie process is not."""
     try:
         return "jobs.spark.worker_daemon" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # a zombie too

@@ -1,4 +1,4 @@
-"""The warehouse of an earlier release, at the place where it was made."""
+"""The warehouse of an earlier release, at its original path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fixtures.make_release import PLACE
 def unpacked(release: Path) -> Iterator[Path]:
     """Yield the folder of a release's warehouse and specs, and remove it afterwards.
 
-    Checkpoints hold absolute paths, so that all releases have one place: other processes that test wait for it.
+    Checkpoints contain absolute paths, so all releases use the same place, and other test processes wait for it.
     """
     with PLACE.with_name(f"{PLACE.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The types of columns in the Parquet files of a warehouse's tables, as any reader of Parquet finds them."""
+"""The types of columns in the Parquet files of a warehouse's tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tables_of(root: str | Path) -> list[Path]:
 
 
 def files_of(table: Path) -> list[Path]:
-    """Return all files that a table's log has ever named and that are still there."""
+    """Return all existing files that a table's log has ever named."""
     names = {
         action["add"]["path"]
         for commit in (table / "_delta_log").glob("*.json")
@@ -34,16 +34,16 @@ def types_of(table: Path) -> dict[str, set[pa.DataType]]:
     """Return the types that each column of a table has in its files."""
     found: dict[str, set[pa.DataType]] = {}
     for path in files_of(table):
-        # Not by `read_table`, which takes `model=walk` in a path for a column.
+        # Not by `read_table`, which would read `model=walk` in a path as a column.
         for field in pq.ParquetFile(path).read().schema:
-            # delta-rs asks Arrow to hold as views the texts that it has updated or merged: Parquet's type is the same.
+            # delta-rs asks Arrow to store updated or merged texts as views: Parquet's type is the same.
             kind = pa.string() if pa.types.is_string_view(field.type) else field.type
             found.setdefault(field.name, set()).add(kind)
     return found
 
 
 def _plain(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield a type, or those within a list, a map or a struct."""
+    """Yield a type, or the types within a list, a map or a struct."""
     if kind.num_fields:
         for place in range(kind.num_fields):
             yield from _plain(kind.field(place).type)
@@ -52,7 +52,7 @@ def _plain(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def several_types(root: str | Path) -> dict[str, str]:
-    """Return the columns that have several types in the files of their table, or times other than those of UTC in
+    """Return the columns with several types in the files of their table, or with times other than UTC in
     microseconds."""
     odd = {}
     for table in tables_of(root):
