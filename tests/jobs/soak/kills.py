@@ -92,15 +92,15 @@ def _points(*names: str) -> tuple[Point, ...]:
 
 _SNAPSHOT = ("append snapshots", "merge into manifests")
 _BEGIN = ("merge into generations",)
-_SWITCH = (*_BEGIN, "replace in live")
+_SWITCH = (*_BEGIN, "append live")
 _REPORT = ("write reports/walk/walk.json", "write reports/walk/walk.html")
 _MAINTAIN = (
     "merge into generations",
     "remove checkpoints/walk",
     "merge into manifests",
-    "delete from snapshots",
-    "delete from estimates/walk",
-    "delete from quarantine",
+    "append snapshots",
+    "append estimates/walk",
+    "append quarantine",
     "append progress/walk",
     "remove _progress/walk/fold-N",
     "compact estimates/walk",
@@ -127,12 +127,12 @@ VERBS = {
     ),
     "stop-start": Verb(8, 4, 14.0, _points(*2 * _SNAPSHOT, *_SWITCH)),
     "retrain": Verb(7, 4, 14.0, _points(*_SNAPSHOT, *_SWITCH)),
-    "stateless": Verb(7, 3, 13.0, _points(*_SNAPSHOT, *_SWITCH)),
+    "stateless": Verb(7, 3, 13.0, _points("merge into manifests", *_SWITCH)),
     "repartition": Verb(8, 4, 12.0, _points(*_SNAPSHOT, *_SWITCH)),
     "pretrain": Verb(8, 3, 9.0, _points(*_SNAPSHOT)),
     "ingest": Verb(8, 4, 5.0, _points("append quarantine", "append measurements/walk")),
     "maintain": Verb(9, 6, 30.0, _points(*_MAINTAIN)),
-    "adopt": Verb(8, 4, 24.0, _points(*_BEGIN, *_TAKE, "replace in live", *_FIRST)),
+    "adopt": Verb(8, 4, 24.0, _points(*_BEGIN, *_TAKE, "append live", *_FIRST)),
     "replay": Verb(
         7, 4, 6.0, _points("merge into quarantine", "append measurements/walk", "update quarantine")
     ),

@@ -22,7 +22,7 @@ import pandas as pd
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs import quarantine, retire, upgrade
+from jobs import quarantine, retire
 from jobs.cli import app
 from jobs.core.errors import UserError
 from jobs.lineage import generations
@@ -34,6 +34,7 @@ from tests.jobs.soak.aimed import Aim
 from tests.jobs.soak.kills import FREEZE, Kill
 from tests.jobs.soak.oracle import Oracle, as_compared, differences
 from tests.jobs.support.pipeline import MASTER, Pipeline, random_rows, random_walk_spec
+from tests.jobs.support.processes import Driver
 
 MODEL = "walk"
 ROWS = 40
@@ -348,7 +349,9 @@ class World:
         replayed.done()
         self.newest_version += 1
         self.pipeline.write_spec(self.spec(self.newest_version, self.version))
-        upgrade.run(self.pipeline.settings, MODEL, promote=False)
+        # In another process: here Spark's maintenance of state would upload the shadow's once more, a minute later.
+        made = Driver(self.pipeline, "upgrade", "--model", MODEL, "--no-promote")
+        assert made.finish() == 0, made.said()
         retire.run(self.pipeline.settings, MODEL)
         self.pipeline.write_spec(self.spec(self.version, self.migrated_from))
         self.pipeline.pretrain()
