@@ -67,12 +67,17 @@ def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) ->
 
 
 def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
-    """Match a rejected row's line again; return the row with its groups, and the problem. Other rows stay unchanged."""
+    """Match a rejected row's line again; return the row with its groups, an empty one as null, and the problem.
+
+    Rows without a line stay unchanged.
+    """
     line = row.get(LINE)
     if not isinstance(line, str):
         return dict(row), None
     match = re.compile(pattern).fullmatch(line)
-    return ({**row, **match.groupdict()}, None) if match else (dict(row), _UNMATCHED)
+    if match is None:
+        return dict(row), _UNMATCHED
+    return {**row, **{name: text or None for name, text in match.groupdict().items()}}, None
 
 
 def _matched(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> Source:
