@@ -32,9 +32,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.core.processes import started_at
 from jobs.state.encoding.packets import Layout, Records, merged
 from jobs.state.encoding.sorted_run import Run, pieces
-from jobs.supervision.driver_identity import started_at
 
 CLEAN = np.iinfo(np.int64).max
 """In `since`: the block includes all changes."""

@@ -10,9 +10,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-import psutil
-
 from jobs.core import clock
+from jobs.core.processes import started_at
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine is treated as dead if its heartbeat is older than this."""
@@ -89,18 +88,3 @@ def is_fresh(heartbeat: datetime, seconds: float) -> bool:
     fence keeps it from writing.
     """
     return abs((clock.now() - heartbeat).total_seconds()) < seconds
-
-
-def started_at(pid: int) -> float | None:
-    """Return the start time of a process, or None if it has ended; id and start time identify a process.
-
-    On Linux the time is in seconds since the machine's boot, as the time of day changes when the clock is set.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        began = process.create_time()
-        return round(began - psutil.boot_time(), 2) if psutil.LINUX else began
-    except psutil.NoSuchProcess:
-        return None

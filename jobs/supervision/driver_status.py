@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from jobs.core.processes import started_at
 from jobs.supervision import driver_identity
-from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_identity import DriverIdentity, machine
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 
 START = timedelta(minutes=10)

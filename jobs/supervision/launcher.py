@@ -21,7 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.supervision.driver_identity import machine, started_at
+from jobs.core.processes import started_at
+from jobs.supervision.driver_identity import machine
 from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord
 
 POLL_SECONDS = 0.5

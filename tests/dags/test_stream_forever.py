@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
+from jobs.core.processes import started_at
 from jobs.supervision.crash_count import CrashCounter
-from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_identity import DriverIdentity, machine
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
 from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import detach

@@ -12,12 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.processes import started_at
 from jobs.lineage import leases
 from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import GENERATIONS
 from jobs.supervision import driver_status
-from jobs.supervision.driver_identity import DriverIdentity, started_at
+from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 
 NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)

@@ -16,11 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.core.processes import started_at
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
-from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_identity import DriverIdentity, machine
 from jobs.supervision.driver_log import DriverLog
 from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse

@@ -17,10 +17,11 @@ import pytest
 
 from jobs import resume, stop
 from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.processes import started_at
 from jobs.core.settings import Settings
 from jobs.lineage import pausing
 from jobs.storage.files import Files, LocalFiles
-from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_identity import DriverIdentity, machine
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
 from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
