@@ -92,7 +92,7 @@ def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]
         try:
             spec = load_spec(name, settings.models)
         except UserError:
-            spec = None  # a warehouse has a status without its specs too
+            spec = None  # the status needs no specs
         found += advise(measure_stream(catalog, name, spec, cores), datetime.now(UTC))
     return found
 

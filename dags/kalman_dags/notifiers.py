@@ -41,5 +41,5 @@ def _notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
         raise ValueError(f"{path} is not a notifier: name a class such as SmtpNotifier")
     try:
         return found(**arguments)
-    except Exception as error:  # a foreign class: the reader needs its reason
+    except Exception as error:  # an exception of another library: its message is shown, too
         raise ValueError(f"{path} does not accept these arguments: {error}") from None

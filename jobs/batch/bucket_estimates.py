@@ -103,7 +103,7 @@ def _batches(plan: EstimatingPlan, keyed: KeyedRows, outputs: Outputs) -> Iterat
 def bucket_outputs(
     plan: EstimatingPlan, keyed: KeyedRows, known: Records
 ) -> Iterator[tuple[KeyedRows, Outputs]]:
-    """Yield a bucket's rows with the filter's outputs, those of smoothing among the extras, in one or more parts."""
+    """Yield a bucket's rows with the filter's outputs in one or more parts; smoothed outputs are extra columns."""
     row_filter = RowFilter(plan.kernel, plan.unit, plan.estimates.beside)
     begin = None if plan.begin is None else plan.begin(keyed)
     if plan.only_own:

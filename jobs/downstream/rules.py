@@ -138,7 +138,7 @@ def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) 
     at = np.broadcast_to(time, value.shape)
     before = np.broadcast_to(was.time, value.shape)
     quiet = (rules.after >= 0)[:, None]
-    # Before this row, the silence may have become too long without an alert.
+    # The gap before this row may exceed the limit of silence, although no alert was raised.
     gap = np.where(before == NEVER, 0, at - np.where(before == NEVER, at, before))
     noticed = _too_long(rules, gap) & ~was.active
     broken = quiet & (was.active | noticed)

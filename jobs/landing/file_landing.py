@@ -211,7 +211,7 @@ def _can_be_appended_to(path: Path) -> bool:
 def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     """Return the end, in bytes, of the longest of these contents that is a prefix of whole rows of a file; else None.
 
-    A last row without a line break counts as whole if the line break follows now.
+    A last row that was read without its line break counts as whole if the next read begins with it.
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []

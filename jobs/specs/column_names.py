@@ -177,7 +177,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     if isinstance(time, str):
         result["time"] = names.plain(time, "time", OUTPUT_COLUMNS)
     elif isinstance(time, list | dict) and time:
-        result["time"] = None  # set last, as its plain name must not take another column's name
+        result["time"] = None  # set last: its plain name must not collide with another column's name
     for field in ("measurement", "control"):
         if _texts(spec.get(field)):
             result[field] = [names.plain(name, field) for name in spec[field]]

@@ -146,7 +146,7 @@ class LocalCopy:
         os.pwrite(self._lock, _NO_TOKEN, 0)
 
     def update(self, records: Records) -> None:
-        """Replace or add the records of some keys, ordered by route.
+        """Replace or add the records of some keys; the result is ordered by route.
 
         Raises:
             OSError: the disk is full, or the copy is damaged; the copy cannot be used any more.

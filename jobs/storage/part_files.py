@@ -310,7 +310,7 @@ def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
         if one is None:
             return None
         if one.has_min_max:
-            # Arrow would make bounds of type time by pandas, which is slow to import.
+            # For columns of type time Arrow computes the bounds through pandas, which is slow to import.
             ends = (_time_of(one.min_raw), _time_of(one.max_raw)) if is_time else (one.min, one.max)
             found.append(ends)
         elif one.num_values:

@@ -263,7 +263,7 @@ _AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
 def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
-    """Return the warehouse of a table, this one or another location, and the table's name there."""
+    """Return the warehouse that has a table, this one or one at another location, and the table's name in it."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
     local = local_path(name)  # Spark would take an encoded URI literally

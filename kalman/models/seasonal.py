@@ -116,5 +116,7 @@ class SeasonalTrigonometric(Plain):
 
     def _angles(self, dt: Array, values: Values) -> list[Entry]:
         turns = np.divide(dt, values["period"][0])
-        turned = np.subtract(turns, np.floor(turns))  # whole turns cause no rounding
+        turned = np.subtract(
+            turns, np.floor(turns)
+        )  # whole periods are taken away first: they cause no rounding
         return [2.0 * math.pi * j * turned for j in range(1, self.harmonics + 1)]

@@ -179,7 +179,7 @@ def answer_text(comparison: Comparison) -> str:
 
 
 def what_next(comparison: Comparison, name: str, model: str) -> str:
-    """Return what there is to do with a shadow that was compared and is not to be promoted yet."""
+    """Return the next action for a shadow that was compared and may not be promoted yet."""
     command = f"kalman-pipeline promote --model {model}"
     if comparison.good:
         return f"promote it with `{command}`"
