@@ -52,17 +52,7 @@ from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
 from tests.protocol.memory_state import FORMER
 
-LOADED = (
-    "landing",
-    "key_inputs",
-    "lineage",
-    "snapshots",
-    "spark",
-    "storage",
-    "streaming",
-    "training",
-    "upgrades",
-)
+LOADED = ("batch", "landing", "lineage", "snapshots", "spark", "state", "storage", "streaming", "upgrades")
 """Rooms whose modules are loaded before the replacement, so that none is missed; the actors import `insight`."""
 
 
