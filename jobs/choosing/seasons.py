@@ -103,13 +103,12 @@ def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None
     x = x - x.mean() - at * (at @ x) / (at @ at)
     power = np.abs(np.fft.rfft(x * np.hanning(n))) ** 2
     k = np.arange(len(power))
-    kept = np.flatnonzero((k >= 2.5) & (k <= n / LEAST_STEPS))
+    kept = np.flatnonzero((k >= CYCLES) & (k <= n / LEAST_STEPS))
     if len(kept) < 4 or not power[kept].any():
         return None
     # The background of a wandering level falls like 1 / f^2: remove this trend, then compare neighbours.
     flat = power * np.maximum(k, 1.0) ** 2
     ratio = np.array([flat[j] / max(_background(flat, j), 1e-300) for j in kept.tolist()])
-    ratio[kept < CYCLES] *= 0.5
     return _Spectrum(kept / (n * float(step)), ratio)
 
 

@@ -241,7 +241,7 @@ def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], err
 
 def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
     """Draw where, in event time, each later generation's live rows begin."""
-    order = sorted(first_rows.items(), key=lambda item: item[1])
+    order = sorted(first_rows.items(), key=lambda item: (item[1], item[0]))
     for name, first in order[1:]:
         ax.axvline(dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
         ax.annotate(

@@ -10,6 +10,7 @@ the next start of a driver, `promote`, `rollback`, `upgrade` or `maintain`.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 TABLE = "live"
 NO_END = (1 << 63) - 1
 """`last_batch` of the live generation, which has no end: the largest number of the column's type."""
+_ATTEMPTS = 5
+"""Each further attempt means that a switch came between; the next refresh completes what these leave."""
 _TEXTS = pa.list_(pa.string())
 _SCHEMA = pa.schema(
     [
@@ -45,18 +48,23 @@ _SCHEMA = pa.schema(
 
 
 def refresh(warehouse: Tables, model: str) -> bool:
-    """Write a model's rows of the table in one commit if they have changed; return whether they have."""
-    rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
-    if not rows and not warehouse.exists(TABLE):
-        return False
-    warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
-    if _present(warehouse, model) == rows:
-        return False
-    try:
-        replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
-    except Conflict:
-        pass  # another command writes this table at the same time; if its rows are older, the next refresh fixes them
-    return True
+    """Write a model's rows of the table, a commit each time they have changed; return whether they have.
+
+    The generations are read again after each write: rows read before another command's switch, written after its own
+    refresh, would otherwise stay until the next start of a driver.
+    """
+    changed = False
+    for _ in range(_ATTEMPTS):
+        rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
+        if not rows and not warehouse.exists(TABLE):
+            break
+        warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
+        if _present(warehouse, model) == rows:
+            break
+        changed = True
+        with suppress(Conflict):  # another command writes this table at the same time: compare again
+            replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
+    return changed
 
 
 def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:

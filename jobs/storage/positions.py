@@ -208,6 +208,7 @@ def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, 
     if like["source"] == KAFKA:
         offsets = {int(number): offset for number, offset in place.items()}
         return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
+    # The commit's id in `like` is that of its own version, which this place need not be.
     return delta_position(like["table"], place[VERSION], like.get("id"))
 
 

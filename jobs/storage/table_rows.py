@@ -239,8 +239,11 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     fields = {field.name: field.type for field in pa.schema(schema)}
     wanted = list(fields if names is None else names)
     with reading(f"{root}/{table}"):
-        files = _names(root, table, log, {})
-        parts = [_read_or_count(open_parquet(f"{root}/{table}", one), wanted) for one in files]
+        files = _readable_files(root, table, log).sort_by("path")
+        parts = [
+            _add_partition(_read_or_count(open_parquet(f"{root}/{table}", name), wanted), files, place)
+            for place, name in enumerate(files["path"].to_pylist())
+        ]
     if not parts:
         return pa.table({name: pa.nulls(0, fields.get(name, pa.string())) for name in wanted})
     found = pa.concat_tables(parts, promote_options="default")
@@ -257,6 +260,15 @@ def _read_or_count(file: pq.ParquetFile, wanted: Sequence[str]) -> pa.Table:
     """Return columns of a file; if it has none of them, the right number of nulls."""
     found = _read(file, wanted, None)
     return found if found.num_columns else pa.table({"": pa.nulls(file.metadata.num_rows)})
+
+
+def _add_partition(rows: pa.Table, files: pa.Table, place: int) -> pa.Table:
+    """Append the partition columns that a file lacks: their values stand in the log alone, as in Delta's protocol."""
+    for column in files.column_names:
+        name = column.removeprefix("partition.")
+        if name != column and name not in rows.column_names:
+            rows = rows.append_column(name, pa.repeat(files[column][place], rows.num_rows))
+    return rows
 
 
 def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:

@@ -101,13 +101,13 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
 def _text(value: Any, whole: bool, comma: bool) -> str | None:
     """Return a value as the text that a file would have.
 
-    whole: write whole numbers (of a key or id column) without a fraction. comma: write a decimal comma.
+    whole: write whole numbers (of a key or id column) without a fraction. comma: write a number with a decimal comma.
     """
     if value is None or isinstance(value, str):
         return value
     if whole and isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return json.dumps(value).replace(".", ",") if comma else json.dumps(value)
+    return json.dumps(value).replace(".", ",") if comma and isinstance(value, float) else json.dumps(value)
 
 
 def _landings(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]:

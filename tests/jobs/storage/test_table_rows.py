@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from jobs.core.errors import UserError
 from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
+from jobs.storage.warehouse import Tables
 
 
 def wrote(root: Path) -> str:
@@ -47,6 +48,14 @@ def test_a_table_is_read_at_a_version_and_by_partition(tmp_path: Path) -> None:
     ]
     DeltaTable(str(folder / "states")).delete("key = 'x'")
     assert keys(read_table(root, "states", ["key"])) == ["w", "y", "z"]
+
+
+def test_a_small_table_has_the_columns_of_its_partitions(tmp_path: Path) -> None:
+    tables = Tables(wrote(tmp_path))
+    rows = [(row["model"], row["key"], row["note"]) for row in tables.rows("states")]
+    assert sorted(rows) == [("a", "w", "new"), ("a", "x", None), ("a", "y", None), ("b", "z", None)]
+    assert [row["key"] for row in tables.rows("states", {"model": "b"})] == ["z"]
+    assert sorted(tables.columns("states", ["model"])["model"].to_pylist()) == ["a", "a", "a", "b"]
 
 
 def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -142,3 +142,11 @@ def test_a_character_that_separates_lines_elsewhere_does_not_end_a_line_of_json(
         "1": payload,
         "2": payload,
     }
+
+
+def test_with_a_decimal_comma_only_numbers_change() -> None:
+    files = {"decimal": ","}
+    assert rechecked({"id": 7, "at": "2024-03-01", "a": 0.5, "b": "1,5"}, files=files) == (
+        None,
+        {"id": 7, "at": MARCH, "a": 0.5, "b": 1.5},
+    )
