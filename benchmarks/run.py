@@ -137,14 +137,14 @@ def missed(names: Sequence[str]) -> dict[str, str]:
 def raw_bytes(work: Work) -> int:
     """Return the bytes of one key's state, with the key and its time, before anything is packed or compressed."""
     import kalman
-    from jobs.state.block_format import state_layout
+    from jobs.state.block_format import build_state_layout
     from jobs.state.encoding.keys import KeyKind
-    from jobs.state.encoding.sorted_run import row_type
+    from jobs.state.encoding.sorted_run import build_row_type
 
     spec = work.spec
     size = kalman.build(spec.definition(), {}).size
-    layout = state_layout(KeyKind(tuple(spec.key), ("bigint",), True), size)
-    return row_type(layout).itemsize + np.dtype(layout.columns[0].dtype).itemsize
+    layout = build_state_layout(KeyKind(tuple(spec.key), ("bigint",), True), size)
+    return build_row_type(layout).itemsize + np.dtype(layout.columns[0].dtype).itemsize
 
 
 def arguments() -> argparse.Namespace:

@@ -27,22 +27,22 @@ def build(spec: ModelSpec) -> DAG:
         f"Estimate every row of {spec.name} in batch",
         timeout=timedelta(hours=12),
         params={
-            "from": dag_defaults.instant(
+            "from": dag_defaults.build_instant_field(
                 "From",
                 "Rows from this event time on (empty: the beginning of the run's data interval).",
             ),
-            "to": dag_defaults.instant(
+            "to": dag_defaults.build_instant_field(
                 "To", "Rows before this event time (empty: the end of the run's data interval)."
             ),
-            "snapshot": dag_defaults.text(
+            "snapshot": dag_defaults.build_text_field(
                 "Snapshot",
                 "Take parameters from this snapshot; none: the spec's values (empty: the best one).",
             ),
-            "smooth": dag_defaults.flag(
+            "smooth": dag_defaults.build_flag_field(
                 "Smooth", "Also estimate each row's state from all rows of its key before the end."
             ),
         },
-        schedule=dag_defaults.intervals(spec.airflow.estimate.schedule),
+        schedule=dag_defaults.build_interval_timetable(spec.airflow.estimate.schedule),
         macros={"first": cut.first, "last": cut.last},
         options={
             "--from": "{{ first(params, dag_run) }}",
@@ -50,7 +50,7 @@ def build(spec: ModelSpec) -> DAG:
             "--snapshot": "{{ params.snapshot or '' }}",
         },
         flags=["{{ '--smooth' if params.smooth else '' }}"],
-        outlets=[dag_defaults.history(spec.name)],
+        outlets=[dag_defaults.build_history_asset(spec.name)],
     )
 
 

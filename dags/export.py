@@ -24,15 +24,15 @@ def build(spec: ModelSpec) -> DAG:
         f"Take a snapshot of the live state of {spec.name}",
         timeout=timedelta(hours=2),
         params={
-            "batch": dag_defaults.whole_number(
+            "batch": dag_defaults.build_number_field(
                 "Batch", "A committed micro-batch whose state is still kept (empty: the last).", least=0
             ),
-            "monitor": dag_defaults.flag(
+            "monitor": dag_defaults.build_flag_field(
                 "Rules of the monitor",
                 "Export the states of the monitor's rules, not the stream's; the log names the export.",
             ),
         },
-        schedule=dag_defaults.at_times(spec.airflow.export.schedule),
+        schedule=dag_defaults.build_times_timetable(spec.airflow.export.schedule),
         options={
             "--batch": "{{ params.batch if params.batch is not none else '' }}",
         },

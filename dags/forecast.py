@@ -27,22 +27,24 @@ def build(spec: ModelSpec) -> DAG:
         f"Forecast the keys of {spec.name} from their live state",
         timeout=timedelta(hours=6),
         params={
-            "steps": dag_defaults.whole_number(
+            "steps": dag_defaults.build_number_field(
                 "Steps",
                 "How many steps ahead of each key's newest row (empty: the spec's horizons).",
                 least=1,
             ),
-            "to": dag_defaults.text("To", "Up to this time (ISO 8601), in place of a number of steps."),
-            "every": dag_defaults.text("Every", "A step, such as 1h."),
-            "key": dag_defaults.text("Key", "This key alone, as the estimates have it."),
-            "snapshot": dag_defaults.text(
+            "to": dag_defaults.build_text_field(
+                "To", "Up to this time (ISO 8601), in place of a number of steps."
+            ),
+            "every": dag_defaults.build_text_field("Every", "A step, such as 1h."),
+            "key": dag_defaults.build_text_field("Key", "This key alone, as the estimates have it."),
+            "snapshot": dag_defaults.build_text_field(
                 "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
             ),
-            "output": dag_defaults.text(
+            "output": dag_defaults.build_text_field(
                 "Output", "Another table than the model's own: below the warehouse, or a path."
             ),
         },
-        schedule=dag_defaults.at_times(spec.airflow.forecast.schedule),
+        schedule=dag_defaults.build_times_timetable(spec.airflow.forecast.schedule),
         options={
             "--steps": "{{ '' if params.steps is none else params.steps }}",
             "--to": "{{ params.to or '' }}",

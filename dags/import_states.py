@@ -40,7 +40,9 @@ def build(spec: ModelSpec) -> DAG:
                 title="Version",
                 description="The version of the measurements that the states reflect; 0: none of the landed rows.",
             ),
-            "dry_run": dag_defaults.flag("Dry run", "Check every key; write nothing.", default=True),
+            "dry_run": dag_defaults.build_flag_field(
+                "Dry run", "Check every key; write nothing.", default=True
+            ),
         },
         verb="import_states",
         options={
@@ -49,7 +51,7 @@ def build(spec: ModelSpec) -> DAG:
         },
         flags=["{{ '--dry-run' if params.dry_run else '' }}"],
         needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
-        outlets=[dag_defaults.snapshots(spec.name)],
+        outlets=[dag_defaults.build_snapshots_asset(spec.name)],
     )
 
 

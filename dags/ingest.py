@@ -18,7 +18,7 @@ from kalman_dags import dag_defaults, specs
 from kalman_dags.verb_dag import verb_dag
 
 
-def input_field(spec: ModelSpec) -> Param:
+def build_input_field(spec: ModelSpec) -> Param:
     """Return the form's field for the input to land; it is required if the spec names no input."""
     path, source = spec.airflow.ingest.path, spec.source
     empty = f" (empty: {path or (source and source.title)})" if path or source else ""
@@ -41,8 +41,8 @@ def build(spec: ModelSpec) -> DAG:
         f"Land files for {spec.name}",
         timeout=timedelta(hours=2),
         params={
-            "input": input_field(spec),
-            "history": dag_defaults.flag(
+            "input": build_input_field(spec),
+            "history": dag_defaults.build_flag_field(
                 "History",
                 "Treat the files as history of new keys: pretrain offers their states to the stream.",
             ),
@@ -55,7 +55,7 @@ def build(spec: ModelSpec) -> DAG:
                 "land the rows added at its end; new: land it whole, as another file.",
             ),
         },
-        schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
+        schedule=dag_defaults.build_interval_timetable(spec.airflow.ingest.schedule),
         kafka=spec.speaks_to_kafka,
         options={
             "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
@@ -68,8 +68,8 @@ def build(spec: ModelSpec) -> DAG:
             f"spec of {spec.name}",
         ),
         outlets=[
-            dag_defaults.measurements(spec.name),
-            *([dag_defaults.measurements_by_interval(spec.name)] if spec.airflow.ingest.schedule else []),
+            dag_defaults.build_measurements_asset(spec.name),
+            *([dag_defaults.build_interval_asset(spec.name)] if spec.airflow.ingest.schedule else []),
         ],
     )
 

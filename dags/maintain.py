@@ -26,15 +26,15 @@ def build(spec: ModelSpec) -> DAG:
         f"Delete what nothing of {spec.name} needs any more",
         timeout=timedelta(hours=6),
         params={
-            "dry_run": dag_defaults.flag(
+            "dry_run": dag_defaults.build_flag_field(
                 "Dry run", "Only list what would be deleted, and why the rest stays.", default=True
             ),
-            "estimates": dag_defaults.flag(
+            "estimates": dag_defaults.build_flag_field(
                 "Estimates",
                 "Also remove estimates of removed generations that are not part of the live ones.",
             ),
         },
-        schedule=dag_defaults.at_times(spec.airflow.maintain.schedule),
+        schedule=dag_defaults.build_times_timetable(spec.airflow.maintain.schedule),
         flags=[
             "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}",
             "{{ '--estimates' if params.estimates else '' }}",

@@ -13,6 +13,6 @@ from kalman_dags import continuous, specs
 # Airflow only parses files that contain both words: airflow, dag.
 
 for one in specs.run_at_times("monitor"):
-    continuous.following(
+    continuous.build_following_dag(
         one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}", does="watch"
     )

@@ -15,7 +15,7 @@ from kalman_dags import continuous, specs
 
 # Airflow only parses files that contain both words: airflow, dag.
 
-for one in specs.kept_running("monitor"):
-    continuous.for_ever(
+for one in specs.list_continuous_specs("monitor"):
+    continuous.build_continuous_dag(
         one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}, continuously"
     )

@@ -31,27 +31,27 @@ def build(spec: ModelSpec) -> DAG:
         f"Learn {spec.name} and filter its history into a snapshot",
         timeout=timedelta(hours=12),
         params={
-            "as_of": dag_defaults.instant(
+            "as_of": dag_defaults.build_instant_field(
                 "As of",
                 "Take only history before this instant (empty: the end of the run's data interval).",
             ),
-            "to_version": dag_defaults.whole_number(
+            "to_version": dag_defaults.build_number_field(
                 "To version",
                 "Take history up to this version of measurements, instead of a cut in time.",
                 least=0,
             ),
-            "learn_from": dag_defaults.instant(
+            "learn_from": dag_defaults.build_instant_field(
                 "Learn from",
                 f"Learn from rows at or after this instant (empty: {before}).",
             ),
-            "learn_to": dag_defaults.instant(
+            "learn_to": dag_defaults.build_instant_field(
                 "Learn to", "Learn from rows before this instant (empty: the cut)."
             ),
         },
         schedule=(
-            [dag_defaults.measurements(spec.name)]
+            [dag_defaults.build_measurements_asset(spec.name)]
             if spec.airflow.pretrain.schedule == ON_LANDING
-            else dag_defaults.intervals(spec.airflow.pretrain.schedule)
+            else dag_defaults.build_interval_timetable(spec.airflow.pretrain.schedule)
         ),
         macros={
             "as_of": cut.as_of,
@@ -64,7 +64,7 @@ def build(spec: ModelSpec) -> DAG:
             "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
             "--learn-to": "{{ params.learn_to or '' }}",
         },
-        outlets=[dag_defaults.snapshots(spec.name)],
+        outlets=[dag_defaults.build_snapshots_asset(spec.name)],
     )
 
 

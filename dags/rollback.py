@@ -29,17 +29,17 @@ def build(spec: ModelSpec) -> DAG:
         f"Make the previous generation of {spec.name} live again",
         timeout=timedelta(hours=1),
         params={
-            "to": dag_defaults.text(
+            "to": dag_defaults.build_text_field(
                 "To", "A retired generation to return to (empty: the parent of the live one)."
             ),
-            "last_state": dag_defaults.flag(
+            "last_state": dag_defaults.build_flag_field(
                 "Last state",
                 "Continue from the live generation's state, mapped back, not from the older checkpoint.",
             ),
         },
         options={"--to": "{{ params.to or '' }}"},
         flags=["{{ '--last-state' if params.last_state else '' }}"],
-        outlets=[dag_defaults.estimates(spec.name)],
+        outlets=[dag_defaults.build_estimates_asset(spec.name)],
     )
 
 

@@ -14,4 +14,6 @@ from kalman_dags import continuous, specs
 # Airflow only parses files that contain both words: airflow, dag.
 
 for one in specs.run_at_times("skill"):
-    continuous.following(one, "skill", __doc__, f"How good the forecasts of {one.name} are", does="compare")
+    continuous.build_following_dag(
+        one, "skill", __doc__, f"How good the forecasts of {one.name} are", does="compare"
+    )

@@ -15,5 +15,7 @@ from kalman_dags import continuous, specs
 
 # Airflow only parses files that contain both words: airflow, dag.
 
-for one in specs.kept_running("skill"):
-    continuous.for_ever(one, "skill", __doc__, f"How good the forecasts of {one.name} are, for ever")
+for one in specs.list_continuous_specs("skill"):
+    continuous.build_continuous_dag(
+        one, "skill", __doc__, f"How good the forecasts of {one.name} are, for ever"
+    )

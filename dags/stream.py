@@ -28,9 +28,9 @@ NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
 
 def schedule(spec: ModelSpec) -> Any:
     """Return the stream's schedule: on a new snapshot, and at its times or on landing, as the spec defines."""
-    snapshots, cron = dag_defaults.snapshots(spec.name), spec.airflow.stream.schedule
+    snapshots, cron = dag_defaults.build_snapshots_asset(spec.name), spec.airflow.stream.schedule
     if spec.airflow.stream.on_landing:
-        return snapshots | dag_defaults.measurements(spec.name)
+        return snapshots | dag_defaults.build_measurements_asset(spec.name)
     if cron is None:
         return [snapshots]
     return AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
@@ -48,11 +48,11 @@ def build(spec: ModelSpec) -> DAG:
             "trigger": dag_defaults.trigger(
                 "process", " (the execution timeout), then again by retry or schedule"
             ),
-            "adopt": dag_defaults.text(
+            "adopt": dag_defaults.build_text_field(
                 "Adopt",
                 "Snapshot from which to begin a new generation; the live one retires (empty: resume).",
             ),
-            "allow_missing_estimates": dag_defaults.flag(
+            "allow_missing_estimates": dag_defaults.build_flag_field(
                 "Allow missing estimates",
                 "With Adopt: also where rows would have no live estimate; the failed task says how many.",
             ),
@@ -67,8 +67,8 @@ def build(spec: ModelSpec) -> DAG:
         finish_on_kill=True,
         # The first landing also starts pretrain, whose snapshot starts the stream again.
         too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
-        pool=dag_defaults.pool("stream", spec.name),
-        outlets=[dag_defaults.estimates(spec.name)],
+        pool=dag_defaults.name_pool("stream", spec.name),
+        outlets=[dag_defaults.build_estimates_asset(spec.name)],
         retries=5,
     )
 

@@ -20,11 +20,11 @@ from kalman_dags import continuous, dag_defaults, specs
 
 # Airflow only parses files that contain both words: airflow, dag.
 
-for one in specs.kept_running("stream"):
-    continuous.for_ever(
+for one in specs.list_continuous_specs("stream"):
+    continuous.build_continuous_dag(
         one,
         "stream",
         __doc__,
         f"Keep the estimates of {one.name} up to date, continuously",
-        outlets=[dag_defaults.estimates(one.name)],
+        outlets=[dag_defaults.build_estimates_asset(one.name)],
     )

@@ -14,31 +14,31 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import driver_status, log_name
+from jobs.supervision.driver_status import format_log_name, read_driver_status
 from jobs.supervision.stopping import request_stop
 from kalman_dags import dag_defaults, specs
-from kalman_dags.places import warehouse
+from kalman_dags.places import find_warehouse_root
 
 
 def stop_paused(ti: Any) -> None:
     """Stop every driver that Airflow started and whose DAG is paused."""
-    for verb, model in kept_running():
-        if not ti.get_dag(dag_defaults.dag_id(f"{verb}_forever", model)).is_paused:
+    for verb, model in list_continuous_dags():
+        if not ti.get_dag(dag_defaults.name_dag(f"{verb}_forever", model)).is_paused:
             continue
-        log = DriverLog.at(warehouse(), log_name(verb, model))
-        sight = driver_status(log)
+        log = DriverLog.at(find_warehouse_root(), format_log_name(verb, model))
+        sight = read_driver_status(log)
         if sight.driven and sight.launch is not None:
             request_stop(log, sight, "its DAG is paused")
             print(f"{model}: the DAG of its {verb} is paused; {sight.text()}, and was asked to end")
 
 
-def kept_running() -> Iterator[tuple[str, str]]:
+def list_continuous_dags() -> Iterator[tuple[str, str]]:
     """Yield verb and model of each continuous DAG."""
     for verb in specs.DRIVEN:
-        yield from ((verb, spec.name) for spec in specs.kept_running(verb))
+        yield from ((verb, spec.name) for spec in specs.list_continuous_specs(verb))
 
 
-if any(kept_running()):
+if any(list_continuous_dags()):
     with DAG(
         dag_defaults.WARDEN,
         schedule=CronTriggerTimetable("* * * * *", timezone="UTC"),

@@ -38,7 +38,7 @@ from airflow.sdk import DAG, Param, TriggerRule, chain
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import approval, dag_defaults, specs
 from kalman_dags.approval import BLUE_GREEN
-from kalman_dags.notifiers import notifiers_of
+from kalman_dags.notifiers import build_notifiers
 from kalman_dags.operator import KalmanOperator
 
 MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
@@ -77,8 +77,8 @@ def lagging(ti: Any, params: Mapping[str, Any], otherwise: str) -> str:
 def evidence(ti: Any, params: Mapping[str, Any], model: str) -> str:
     """Return the evidence for the person who approves."""
     preview, shadow, again = (ti.xcom_pull(task_ids=task) for task in ("preview", "shadow", "compare"))
-    root = dag_defaults.airflow_root()
-    return approval.body(model, params["mode"], preview, again or shadow, bool(again), root)
+    root = dag_defaults.read_airflow_root()
+    return approval.format_approval(model, params["mode"], preview, again or shadow, bool(again), root)
 
 
 def forced(ti: Any, params: Mapping[str, Any]) -> str:
@@ -87,14 +87,14 @@ def forced(ti: Any, params: Mapping[str, Any]) -> str:
     return "--force" if params["force"] or (answer.get("params_input") or {}).get("force") else ""
 
 
-def force_field() -> Param:
+def build_force_field() -> Param:
     """Return the form's field that promotes a version despite its comparison."""
-    return dag_defaults.flag(
+    return dag_defaults.build_flag_field(
         "Force", "Of mode blue-green: promote it whatever the comparison says, or without a row to compare."
     )
 
 
-def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
+def _build_undriven_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments of a task that needs a stream without a driver.
 
     A continuous stream always occupies its pool's only slot, and its driver outlives its runs: there the task itself
@@ -102,24 +102,24 @@ def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
     """
     if spec.airflow.stream.continuous:
         return {"flags": ["--drain"]}
-    return {"pool": dag_defaults.pool("stream", spec.name)}
+    return {"pool": dag_defaults.name_pool("stream", spec.name)}
 
 
-def _approval(spec: ModelSpec) -> ApprovalOperator:
+def _build_approval(spec: ModelSpec) -> ApprovalOperator:
     users = spec.airflow.upgrade.assigned_users
     return ApprovalOperator(
         task_id="approve",
         subject=f"Let version {spec.version} of {spec.name} take over?",
         body="{{ evidence(ti, params, '" + spec.name + "') }}",
-        params={"force": force_field()},
+        params={"force": build_force_field()},
         assigned_users=[{"id": user, "name": user} for user in users] or None,
-        notifiers=notifiers_of(spec),
+        notifiers=build_notifiers(spec),
         response_timeout=timedelta(hours=11),
         trigger_rule=AFTER_A_CHOICE,
     )
 
 
-def _verb(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOperator:
+def _build_verb_task(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOperator:
     """Return a task that runs the verb `upgrade`."""
     options = {
         "--model": spec.name,
@@ -134,7 +134,7 @@ def _verb(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOp
 def _catch_up(spec: ModelSpec) -> KalmanOperator:
     """Return the task that lets the live stream catch up; a running driver already does so."""
     pool: dict[str, Any] = (
-        {} if spec.airflow.stream.continuous else {"pool": dag_defaults.pool("stream", spec.name)}
+        {} if spec.airflow.stream.continuous else {"pool": dag_defaults.name_pool("stream", spec.name)}
     )
     return KalmanOperator(
         task_id="catch_up",
@@ -143,55 +143,57 @@ def _catch_up(spec: ModelSpec) -> KalmanOperator:
         options={"--model": spec.name, "--trigger": "available-now"},
         wait_for_other=True,
         finish_on_kill=True,
-        outlets=[dag_defaults.estimates(spec.name)],
+        outlets=[dag_defaults.build_estimates_asset(spec.name)],
         **pool,
     )
 
 
-def _tasks(spec: ModelSpec) -> None:
+def _build_tasks(spec: ModelSpec) -> None:
     """Make the DAG's tasks, inside the DAG's context."""
     automatic = spec.upgrade.automatic
     # Without a person, too few rows to decide are a reason to wait, not a failure.
     flags = ["{{ forced(ti, params) }}", *(["--needed"] if automatic else [])]
-    live = {"outlets": [dag_defaults.estimates(spec.name)]}
+    live = {"outlets": [dag_defaults.build_estimates_asset(spec.name)]}
     compares = ["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"]
-    preview = _verb(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
+    preview = _build_verb_task(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
     unless = ShortCircuitOperator(task_id="unless_dry_run", python_callable=goes_on)
-    shadow = _verb(spec, "shadow", compares, returned=COMPARISON)
+    shadow = _build_verb_task(spec, "shadow", compares, returned=COMPARISON)
     lags = BranchPythonOperator(
         task_id="if_the_stream_lags",
         python_callable=lagging,
         op_kwargs={"otherwise": "choose_mode" if automatic else "approve"},
     )
-    compare = _verb(spec, "compare", compares, returned=COMPARISON)
+    compare = _build_verb_task(spec, "compare", compares, returned=COMPARISON)
     choose = BranchPythonOperator(
         task_id="choose_mode",
         python_callable=task_of_mode,
         trigger_rule=AFTER_A_CHOICE if automatic else TriggerRule.ALL_SUCCESS,
     )
-    after = choose if automatic else _approval(spec)
+    after = choose if automatic else _build_approval(spec)
     chain(preview, unless, shadow, lags, _catch_up(spec), compare, after)
     chain(lags, after)
     if not automatic:
         chain(after, choose)
-    without = _without_a_driver(spec)
-    promote = _verb(spec, "promote", flags, refusals=REFUSALS, **live)
-    chain(choose, [promote, _verb(spec, "switch_over", without.pop("flags", []), **live, **without)])
+    without = _build_undriven_arguments(spec)
+    promote = _build_verb_task(spec, "promote", flags, refusals=REFUSALS, **live)
+    chain(
+        choose, [promote, _build_verb_task(spec, "switch_over", without.pop("flags", []), **live, **without)]
+    )
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that upgrades one model's stream."""
     with DAG(
-        schedule=dag_defaults.at_times(spec.airflow.upgrade.schedule),
+        schedule=dag_defaults.build_times_timetable(spec.airflow.upgrade.schedule),
         user_defined_macros={"evidence": evidence, "forced": forced},
-        **dag_defaults.arguments(
+        **dag_defaults.build_dag_arguments(
             "upgrade",
             spec,
             __doc__,
             f"Bring the stream of {spec.name} to version {spec.version}",
             timeout=timedelta(hours=12),
             params={
-                "dry_run": dag_defaults.flag(
+                "dry_run": dag_defaults.build_flag_field(
                     "Dry run", "Only show what would become of the states.", default=True
                 ),
                 "mode": Param(
@@ -202,8 +204,8 @@ def build(spec: ModelSpec) -> DAG:
                     description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from "
                     "history. repartition: the same version in another layout.",
                 ),
-                "force": force_field(),
-                "partitions": dag_defaults.whole_number(
+                "force": build_force_field(),
+                "partitions": dag_defaults.build_number_field(
                     "Partitions",
                     "Of mode repartition: how many state partitions (empty: as the spec says).",
                     least=1,
@@ -211,7 +213,7 @@ def build(spec: ModelSpec) -> DAG:
             },
         ),
     ) as dag:
-        _tasks(spec)
+        _build_tasks(spec)
     return dag
 
 

@@ -28,16 +28,16 @@ def build(spec: ModelSpec) -> DAG:
             "share": Param(
                 spec.airflow.verify.share,
                 type="string",
-                pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
+                pattern=dag_defaults.match_whole(r"[0-9]+([.][0-9]+)?%"),
                 title="Share",
                 description="Share of the keys; 100% takes all.",
             ),
-            "key": dag_defaults.text("Key", "This key alone, as the estimates have it."),
-            "since": dag_defaults.text(
+            "key": dag_defaults.build_text_field("Key", "This key alone, as the estimates have it."),
+            "since": dag_defaults.build_text_field(
                 "Since", "Compare estimates from this event time on (ISO 8601; empty: all)."
             ),
         },
-        schedule=dag_defaults.at_times(spec.airflow.verify.schedule),
+        schedule=dag_defaults.build_times_timetable(spec.airflow.verify.schedule),
         options={
             "--share": "{{ params.share }}",
             "--key": "{{ params.key or '' }}",

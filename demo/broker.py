@@ -16,8 +16,8 @@ from pathlib import Path
 from demo.ports import HOST, free_ports, listens
 from demo.service import Service, end
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.spark.doctor import java_command
-from jobs.spark.jars import optional_jars
+from jobs.spark.doctor import find_java
+from jobs.spark.jars import fetch_optional_jars
 
 START_SECONDS = 90.0
 _CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, in Kafka's encoding
@@ -105,12 +105,12 @@ class Broker(Service):
 def _java() -> list[str]:
     quiet = Path(__file__).with_name("broker-log4j2.properties")
     return [
-        java_command(),
+        find_java(),
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         f"-Dlog4j2.configurationFile={quiet.as_uri()}",
         "-cp",
-        os.pathsep.join(optional_jars("broker")),
+        os.pathsep.join(fetch_optional_jars("broker")),
     ]
 
 

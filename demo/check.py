@@ -22,27 +22,27 @@ from demo.compare import (
     rows_of,
     states_of,
 )
-from jobs.batch.batch_filter import Batch, bucket_rows, final_states, packed_estimates
+from jobs.batch.batch_filter import Batch, compute_final_states, compute_packed_estimates, pack_buckets
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
-from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.state_rows import pack_seeds
 from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.block_format import state_layout
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import estimate_format, unpack_estimates
-from jobs.state.encoding.keys import key_kind, match, text_of
+from jobs.state.encoding.keys import build_key_kind, build_key_text, match
 from jobs.state.encoding.order import order_rows
-from jobs.state.encoding.packets import concat
+from jobs.state.encoding.packets import join_records
 from jobs.state.encoding.routing import make_routing
-from jobs.state.encoding.rows import KeyedRows, RowFormat, row_format
+from jobs.state.encoding.rows import KeyedRows, RowFormat, build_row_format
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, measurements
-from jobs.streaming.state_reader import states_at
-from kalman.filters.own_parameters import FIELD, own_parameters, with_own
-from kalman.filters.rounded import stored_as
+from jobs.streaming.state_reader import read_states
+from kalman.filters.own_parameters import FIELD, find_key_parameters, with_key_parameters
+from kalman.filters.rounded import find_storage_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def check(
     Raises:
         UserError: there is no stream to check.
     """
-    generation = generations.live(warehouse, spec.name)
+    generation = generations.find_live(warehouse, spec.name)
     manifest = None if generation is None else manifests.find(warehouse, generation.snapshot_id)
     if generation is None or manifest is None:
         raise UserError(
@@ -131,23 +131,23 @@ def check(
     kernel = kalman.build(spec.definition(), manifest.parameters)
     frame = warehouse.read(measurements(spec.name)).select(*spec.columns).persist()
     say(f"{spec.name}: batch pass")
-    kind = key_kind(spec.key, frame.schema)
-    batch = Batch(row_format(spec, kind), spec.unit_us, spec.idle_us)
+    kind = build_key_kind(spec.key, frame.schema)
+    batch = Batch(build_row_format(spec, kind), spec.unit_us, spec.idle_us)
     out = estimate_format(kind, spec, kernel)
     begin = _begin(warehouse, manifest, kernel, batch)
     started = time.monotonic()
-    packed = bucket_rows(frame, batch.rows, frame.count()).persist()
-    rows = packed_estimates(packed, kernel, batch, out, begin)
+    packed = pack_buckets(frame, batch.rows, frame.count()).persist()
+    rows = compute_packed_estimates(packed, kernel, batch, out, begin)
     wanted = unpack_estimates(rows, out).select(*COLUMNS).toArrow()
     seconds = time.monotonic() - started
-    end = final_states(packed, kernel, batch, begin).frame.toArrow()
+    end = compute_final_states(packed, kernel, batch, begin).frame.toArrow()
     say(f"{spec.name}: the stream's estimates and state")
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
-    batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
+    batch_id = Checkpoint(warehouse, generation.checkpoint).find_last_commit()
     assert batch_id is not None  # the generation has written estimates
     held = states_of(
-        states_at(DeployedModel(spec, warehouse), generation, manifest, batch_id).frame.toArrow()
+        read_states(DeployedModel(spec, warehouse), generation, manifest, batch_id).frame.toArrow()
     )
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
@@ -180,13 +180,15 @@ def check(
 def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batch) -> Begin | None:
     """Return the function that starts keys with their learned parameters of the snapshot; None without such
     parameters."""
-    own = own_parameters(kernel)
+    own = find_key_parameters(kernel)
     if not own.learned:
         return None
     kind = batch.rows.kind
-    layout = state_layout(kind, kernel.size, stored_as(kernel))
-    packets = seed_packets(verify(warehouse, manifest), kernel, kind, layout, make_routing(1, 1))
-    known = concat([layout.decode(bytes(row["payload"])) for row in packets.select("payload").collect()])
+    layout = build_state_layout(kind, kernel.size, find_storage_dtype(kernel))
+    packets = pack_seeds(verify(warehouse, manifest), kernel, kind, layout, make_routing(1, 1))
+    known = join_records(
+        [layout.decode(bytes(row["payload"])) for row in packets.select("payload").collect()]
+    )
     known = known.take(np.argsort(known.arrays["route"], kind="stable"))
 
     def begin(keyed: KeyedRows) -> NDArray[np.float64]:
@@ -195,7 +197,7 @@ def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batc
         values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
         field = kernel.snapshot(values)[2][FIELD]
         given = {name: field[own.rows[name]] for name in own.learned}
-        states[:, there] = with_own(kernel, states[:, there], given)
+        states[:, there] = with_key_parameters(kernel, states[:, there], given)
         return states
 
     return begin
@@ -217,7 +219,7 @@ def measured_rows(frame: DataFrame, fmt: RowFormat) -> pa.Table:
 
     numbers = [F.col(f"`{name}`").alias(f"y{i}") for i, name in enumerate(fmt.measurement)]
     return frame.select(
-        text_of(fmt.kind).alias("key"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers
+        build_key_text(fmt.kind).alias("key"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers
     ).toArrow()
 
 

@@ -14,10 +14,10 @@ from jobs.offline.plots import (
     INK,
     MEASURED,
     SMOOTHED,
-    coverage_text,
-    inlined,
-    joined,
-    styled,
+    apply_style,
+    encode_figure,
+    format_coverage,
+    join_title,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Marks(NamedTuple):
     killed: int | None
 
 
-@styled
+@apply_style
 def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
     """Draw each key's estimate with its 95 % band over the measurements."""
     figure, axes = _grid(len(series), width=11.0, height=2.35)
@@ -91,14 +91,14 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
             ax.plot(time[part], mean, color=colour, linewidth=1.0, zorder=3)
         _mark(ax, marks)
         _robust_limits(ax, one)
-        ax.set_title(joined(one.title, coverage_text(one.normalised**2)))
+        ax.set_title(join_title(one.title, format_coverage(one.normalised**2)))
         ax.set_ylabel(unit)
     _date_axis(axes[-1])
     _legend(figure)
-    return inlined(figure)
+    return encode_figure(figure)
 
 
-@styled
+@apply_style
 def draw_switch(switch: Switch, unit: str) -> str:
     """Draw both versions of some routes across the upgrade and the roll-back, with the live version marked."""
     figure, axes = _grid(len(switch.routes), width=11.0, height=2.35)
@@ -131,15 +131,15 @@ def draw_switch(switch: Switch, unit: str) -> str:
             ax.annotate(text, (at, 0.98), xycoords=top, ha="left", va="top", fontsize=8)
         low, high = ax.get_ylim()
         ax.set_ylim(low, high + 0.15 * (high - low))
-        versions = [f"version {n}: {coverage_text(one.nis)}" for n, one in enumerate((first, second), 1)]
-        ax.set_title(joined(title, *versions))
+        versions = [f"version {n}: {format_coverage(one.nis)}" for n, one in enumerate((first, second), 1)]
+        ax.set_title(join_title(title, *versions))
         ax.set_ylabel(unit)
     _date_axis(axes[-1])
     _legend(figure, switched=True)
-    return inlined(figure)
+    return encode_figure(figure)
 
 
-@styled
+@apply_style
 def draw_innovations(series: list[Series], marks: Marks) -> str:
     """Draw each key's normalised innovations over time, and their distribution beside them."""
     import matplotlib.pyplot as plt
@@ -178,10 +178,10 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
         right.set_title("against N(0, 1)", fontweight="normal", fontsize=9)
     grid[-1, 1].set_xlabel("density")
     _date_axis(grid[-1, 0])
-    return inlined(figure)
+    return encode_figure(figure)
 
 
-@styled
+@apply_style
 def draw_nis(models: list[Nis], marks: Marks) -> str:
     """Draw each model's distribution of NIS, and the share of each week outside the 95 % bound."""
     import matplotlib.pyplot as plt
@@ -231,7 +231,7 @@ def draw_nis(models: list[Nis], marks: Marks) -> str:
         right.set_title("share outside the bound, week by week (5 % expected)", fontweight="normal")
         right.set_ylabel("% of rows")
         _date_axis(right)
-    return inlined(figure)
+    return encode_figure(figure)
 
 
 def weekly_share(one: Nis, outside: NDArray[np.bool_], counted: NDArray[np.bool_]) -> tuple[NDArray, NDArray]:

@@ -37,7 +37,7 @@ def make_topic(spark: SparkSession, topic: str, partitions: int = 2) -> None:
     jvm: Any = spark._jvm
     wanted = jvm.java.util.ArrayList()
     wanted.add(jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, 1))
-    with kafka.admin(spark) as client:
+    with kafka.open_admin(spark) as client:
         client.createTopics(wanted).all().get()
 
 
@@ -84,7 +84,7 @@ def send(spark: SparkSession, topic: str, chunk: Chunk) -> int:
     """Send a chunk, each partition's messages in order, and return their number."""
     frame = spark.createDataFrame(chunk.frame, "value string, partition int").coalesce(1)
     writer = frame.write.format("kafka").option("topic", topic)
-    for name, value in kafka.spark_options().items():
+    for name, value in kafka.build_spark_options().items():
         writer = writer.option(name, value)
     writer.save()
     return len(chunk.frame)
@@ -93,7 +93,7 @@ def send(spark: SparkSession, topic: str, chunk: Chunk) -> int:
 def read(spark: SparkSession, topic: str) -> pd.DataFrame:
     """Return the key and the value, as text, of each message of a topic."""
     reader = spark.read.format("kafka").option("subscribe", topic)
-    for name, value in kafka.spark_options().items():
+    for name, value in kafka.build_spark_options().items():
         reader = reader.option(name, value)
     return reader.load().selectExpr("string(key) key", "string(value) value").toPandas()
 
@@ -102,7 +102,7 @@ def send_lines(spark: SparkSession, topic: str, lines: list[str]) -> int:
     """Send lines to the first partition of a topic, in order, and return their number. A missing topic is created with
     one partition.
     """
-    with kafka.admin(spark) as client:
+    with kafka.open_admin(spark) as client:
         there = client.listTopics().names().get().contains(topic)
     if not there:
         make_topic(spark, topic, partitions=1)
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("topic", help="made with one partition if it is not there")
     topic = parser.parse_args().topic
     try:
-        kafka.client_properties()  # before Spark, which takes seconds
+        kafka.read_client_properties()  # before Spark, which takes seconds
         lines = sys.stdin.read().splitlines()
         spark = spark_session(Settings.load(quiet=True), "feed", kafka=True)
         print(f"sent {send_lines(spark, topic, lines):,} messages to {topic}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from jobs.core.roots import local_path
-from jobs.storage.files import files_of
+from jobs.core.roots import find_local_path
+from jobs.storage.files import open_files
 from jobs.supervision.driver_log import DriverLog
 
 POLL_SECONDS = 0.01
@@ -44,7 +44,7 @@ class Checkpoint:
 
     def __init__(self, root: str, model: str) -> None:
         self.root, self.model = root, model
-        self._files = files_of(f"{root}/checkpoints")
+        self._files = open_files(f"{root}/checkpoints")
         self._name: str | None = None
 
     @property
@@ -84,7 +84,7 @@ class Checkpoint:
 
     def time(self, folder: str, number: int) -> float:
         """Return when a micro-batch's file in `folder` was written, Unix seconds."""
-        return self._files.modified_at(f"{self.name}/{folder}/{number}").timestamp()
+        return self._files.read_modified_time(f"{self.name}/{folder}/{number}").timestamp()
 
 
 def find_driver(root: str, model: str) -> tuple[psutil.Process, psutil.Process]:
@@ -93,7 +93,7 @@ def find_driver(root: str, model: str) -> tuple[psutil.Process, psutil.Process]:
     Raises:
         LookupError: the model has no driver on this machine.
     """
-    running = [one.owner for one in DriverLog.at(root, model).drivers() if one.ended_at is None]
+    running = [one.owner for one in DriverLog.at(root, model).list_drivers() if one.ended_at is None]
     try:
         owner = next(one for one in reversed(running) if one.alive(None))
         return psutil.Process(owner.pid), psutil.Process(owner.jvm)
@@ -146,7 +146,7 @@ class Killer(threading.Thread):
         try:
             for process in family:
                 _await_stop(process)
-            if local_path(self.root) is None:
+            if find_local_path(self.root) is None:
                 time.sleep(SETTLE_SECONDS)
             batches = self.checkpoint.batches()
             if not batches.planned > batches.committed:

@@ -17,7 +17,16 @@ from demo.figures import (
     draw_nis,
     draw_switch,
 )
-from jobs.core.html_page import Card, bars, cards, page, paragraph, picture, section, table
+from jobs.core.html_page import (
+    Card,
+    format_bars,
+    format_cards,
+    format_page,
+    format_paragraph,
+    format_picture,
+    format_section,
+    format_table,
+)
 
 TITLE = "A year of flights through kalman-pipeline"
 
@@ -61,41 +70,41 @@ def build_page(content: Content) -> str:
         else "The check failed: " + "; ".join(result["problems"])
     )
     head = list(content.parity[0])
-    return page(
+    return format_page(
         TITLE,
-        paragraph(verdict, f"verdict {'good' if good else 'bad'}"),
+        format_paragraph(verdict, f"verdict {'good' if good else 'bad'}"),
         _build_cards(result),
-        section(
+        format_section(
             "Estimates across the hand-over",
             "Time in the air of some routes: each airport's busiest, and a rare one. Blue is history, as "
             "pretrain filtered it; orange is what the stream put out; the dashed line is where its driver "
             "was killed with SIGKILL inside a micro-batch. The band is that of the route's level, around "
             "which the flights scatter; beside each route stands how many of its flights lay inside the 95 % "
             "interval that was predicted for them.",
-            picture(
+            format_picture(
                 draw_estimates(content.series, content.marks, content.unit), "Estimates and measurements"
             ),
         ),
-        section(
+        format_section(
             "Innovations",
             "What each flight told the filter, over the standard deviation that the filter expected. If the "
             "model were exactly right these would be independent draws of N(0, 1), 5 % of them outside the "
             "dotted lines.",
-            picture(draw_innovations(content.series, content.marks), "Normalised innovations"),
+            format_picture(draw_innovations(content.series, content.marks), "Normalised innovations"),
         ),
-        section(
+        format_section(
             "NIS against its chi-square bound",
             "The normalised innovation squared of every row of all keys. " + " ".join(content.shares),
-            picture(draw_nis(content.nis, content.marks), "NIS"),
+            format_picture(draw_nis(content.nis, content.marks), "NIS"),
         ),
         *_show_switch(content),
-        section(
+        format_section(
             "Parity",
             "The largest absolute differences between the stream (history in a snapshot, then micro-batches, "
             "one of them killed and done again) and one batch pass over all rows with the same parameters.",
-            table(head, [list(row.values()) for row in content.parity]),
+            format_table(head, [list(row.values()) for row in content.parity]),
         ),
-        section("Time", "Seconds on the clock, phase by phase.", _show_phases(content.phases)),
+        format_section("Time", "Seconds on the clock, phase by phase.", _show_phases(content.phases)),
     )
 
 
@@ -113,8 +122,8 @@ def _show_switch(content: Content) -> list[str]:
         f"went on from its own checkpoint, so at the end it has seen every row, each once. The comparison of both is "
         f"in {done['report']}."
     )
-    drawn = picture(draw_switch(content.switch, content.unit), "Both versions across the switch")
-    return [section("An upgrade, and back", text, drawn)]
+    drawn = format_picture(draw_switch(content.switch, content.unit), "Both versions across the switch")
+    return [format_section("An upgrade, and back", text, drawn)]
 
 
 def number(value: float) -> str:
@@ -148,9 +157,9 @@ def _build_cards(result: Mapping[str, Any]) -> str:
         ),
         Card(f"{result['seconds']:,.0f} s", "in all", "from flights to this report"),
     ]
-    return cards(some)
+    return format_cards(some)
 
 
 def _show_phases(phases: Mapping[str, float]) -> str:
     longest = max(phases.values(), default=1.0)
-    return bars((name, seconds / longest, f"{seconds:.1f} s") for name, seconds in phases.items())
+    return format_bars((name, seconds / longest, f"{seconds:.1f} s") for name, seconds in phases.items())

@@ -33,10 +33,10 @@ from demo.killer import Checkpoint, Killed, Killer
 from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
 from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
-from jobs.core.report import plain
-from jobs.core.roots import warehouse_root
+from jobs.core.report import convert_to_json
+from jobs.core.roots import parse_warehouse_root
 from jobs.core.settings import DEFAULT_MASTER, Settings
-from jobs.storage.files import files_of
+from jobs.storage.files import open_files
 from jobs.storage.probe import FOLDER as PROBE_FOLDER
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class Demo:
             write_report(path, content)
         result["seconds"] = round(self.display.total, 1)
         result["phases"] = {name: round(seconds, 1) for name, seconds in self.display.seconds.items()}
-        (self.place.root / "result.json").write_text(json.dumps(plain(result), indent=2) + "\n")
+        (self.place.root / "result.json").write_text(json.dumps(convert_to_json(result), indent=2) + "\n")
         return result
 
     def kill_all(self) -> None:
@@ -320,8 +320,8 @@ def _empty(warehouse: str) -> str:
     Raises:
         UserError: the warehouse is not empty, or cannot be reached.
     """
-    root = warehouse_root(warehouse)
-    there = [name for name in files_of(root).names("") if name != PROBE_FOLDER]
+    root = parse_warehouse_root(warehouse)
+    there = [name for name in open_files(root).names("") if name != PROBE_FOLDER]
     if there:
         raise UserError(
             f"the demo takes an empty warehouse, and in {root} there is {there[0]}: choose another folder, which need "

@@ -37,7 +37,7 @@ from jobs import (
     upgrade,
     verify,
 )
-from jobs.core.command import PROGRAM, application, leave_own_folder
+from jobs.core.command import PROGRAM, build_application, leave_own_folder
 
 VERBS = {
     "describe": describe.run,
@@ -71,7 +71,7 @@ VERBS = {
     "doctor": doctor.run,
 }
 
-app = application()
+app = build_application()
 for name, verb in VERBS.items():
     verb.add_to(app, name)
 

@@ -13,11 +13,11 @@ from typer import Option
 
 from jobs.core.command import command
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.choosing.comparing import Compared
+    from jobs.choosing.comparing import ModelComparison
 
 
 @command
@@ -46,7 +46,7 @@ def run(
     Raises:
         UserError: the models have no rows or measurements in common, or one of them cannot be fitted.
     """
-    from jobs.choosing.comparing import check_comparable, columns_of, compare
+    from jobs.choosing.comparing import check_comparable, compare, list_columns
     from jobs.landing.file_rows import read_rows
     from jobs.state.kernel import load_checked_spec
 
@@ -57,24 +57,24 @@ def run(
     specs = [load_checked_spec(name, settings.models) for name in names]
     check_comparable(specs)
     if input is not None:
-        more = [name for name in columns_of(specs) if name not in specs[0].columns]
+        more = [name for name in list_columns(specs) if name not in specs[0].columns]
         names = {name: column for spec in specs for name, column in spec.files.names.items()}
         files = specs[0].files.model_copy(update={"names": names})
         wide = specs[0].model_copy(update={"control": [*specs[0].control, *more], "files": files})
         source, what = read_rows(wide, input), input
     else:
-        from jobs.choosing.landed import landed_rows
+        from jobs.choosing.landed import read_landed_rows
         from jobs.storage.tables import need_measurements
         from jobs.storage.warehouse import Tables
 
         need_measurements(Tables(settings.warehouse), specs[0].name)
-        source = landed_rows(settings.warehouse, specs[0], columns_of(specs), keys, rows)
+        source = read_landed_rows(settings.warehouse, specs[0], list_columns(specs), keys, rows)
         what = f"the landed rows of {specs[0].name}"
     found = compare(specs, source, what, keys, rows)
     return _report(what, found, perf_counter() - start)
 
 
-def _report(what: str, found: Compared, seconds: float) -> Report:
+def _report(what: str, found: ModelComparison, seconds: float) -> Report:
     ranking = found.ranking
     best, equals = ranking.best, ranking.equals
     if len(equals) > 1:
@@ -83,7 +83,7 @@ def _report(what: str, found: Compared, seconds: float) -> Report:
     else:
         verdict = f"{best.name} is the best"
     lines = [
-        f"{what}: {plural(ranking.rows, 'held-out row')} of {plural(ranking.keys, 'key')} in {seconds:.1f} s",
+        f"{what}: {format_count(ranking.rows, 'held-out row')} of {format_count(ranking.keys, 'key')} in {seconds:.1f} s",
         "log-likelihood a held-out row:",
     ]
     for one in ranking.scores:
@@ -91,11 +91,11 @@ def _report(what: str, found: Compared, seconds: float) -> Report:
         if one is not best:
             text += f"; {one.behind:.4f} +- {one.error:.4f} behind {best.name}"
         if one.missing:
-            text += f"; gave none for {plural(one.missing, 'row')}, which are left out for all"
+            text += f"; gave none for {format_count(one.missing, 'row')}, which are left out for all"
         lines.append(text)
     lines.append(verdict)
     if found.rejected:
-        lines.append(f"left out {plural(found.rejected, 'row')} that a model rejects")
+        lines.append(f"left out {format_count(found.rejected, 'row')} that a model rejects")
     data: dict[str, Any] = {
         "input": what,
         "keys": ranking.keys,

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from jobs.core.command import answer
 from jobs.core.errors import INPUT_ERROR
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,17 +43,19 @@ def run(
 
     found = describe(file) if model is None else describe_by_spec(file, load_spec(model, settings.models))
     lines = [
-        f"{found.first}: {plural(found.rows, 'row')} looked at"
-        + (f", the first of {plural(found.files, 'file')}" if found.files > 1 else ""),
+        f"{found.first}: {format_count(found.rows, 'row')} looked at"
+        + (f", the first of {format_count(found.files, 'file')}" if found.files > 1 else ""),
         *([f"files        {'; '.join(found.dialect)}"] if found.dialect else []),
-        *(f"rejected     {plural(count, 'row')}: {reason}" for reason, count in found.rejected.items()),
+        *(f"rejected     {format_count(count, 'row')}: {reason}" for reason, count in found.rejected.items()),
         *found.notes,
     ]
     errors = [] if found.refusal is None else [found.refusal]
-    return Report(lines, _data(found), errors=errors, tables=_tables(found), error_code=INPUT_ERROR)
+    return Report(
+        lines, _build_data(found), errors=errors, tables=_build_tables(found), error_code=INPUT_ERROR
+    )
 
 
-def _data(found: Description) -> dict[str, Any]:
+def _build_data(found: Description) -> dict[str, Any]:
     return {
         **found._asdict(),
         "first": str(found.first),
@@ -61,11 +63,11 @@ def _data(found: Description) -> dict[str, Any]:
     }
 
 
-def _tables(found: Description) -> list[Any]:
+def _build_tables(found: Description) -> list[Any]:
     """Return three tables: the rows as written, the rows as parsed, and the roles of the columns."""
-    tables = [_table("as written", found.written)]
+    tables = [_build_table("as written", found.written)]
     if found.understood:
-        tables.append(_table("as understood, times in UTC", found.understood))
+        tables.append(_build_table("as understood, times in UTC", found.understood))
     readings = [
         {
             "column": one.name,
@@ -77,10 +79,10 @@ def _tables(found: Description) -> list[Any]:
         }
         for one in found.columns
     ]
-    return [*tables, *([] if found.refusal else [_table("columns", readings)])]
+    return [*tables, *([] if found.refusal else [_build_table("columns", readings)])]
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Any:
+def _build_table(title: str, rows: list[dict[str, Any]]) -> Any:
     """Return rows as a table with all columns; a missing value is blank."""
     from rich import box
     from rich.table import Table

@@ -17,24 +17,24 @@ def run(settings: Settings) -> Report:
         UserError: something is missing, or the store is not safe.
     """
     from jobs.core.errors import UserError
-    from jobs.core.roots import local_path
-    from jobs.spark.doctor import java_problem
-    from jobs.spark.jars import jar_paths
+    from jobs.core.roots import find_local_path
+    from jobs.spark.doctor import find_java_problem
+    from jobs.spark.jars import list_jars
     from jobs.spark.stores import store_jars
-    from jobs.storage.probe import probe
-    from jobs.storage.settings import in_s3
+    from jobs.storage.probe import probe_store
+    from jobs.storage.settings import is_in_s3
 
-    problem = java_problem()
+    problem = find_java_problem()
     if problem:
         raise UserError(problem)
     root = settings.warehouse
-    jars = len(jar_paths()) + len(store_jars(root))
+    jars = len(list_jars()) + len(store_jars(root))
     data: dict[str, Any] = {"warehouse": root, "jars": jars, "probed": None}
-    if in_s3(root):
-        found = probe(root)
+    if is_in_s3(root):
+        found = probe_store(root)
         data["probed"] = found._asdict()
         line = f"in each of {found.rounds} rounds exactly one of {found.writers} writers created the object"
-    elif local_path(root) is not None:
+    elif find_local_path(root) is not None:
         line = "a folder, where this machine's locks order the commits"
     else:
         line = "not probed: Delta's own log store commits there, and nothing here has tried it"

@@ -14,7 +14,7 @@ from typer import Option
 from jobs.core.command import Model, Profile, command
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def run(
     from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateRequest, estimate
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_rows_conf
-    from jobs.spark.running_tasks import running_tasks
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_rows_conf
+    from jobs.spark.running_tasks import build_task_counter
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import parse_time
     from jobs.supervision.verb_profile import VerbProfiler
@@ -97,9 +97,9 @@ def run(
     )
     if interval.first is not None and interval.last is not None and interval.first >= interval.last:
         raise UserError("--from must be before --to")
-    warehouse = warehouse_of(settings, f"estimate {spec.name}", short_rows_conf())
+    warehouse = open_warehouse(settings, f"estimate {spec.name}", build_short_rows_conf())
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
-        progress.follow(running_tasks(warehouse))
+        progress.follow(build_task_counter(warehouse))
         request = EstimateRequest(interval, snapshot, smooth, input, output, to_version)
         result = estimate(DeployedModel(spec, warehouse), request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))
@@ -108,7 +108,7 @@ def run(
 def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
     counts, start = result.counts, result.start
     of = "" if result.version is None else f" of version {result.version}"
-    lines = [f"run {result.run}: {plural(result.written, 'row')} estimated{of} -> {result.table}"]
+    lines = [f"run {result.run}: {format_count(result.written, 'row')} estimated{of} -> {result.table}"]
     if not result.commits:
         lines = [f"run {result.run}{of} had already been committed: the same rows give the same estimates"]
     elif result.continued:
@@ -117,10 +117,10 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
         )
     elif result.written < counts.rows:
         lines.append(
-            f"without an estimate: {plural(counts.rows - result.written, 'row')} that are duplicates, or of keys that "
+            f"without an estimate: {format_count(counts.rows - result.written, 'row')} that are duplicates, or of keys that "
             f"have no valid state"
         )
-    lines += _left_out(spec, result)
+    lines += _explain_left_out(spec, result)
     if result.commits and not counts.rows:
         lines.append("warning: there are no rows in the interval")
     lines += [_start_line(result), f"{seconds:.1f} s"]
@@ -146,22 +146,24 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
     return Report(lines, data)
 
 
-def _left_out(spec: ModelSpec, result: EstimateResult) -> list[str]:
+def _explain_left_out(spec: ModelSpec, result: EstimateResult) -> list[str]:
     """Return which rows have no estimate, and what mends it."""
-    from jobs.landing.values.rejected import advice
+    from jobs.landing.values.rejected import explain_reasons
 
     counts, rejected = result.counts, result.rejected
     lines = []
     if counts.unfit:
         reasons = "; ".join(f"{one.rows:,} {reason}" for reason, one in sorted(rejected.items()))
-        lines.append(f"left out: {plural(counts.unfit, 'row')} that ingest would quarantine: {reasons}")
+        lines.append(f"left out: {format_count(counts.unfit, 'row')} that ingest would quarantine: {reasons}")
         examples = {reason: one.example for reason, one in rejected.items()}
         lines += [
             f"  {line}"
-            for line in advice(spec, {reason: one.rows for reason, one in rejected.items()}, examples)
+            for line in explain_reasons(
+                spec, {reason: one.rows for reason, one in rejected.items()}, examples
+            )
         ]
     if counts.without_inputs:
-        lines.append(f"left out: {plural(counts.without_inputs, 'row')} whose keys have no inputs")
+        lines.append(f"left out: {format_count(counts.without_inputs, 'row')} whose keys have no inputs")
     return lines
 
 
@@ -174,7 +176,7 @@ def _start_line(result: EstimateResult) -> str:
         parameters = f"snapshot {manifest.snapshot_id}: its parameters"
     if result.start.before is not None:
         return f"{parameters}, and its states before the interval"
-    return f"{parameters}; {plural(result.counts.before, 'row')} before the interval filtered, from each key's first"
+    return f"{parameters}; {format_count(result.counts.before, 'row')} before the interval filtered, from each key's first"
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ def run(
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
-    from jobs.lineage.generations import live, named
+    from jobs.lineage.generations import find_live, read_named
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_command_conf
+    from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec
     from jobs.streaming.exporting import export
     from jobs.supervision.verb_profile import VerbProfiler
@@ -55,8 +55,8 @@ def run(
     spec = load_spec(model, settings.models)
     name = spec.name
 
-    warehouse = warehouse_of(settings, f"export {name}", short_command_conf())
-    if needed and generation is None and live(warehouse, name) is None:
+    warehouse = open_warehouse(settings, f"export {name}", build_short_command_conf())
+    if needed and generation is None and find_live(warehouse, name) is None:
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
     if monitor:
         if generation is not None or batch is not None:
@@ -64,14 +64,14 @@ def run(
                 "--monitor exports the rules' states at their last micro-batch: leave out the others"
             )
         _ = warehouse.spark  # PySpark's columns need a session
-        return _rules_report(warehouse, spec, time.monotonic() - started)
+        return _report_rules(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
-        source = named(warehouse, name, generation)
+        source = read_named(warehouse, name, generation)
         manifest, made = export(DeployedModel(spec, warehouse), source, batch, progress.note)
     return profiler.added_to(_report(manifest, made, time.monotonic() - started))
 
 
-def _rules_report(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Report:
+def _report_rules(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Report:
     from jobs.downstream.rule_exports import export_rules
     from jobs.storage.tables import rule_states
 

@@ -15,13 +15,13 @@ from typer import Option
 
 from jobs.core.command import Model, Snapshot, command
 from jobs.core.errors import INPUT_ERROR
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.landing.parsing import ParsedRows
-    from jobs.landing.raw_rows import Source
-    from jobs.offline.filtering import Estimates
+    from jobs.landing.raw_rows import RawRows
+    from jobs.offline.filtering import FilteredRows
     from jobs.specs.model_spec import ModelSpec
 
 
@@ -55,15 +55,15 @@ def run(
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
-    from jobs.landing.file_rows import dialects, files_of, read_rows
+    from jobs.landing.file_rows import describe_dialects, list_input_files, read_rows
     from jobs.landing.parsing import parse
-    from jobs.landing.reading import endings_of
-    from jobs.landing.remarks import remarks_on
+    from jobs.landing.reading import list_endings
+    from jobs.landing.remarks import list_remarks
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.key_inputs import join_file
-    from jobs.offline.prior import prior_of
+    from jobs.offline.prior import build_prior
     from jobs.offline.result_files import check_target
-    from jobs.snapshots.learned import learned_parameters
+    from jobs.snapshots.learned import find_learned_parameters
     from jobs.state.encoding import arrow
     from jobs.state.kernel import load_checked_spec
 
@@ -71,20 +71,20 @@ def run(
     spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
-    learned = learned_parameters(settings.warehouse, spec, snapshot)
+    learned = find_learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
-    files = files_of(input, endings_of(spec))
-    told = [*dialects(spec, files), *remarks_on(spec, source, rows, files)]
+    files = list_input_files(input, list_endings(spec))
+    told = [*describe_dialects(spec, files), *list_remarks(spec, source, rows, files)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
-    prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
+    prior = build_prior(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
         # CSV, JSON and text files store times as text; Parquet has a type for them.
-        written[spec.time] = arrow.times(rows.time, estimates.applied)
+        written[spec.time] = arrow.build_times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
-    told += _faults(spec, source, rows, estimates)
+    told += _list_faults(spec, source, rows, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)
     if not estimates.applied.any():
         reason, count = Counter(str(one) for one in rows.reason).most_common(1)[0]
@@ -97,35 +97,37 @@ def run(
     return Report(lines, {**report.data, **prior.data}, errors=errors, error_code=INPUT_ERROR)
 
 
-def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:
+def _list_faults(spec: ModelSpec, source: RawRows, rows: ParsedRows, estimates: FilteredRows) -> list[str]:
     """Return what is to be said of lost keys, of steps that are not equal, and of rows that cannot be smoothed."""
-    from jobs.offline.row_faults import gaps_note, kinds_by_row, lost_note
+    from jobs.offline.row_faults import format_gaps, format_lost, list_row_step_kinds
 
-    found = [] if estimates.gaps is None else gaps_note(kinds_by_row(spec.definition()), estimates.gaps)
+    found = (
+        [] if estimates.gaps is None else format_gaps(list_row_step_kinds(spec.definition()), estimates.gaps)
+    )
     if unsmoothed := estimates.unsmoothed:
         found.append(
-            f"warning: {plural(unsmoothed, 'row')} cannot be smoothed, since rounding has left nothing of a variance; "
+            f"warning: {format_count(unsmoothed, 'row')} cannot be smoothed, since rounding has left nothing of a variance; "
             "leave states of a wide initial.covariance diffuse"
         )
     if estimates.lost is None:
         return found
     place = int((rows.key == estimates.lost.worst).argmax())
     name = "/".join(str(source.columns[column][place]) for column in spec.key) or spec.name
-    return [*found, lost_note(estimates.lost, name, spec.name)]
+    return [*found, format_lost(estimates.lost, name, spec.name)]
 
 
 def _report(
-    spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: Estimates, seconds: float
+    spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: FilteredRows, seconds: float
 ) -> Report:
     import numpy as np
 
-    from jobs.offline.filtering import nis_ratio
+    from jobs.offline.filtering import compute_nis_ratio
 
     applied = estimates.applied
     rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
     unflagged = estimates.flag == None  # noqa: E711 - elementwise
-    ratio = nis_ratio(np.where(unflagged, estimates.nis, np.nan), rows.y)
+    ratio = compute_nis_ratio(np.where(unflagged, estimates.nis, np.nan), rows.y)
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,
@@ -145,7 +147,7 @@ def _report(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{spec.name} v{spec.version}: {plural(data['rows'], 'row')} of {plural(data['keys'], 'key')} "
+        f"{spec.name} v{spec.version}: {format_count(data['rows'], 'row')} of {format_count(data['keys'], 'key')} "
         f"in {seconds:.2f} s -> {output}",
         f"log-likelihood {data['log_likelihood']:.6f}"
         + ("" if ratio is None else f", NIS per measured component {ratio:.3f} (1 is expected)"),

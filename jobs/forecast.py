@@ -16,7 +16,7 @@ from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural, span
+from jobs.core.report import Report, format_count, format_span
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -126,17 +126,17 @@ def run(
             raise UserError("--key: chooses keys of a state; with --input the file's rows do")
         if output is None:
             raise UserError("--output: name a .csv or .parquet file for the forecasts of --input")
-        return _from_rows(settings, spec, input, request, every is None, start)
+        return _forecast_rows(settings, spec, input, request, every is None, start)
     if to_file:
-        return _from_snapshot(settings, spec, request, start)
+        return _forecast_snapshot(settings, spec, request, start)
     if inputs is not None:
         raise UserError(
             f"--inputs: a table of forecasts takes the inputs from {spec.inputs_table}: leave it out"
         )
-    return _into_table(settings, spec, request, start)
+    return _forecast_table(settings, spec, request, start)
 
 
-def _from_rows(
+def _forecast_rows(
     settings: Settings, spec: ModelSpec, input: str, request: ForecastRequest, is_median: bool, start: float
 ) -> Report:
     """Filter the rows of a file, and forecast each key from its newest row."""
@@ -145,35 +145,35 @@ def _from_rows(
     from jobs.offline.forecasting import forecast_keys, write_forecasts
     from jobs.offline.future import read_future
     from jobs.offline.key_inputs import join_file
-    from jobs.offline.prior import prior_of
+    from jobs.offline.prior import build_prior
     from jobs.offline.result_files import check_target
-    from jobs.snapshots.learned import learned_parameters
+    from jobs.snapshots.learned import find_learned_parameters
 
     assert request.output is not None
     target, snapshot = Path(request.output), request.snapshot
     check_target(target, Path(input))
-    learned = learned_parameters(settings.warehouse, spec, snapshot)
+    learned = find_learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = join_file(
         spec, parse(spec, source, input), [source.columns[name] for name in spec.key], request.inputs
     )
-    prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
+    prior = build_prior(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     future = None if request.future is None else read_future(spec, request.future)
     found, keys = forecast_keys(spec, source, rows, request.horizon, prior, future)
     write_forecasts(target, spec, found, keys, request.probability)
-    data = _data(spec, found, request, start, {"input": input, **prior.data})
-    lines = _lines(data, is_median, future is not None)
+    data = _build_data(spec, found, request, start, {"input": input, **prior.data})
+    lines = _format_lines(data, is_median, future is not None)
     return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
 
 
-def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
+def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
     from jobs.core.clock import now
     from jobs.offline.ahead import forecast_ahead
     from jobs.offline.forecasting import write_forecasts
     from jobs.offline.future import read_future
     from jobs.offline.result_files import check_target
-    from jobs.offline.stored_keys import live_keys, snapshot_keys
+    from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
 
     assert request.output is not None
     target, keys = Path(request.output), request.keys
@@ -181,9 +181,9 @@ def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest
     named = None if request.snapshot == "newest" else request.snapshot
     found = why = None
     if request.snapshot is None:
-        found = live_keys(settings.warehouse, spec, keys, request.inputs)
+        found = read_live_keys(settings.warehouse, spec, keys, request.inputs)
     if found is None or isinstance(found, str):
-        why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
+        why, found = found, read_snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     future = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
     write_forecasts(target, spec, forecasts, found.columns, request.probability)
@@ -196,9 +196,9 @@ def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest
         "position": found.position,
         "newest_microseconds": found.newest,
     }
-    data = _data(spec, forecasts, request, start, state)
-    lines = _lines(data, False, future is not None)
-    old = "" if age is None else f" of {found.committed_at:%Y-%m-%d %H:%M:%S} UTC ({span(age)} ago)"
+    data = _build_data(spec, forecasts, request, start, state)
+    lines = _format_lines(data, False, future is not None)
+    old = "" if age is None else f" of {found.committed_at:%Y-%m-%d %H:%M:%S} UTC ({format_span(age)} ago)"
     source = (
         f"snapshot {found.snapshot}" if found.generation is None else f"latest states of {found.generation}"
     )
@@ -206,7 +206,7 @@ def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest
     return Report(lines=[*lines[:1], *notes, *lines[1:]], data=data)
 
 
-def _into_table(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
+def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast from the live state or a snapshot on Spark."""
     from jobs.batch.forecast_run import forecast_live, report_lines
     from jobs.lineage.model import DeployedModel
@@ -237,13 +237,13 @@ def _into_table(settings: Settings, spec: ModelSpec, request: ForecastRequest, s
         "seconds": round(perf_counter() - start, 3),
     }
     head = (
-        f"{spec.name} v{origin.spec.version}: {plural(written.forecasts, 'forecast')} of {plural(written.keys, 'key')} "
+        f"{spec.name} v{origin.spec.version}: {format_count(written.forecasts, 'forecast')} of {format_count(written.keys, 'key')} "
         f"in {data['seconds']:.2f} s -> {done.table}"
     )
     return Report([head, *report_lines(done, spec)], data)
 
 
-def _data(
+def _build_data(
     spec: ModelSpec, found: Ahead, request: ForecastRequest, start: float, more: dict[str, Any]
 ) -> dict[str, Any]:
     return {
@@ -261,25 +261,25 @@ def _data(
     }
 
 
-def _lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
+def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
     if data["step_microseconds"]:
-        bounds += f"; a step is {_duration(data['step_microseconds'])}"
+        bounds += f"; a step is {_format_duration(data['step_microseconds'])}"
         bounds += ", the median time between two rows of a key" if is_median else ""
     lines = [
-        f"{data['model']} v{data['version']}: {plural(data['forecasts'], 'forecast')} of "
-        f"{plural(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}",
+        f"{data['model']} v{data['version']}: {format_count(data['forecasts'], 'forecast')} of "
+        f"{format_count(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}",
         bounds,
     ]
     if data["keys_past"]:
         why = "without a future row" if through_rows else "with rows after --until"
-        lines.append(f"omitted {plural(data['keys_past'], 'key')} {why}")
+        lines.append(f"omitted {format_count(data['keys_past'], 'key')} {why}")
     if data["flagged"]:
         lines.append(f"flagged {data['flagged']:,}")
     return lines
 
 
-def _duration(micros: int) -> str:
+def _format_duration(micros: int) -> str:
     for unit, size in _UNITS:
         if micros % size == 0:
             return f"{micros // size} {unit}"

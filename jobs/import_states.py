@@ -47,11 +47,11 @@ def run(
     Raises:
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
-    from jobs.batch.snapshot_ids import TableVersion, position_at
+    from jobs.batch.snapshot_ids import TableVersion, find_position
     from jobs.lineage.model import DeployedModel
     from jobs.snapshots.runtime import ModelRuntime
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_command_conf
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import check_version
     from jobs.storage.tables import need_measurements
@@ -60,10 +60,10 @@ def run(
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
-    warehouse = warehouse_of(settings, f"import {spec.name}", short_command_conf())
+    warehouse = open_warehouse(settings, f"import {spec.name}", build_short_command_conf())
     table = need_measurements(warehouse, spec.name)
     version = check_version(warehouse, table, to_version)
-    position = position_at(
+    position = find_position(
         DeployedModel(spec, warehouse), table, version, TableVersion.of(warehouse, table, version)
     )
     with Progress(f"import {spec.name}", None, quiet=settings.quiet) as progress:

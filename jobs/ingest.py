@@ -13,8 +13,8 @@ from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.core.progress import BytesRead, Progress, megabytes
-from jobs.core.report import Report, plural
+from jobs.core.progress import BytesRead, Progress, format_megabytes
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 
@@ -92,14 +92,14 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
     from jobs.core.input_files import find_files
     from jobs.landing.file_groups import land_all, needs_workers
-    from jobs.landing.file_landing import FileLanding, file_size
-    from jobs.landing.file_rows import dialects
-    from jobs.landing.reading import endings_of
+    from jobs.landing.file_landing import FileLanding, read_file_size
+    from jobs.landing.file_rows import describe_dialects
+    from jobs.landing.reading import list_endings
     from jobs.landing.workers import Workers
     from jobs.storage.warehouse import Tables
 
-    files = find_files(input, endings_of(spec))
-    size = sum(file_size(path) for path in files)
+    files = find_files(input, list_endings(spec))
+    size = sum(read_file_size(path) for path in files)
     landed: list[Landed] = []
     with (
         closing(Workers(settings.master)) as workers,
@@ -107,17 +107,17 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     ):
         if needs_workers(size, len(files)):
             workers.start()  # start while the files are checked
-        progress.note(f"checking {megabytes(size)}")
+        progress.note(f"checking {format_megabytes(size)}")
         landing = FileLanding(Tables(settings.warehouse), spec, changed, history, workers)
         for some in land_all(landing, files, on_read=BytesRead(progress, size)):
             landed += some
             progress.advance(len(some), f"{sum(one.rows for one in landed):,} rows")
-    return _report(spec, landed, history, dialects(spec, files))
+    return _report(spec, landed, history, describe_dialects(spec, files))
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.landed_report import accepted_notes, rejected_lines, row_data
-    from jobs.landing.values.rejected import explained
+    from jobs.landing.landed_report import build_row_data, describe_accepted, describe_rejected
+    from jobs.landing.values.rejected import explain_reason
     from jobs.landing.written_pieces import RowCounts
     from jobs.specs.sections import PRETRAINED
 
@@ -129,18 +129,18 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
     reasons = dict(sum((Counter(one.reasons) for one in landed), Counter[str]()))
     known = sum(one.before for one in landed)
     versions = sorted({one.version for one in new if one.version is not None})
-    commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
+    commits = f" in {format_count(len(versions), 'commit')}" if len(new) > 1 else ""
     of_history = " of history" if history else ""
     lines = [
-        f"landed {plural(counts.rows, 'row')}{of_history} of {plural(len(new), 'file')} for {spec.name}{commits}"
+        f"landed {format_count(counts.rows, 'row')}{of_history} of {format_count(len(new), 'file')} for {spec.name}{commits}"
     ]
     lines += written
     if known:
-        lines.append(f"skipped {plural(known, 'file')} that had already landed")
-    lines += rejected_lines(spec, counts, reasons)
+        lines.append(f"skipped {format_count(known, 'file')} that had already landed")
+    lines += describe_rejected(spec, counts, reasons)
     lacking = [one.path for one in new if one.counts.absent.total()]
     spans = [one.counts.span for one in new]
-    lines += accepted_notes(spec, counts, spans, any(one.counts.parts > 1 for one in new), lacking)
+    lines += describe_accepted(spec, counts, spans, any(one.counts.parts > 1 for one in new), lacking)
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
@@ -159,23 +159,23 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "files_landed": len(new),
             "files_landed_before": known,
             "files_changed": len(notes),
-            **row_data(counts, reasons),
+            **build_row_data(counts, reasons),
             "files_rejected": [one.path for one in lost],
             "commits": len(versions),
             "version": versions[-1] if versions else None,
         },
-        errors=[_all_rejected(spec, one, explained) for one in lost],
+        errors=[_explain_all_rejected(spec, one, explain_reason) for one in lost],
         error_code=INPUT_ERROR,
     )
 
 
-def _all_rejected(
+def _explain_all_rejected(
     spec: ModelSpec, one: Landed, explained: Callable[[ModelSpec, str, str | None], str]
 ) -> str:
     """Return the sentence about a file with only rejected rows."""
     first = max(one.reasons, key=lambda reason: one.reasons[reason])
     return (
-        f"{one.path}: every row was rejected ({plural(sum(one.reasons.values()), 'row')}, now in quarantine), most for "
+        f"{one.path}: every row was rejected ({format_count(sum(one.reasons.values()), 'row')}, now in quarantine), most for "
         f"{explained(spec, first, one.counts.examples.get(first))}; then land them with "
         f"`kalman-pipeline quarantine replay --model {spec.name}`"
     )

@@ -17,11 +17,11 @@ from typer import Option
 
 from jobs.core.command import command
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.choosing.model_finding import Found
+    from jobs.choosing.model_finding import ModelFinding
 
 QUICK = (8, 300)
 """Number of sampled keys, and of rows for each key, with --quick."""
@@ -100,12 +100,12 @@ def run(
             is written then.
     """
     from jobs.choosing.columns import Wishes
-    from jobs.choosing.finding import file_name
+    from jobs.choosing.finding import name_model
     from jobs.choosing.model_finding import find
-    from jobs.choosing.spec_text import exists, spec_text, write_spec
+    from jobs.choosing.spec_text import exists, format_spec, write_spec
 
     start = perf_counter()
-    model = name or file_name(input)
+    model = name or name_model(input)
     path = Path(output or Path(settings.models) / f"{model}.yaml")
     if re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model) is None:
         raise UserError(f"--name {model}: use lower-case letters, digits and _, beginning with a letter")
@@ -121,7 +121,7 @@ def run(
     )
     found = find(input, wishes)
     path.parent.mkdir(parents=True, exist_ok=True)  # the first model also makes the folder of models
-    spec = write_spec(path, spec_text(model, input, found), force)
+    spec = write_spec(path, format_spec(model, input, found), force)
     drawn, note = (
         (None, None) if no_picture else _draw(Path(picture or path.with_suffix(".png")), spec.name, found)
     )
@@ -130,7 +130,7 @@ def run(
     )
 
 
-def _draw(path: Path, name: str, found: Found) -> tuple[Path | None, str | None]:
+def _draw(path: Path, name: str, found: ModelFinding) -> tuple[Path | None, str | None]:
     """Return the picture's path, or the reason why there is none."""
     start = perf_counter()
     try:
@@ -146,13 +146,19 @@ def _draw(path: Path, name: str, found: Found) -> tuple[Path | None, str | None]
 
 
 def _report(
-    model: str, input: str, spec: Path, picture: Path | None, notes: list[str], found: Found, seconds: float
+    model: str,
+    input: str,
+    spec: Path,
+    picture: Path | None,
+    notes: list[str],
+    found: ModelFinding,
+    seconds: float,
 ) -> Report:
     paths = {"spec": str(spec), "picture": None if picture is None else str(picture)}
     lines = [
-        f"{plural(found.parsed.reason.size, 'row')} of {plural(len(found.table.files), 'file')} in {seconds:.1f} s",
-        *_columns(found),
-        *_structures(found),
+        f"{format_count(found.parsed.reason.size, 'row')} of {format_count(len(found.table.files), 'file')} in {seconds:.1f} s",
+        *_format_columns(found),
+        *_format_structures(found),
         *(f"note: {note}" for note in notes),
         f"spec         {spec}",
         *([f"picture      {picture}"] if picture else []),
@@ -160,56 +166,60 @@ def _report(
         "estimates.parquet",
     ]
     seen = {"notes": notes, "seconds": round(seconds, 3)}
-    return Report(lines, {"model": model, "input": input, **paths, **_data(found), **seen})
+    return Report(lines, {"model": model, "input": input, **paths, **_build_data(found), **seen})
 
 
-def _columns(found: Found) -> list[str]:
-    from jobs.choosing.rhythm import span
-    from jobs.landing.file_rows import dialect_words
+def _format_columns(found: ModelFinding) -> list[str]:
+    from jobs.choosing.rhythm import format_span
+    from jobs.landing.file_rows import describe_dialect
 
-    written = dialect_words(found.table.files[0], found.files)
+    written = describe_dialect(found.table.files[0], found.files)
     rhythm, keys, season = found.rhythm, found.keys, found.season
     times = [name or "(no name)" for name in found.roles.time.columns]
     refused = [(name, why) for name, why in found.roles.refused.items() if name not in keys.columns]
-    pauses = f", {plural(rhythm.gaps, 'gap')} up to {span(rhythm.longest)}" if rhythm.gaps else ""
-    repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
-    waves = "none found" if season is None else f"{season.name}, {plural(season.harmonics, 'harmonic')}"
+    pauses = (
+        f", {format_count(rhythm.gaps, 'gap')} up to {format_span(rhythm.longest)}" if rhythm.gaps else ""
+    )
+    repeats = (
+        f", {format_count(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
+    )
+    waves = "none found" if season is None else f"{season.name}, {format_count(season.harmonics, 'harmonic')}"
     return [
         *([f"files        {'; '.join(written)}"] if written else []),
         f"time         {', '.join(times)} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
-        f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})"
+        f"key          {', '.join(keys.columns)}: {format_count(keys.count, 'key')} ({keys.why})"
         if keys.columns
         else f"key          none ({keys.why})",
         f"measurement  {', '.join(one.name for one in found.measurements)}",
         *(f"  not {name}: {why}" for name, why in refused[:12]),
         *([f"  and {len(refused) - 12:,} other columns, which the spec lists"] if len(refused) > 12 else []),
-        f"step         {span(rhythm.step)} ({rhythm.regular:.0%} of all){pauses}{repeats}",
+        f"step         {format_span(rhythm.step)} ({rhythm.regular:.0%} of all){pauses}{repeats}",
         f"season       {waves}",
-        *([f"rejected     {plural(found.rejected, 'row')}"] if found.rejected else []),
+        *([f"rejected     {format_count(found.rejected, 'row')}"] if found.rejected else []),
     ]
 
 
-def _structures(found: Found) -> list[str]:
-    from jobs.choosing.spec_text import why_chosen
+def _format_structures(found: ModelFinding) -> list[str]:
+    from jobs.choosing.spec_text import explain_choice
 
     ranking, filtered = found.choice.ranking, found.filtered
     return [
-        f"structures by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
-        f"{plural(ranking.rows, 'row')}), against the best:",
+        f"structures by the log-likelihood of a held-out row ({format_count(ranking.keys, 'series', '')}, "
+        f"{format_count(ranking.rows, 'row')}), against the best:",
         *(
             f"  {one.name:<20} {0.0 - one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
             for one in ranking.scores
         ),
         *(f"  {name}: not compared: {reason}" for name, reason in found.choice.failed.items()),
-        why_chosen(found),
-        *_fitted(found),
+        explain_choice(found),
+        *_format_fit(found),
         *filtered.fit.lines,
     ]
 
 
-def _fitted(found: Found) -> list[str]:
+def _format_fit(found: ModelFinding) -> list[str]:
     """Return the NIS: of a single key by the spec; of several keys also by each key's own numbers."""
-    keys = f"all {plural(found.keys.count, 'key')}"
+    keys = f"all {format_count(found.keys.count, 'key')}"
     own, of_spec = (
         "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)
     )
@@ -217,12 +227,12 @@ def _fitted(found: Found) -> list[str]:
         return [f"fitted       1 key, NIS per measured component {of_spec} (1 is expected)"]
     return [
         "NIS per measured component (1 is expected):",
-        f"  {own:>8}  {plural(len(found.series.keys), 'key')}, each with its own numbers, as after pretrain",
+        f"  {own:>8}  {format_count(len(found.series.keys), 'key')}, each with its own numbers, as after pretrain",
         f"  {of_spec:>8}  {keys} with the spec's numbers, as filter reports it before pretrain",
     ]
 
 
-def _data(found: Found) -> dict[str, Any]:
+def _build_data(found: ModelFinding) -> dict[str, Any]:
     rhythm = found.rhythm
     return {
         "files": len(found.table.files),

@@ -37,12 +37,12 @@ def run(
     import numpy as np
     import pyarrow as pa
 
-    from jobs.landing.values.keys import typed_key
+    from jobs.landing.values.keys import convert_key
     from jobs.offline.key_inputs import read_inputs
-    from jobs.state.encoding.arrow import numbers
+    from jobs.state.encoding.arrow import build_numbers
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.row_changes import replace_table
-    from jobs.storage.warehouse import Tables, home_of
+    from jobs.storage.warehouse import Tables, find_home
 
     started = time.monotonic()
     spec = load_checked_spec(model, settings.models)
@@ -51,17 +51,17 @@ def run(
     found = read_inputs(spec, input)
     by = spec.inputs.key or spec.key
     warehouse = Tables(settings.warehouse)
-    types = _key_types(warehouse, spec, by, input)
+    types = _find_key_types(warehouse, spec, by, input)
     reason = np.full(found.u.shape[1], None, dtype=object)
     keys = [
-        typed_key(f"key {name}", key, types[name], reason) for name, key in zip(by, found.keys, strict=True)
+        convert_key(f"key {name}", key, types[name], reason) for name, key in zip(by, found.keys, strict=True)
     ]
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if len(bad):
         raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, unlike in the measurements")
     names = [*by, *spec.inputs.columns.values()]
-    table = pa.Table.from_arrays([*keys, *map(numbers, found.u)], names)
-    home, name = home_of(warehouse, spec.inputs_table)
+    table = pa.Table.from_arrays([*keys, *map(build_numbers, found.u)], names)
+    home, name = find_home(warehouse, spec.inputs_table)
     version = replace_table(home, name, table)
     data = {
         "model": spec.name,
@@ -73,19 +73,19 @@ def run(
     return Report([f"{spec.inputs_table} version {version}: {len(reason):,} keys"], data)
 
 
-def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
+def _find_key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: of the measurements table if it exists, else of the file."""
-    from jobs.landing.file_rows import columns_of, files_of
+    from jobs.landing.file_rows import list_input_files, read_columns_schema
     from jobs.landing.reading import ALWAYS_READ
-    from jobs.landing.values.keys import key_types_of
-    from jobs.storage.table_rows import column_types
+    from jobs.landing.values.keys import derive_key_types
+    from jobs.storage.table_rows import read_column_types
     from jobs.storage.tables import measurements
 
-    have = column_types(warehouse.root, measurements(spec.name))
+    have = read_column_types(warehouse.root, measurements(spec.name))
     if have:
         return {name: "string" if have[name] == "string" else "bigint" for name in by}
-    columns = spec.file_names(by)
-    types = key_types_of(columns, columns_of(files_of(file, ALWAYS_READ)[0], columns))
+    columns = spec.list_file_columns(by)
+    types = derive_key_types(columns, read_columns_schema(list_input_files(file, ALWAYS_READ)[0], columns))
     return dict(zip(by, types.values(), strict=True))
 
 

@@ -47,14 +47,14 @@ def run(
     """
     from jobs.insight.maintenance import Maintenance, format_result
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_command_conf
+    from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
     title, with_estimates = f"maintain {spec.name}", estimates or spec.retention.estimates
-    warehouse = warehouse_of(settings, title, short_command_conf())
+    warehouse = open_warehouse(settings, title, build_short_command_conf())
     with Progress(title, None, quiet=settings.quiet) as progress:
         work = Maintenance(DeployedModel(spec, warehouse), dry_run, with_estimates, progress.note)
         work.run()

@@ -45,17 +45,17 @@ def run(
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_command_conf
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.supervision.verb_profile import VerbProfiler
-    from jobs.upgrades.migration.migrating import migrate, source_snapshot
+    from jobs.upgrades.migration.migrating import migrate, select_source_snapshot
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     target = spec.version if to is None else to
-    warehouse = warehouse_of(settings, f"migrate {spec.name}", short_command_conf())
-    source = source_snapshot(warehouse, spec.name, snapshot, target)
+    warehouse = open_warehouse(settings, f"migrate {spec.name}", build_short_command_conf())
+    source = select_source_snapshot(warehouse, spec.name, snapshot, target)
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         manifest, change, is_new = migrate(
             DeployedModel(spec, warehouse), source, target, dry_run, progress.note
@@ -72,10 +72,10 @@ def _report(
     is_new: bool,
     seconds: float,
 ) -> Report:
-    from jobs.upgrades.migration.report import change_lines
+    from jobs.upgrades.migration.report import format_change
 
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
-    lines += change_lines(source.model, change)
+    lines += format_change(source.model, change)
     if manifest is None:
         lines.append("dry run: nothing was written")
     else:

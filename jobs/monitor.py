@@ -46,8 +46,8 @@ def run(
     from jobs.downstream.monitor import MonitorQueries
     from jobs.downstream.over_history import monitor_history
     from jobs.downstream.queries import MONITOR
-    from jobs.downstream.runner import exclusive_run
-    from jobs.spark.conf import short_rows_conf
+    from jobs.downstream.runner import start_exclusive_run
+    from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
@@ -62,11 +62,11 @@ def run(
         raise UserError("--adopt is for rules over the live estimates")
     if history:
         warehouse = Warehouse(
-            spark_session(settings, f"monitor {spec.name}", short_rows_conf()), settings.warehouse
+            spark_session(settings, f"monitor {spec.name}", build_short_rows_conf()), settings.warehouse
         )
         found = monitor_history(warehouse, spec, spec.monitor)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
-    with exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
+    with start_exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
         queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor, adopt)
         queries.run(progress)
     return queries.report(time.monotonic() - began)

@@ -13,8 +13,8 @@ from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import UserError
-from jobs.core.input_files import path_of
-from jobs.core.report import Report, plural
+from jobs.core.input_files import parse_path
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 CROWDED = 3_000
@@ -65,36 +65,36 @@ def run(
 
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
-    path = _target(output or f"{spec.name}.png")
+    path = _check_target(output or f"{spec.name}.png")
     if input is not None and history:
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
         raise UserError("--measured goes with --input: the warehouse has the measurements")
-    which = None if input is not None else _which(settings.warehouse, spec.name, history)
+    which = None if input is not None else _choose_estimates(settings.warehouse, spec.name, history)
     try:
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
-    from jobs.offline.estimate_series import of_files, of_warehouse
-    from jobs.offline.quantity import measuring
+    from jobs.offline.estimate_series import read_file_series, read_warehouse_series
+    from jobs.offline.quantity import find_measuring
 
     if input is not None:
-        what, series = Path(input).name, of_files(spec, path_of(input), measured, key or [], keys)
+        what, series = Path(input).name, read_file_series(spec, parse_path(input), measured, key or [], keys)
     else:
         what = "live estimates" if which == "live" else "estimates of history"
-        series = of_warehouse(settings.warehouse, spec, str(which), key or [], keys)
+        series = read_warehouse_series(settings.warehouse, spec, str(which), key or [], keys)
     series = [one.newest(rows) for one in series]
-    draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
+    draw(path, spec, series, find_measuring(spec), f"{spec.name} v{spec.version}: {what}")
     drawn, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
     data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": drawn}
-    lines = [f"{what} of {plural(len(series), 'key')}, {plural(drawn, 'row')} -> {path}"]
+    lines = [f"{what} of {format_count(len(series), 'key')}, {format_count(drawn, 'row')} -> {path}"]
     longest = max(len(one.time) for one in series)
     if longest > CROWDED:
         lines.append(f"note: {longest:,} rows of a key are drawn; --rows 500 shows the newest alone")
     return Report(lines, {**data, "output": str(path), "seconds": seconds})
 
 
-def _target(output: str) -> Path:
+def _check_target(output: str) -> Path:
     """Return the path of the picture to write.
 
     Raises:
@@ -108,7 +108,7 @@ def _target(output: str) -> Path:
     return path
 
 
-def _which(root: str, model: str, history: bool) -> str:
+def _choose_estimates(root: str, model: str, history: bool) -> str:
     """Return the estimates of a warehouse to draw: live ones if there are any, else those of the history.
 
     Raises:

@@ -17,7 +17,7 @@ from typer import Option
 from jobs.core.command import Model, Profile, command
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def run(
     """
     from jobs.batch import new_keys
     from jobs.batch.estimating import estimate_reflected
-    from jobs.batch.learning_summary import summary
-    from jobs.batch.pretraining import snapshot_at
+    from jobs.batch.learning_summary import summarize_learning
+    from jobs.batch.pretraining import pretrain_snapshot
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_rows_conf
-    from jobs.spark.running_tasks import running_tasks
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_rows_conf
+    from jobs.spark.running_tasks import build_task_counter
+    from jobs.spark.session import open_warehouse
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
@@ -84,40 +84,40 @@ def run(
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
-    window = _window(learn_from, learn_to)
+    window = _parse_window(learn_from, learn_to)
     if history and estimates:
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
     title = f"pretrain {spec.name}"
-    warehouse = warehouse_of(settings, title, short_rows_conf(), reads_all_of=spec.name)
+    warehouse = open_warehouse(settings, title, build_short_rows_conf(), reads_all_of=spec.name)
     deployed, table = DeployedModel(spec, warehouse), need_measurements(warehouse, spec.name)
     need_columns(warehouse, spec.name, spec.columns)
     if history:
         with Progress(title, None, quiet=settings.quiet) as progress:
-            offers = new_keys.only_history(deployed, to_version, progress.note)
-        return profiler.added_to(_offered(spec, offers, time.monotonic() - started))
+            offers = new_keys.offer_history_states(deployed, to_version, progress.note)
+        return profiler.added_to(_report_offers(spec, offers, time.monotonic() - started))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(title, None, quiet=settings.quiet) as progress:
-        progress.follow(running_tasks(warehouse))
+        progress.follow(build_task_counter(warehouse))
         results: list[EstimateResult] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:
             results.append(estimate_reflected(deployed, manifest, cut, progress.note, packed))
 
-        found = snapshot_at(deployed, table, cut, window, progress, beside if estimates else None)
+        found = pretrain_snapshot(deployed, table, cut, window, progress, beside if estimates else None)
         if estimates and not results:
             beside(found.manifest)  # the snapshot already existed
-        told = summary(warehouse, found.manifest)
+        told = summarize_learning(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(deployed, table, cut.version, progress.note)
     report = _report(spec, found, told, offers, time.monotonic() - started)
-    return profiler.added_to(_with_estimates(report, results))
+    return profiler.added_to(_add_estimates(report, results))
 
 
-def _window(learn_from: str | None, learn_to: str | None) -> Interval:
+def _parse_window(learn_from: str | None, learn_to: str | None) -> Interval:
     """Return the window of the options. Raises UserError if it is empty."""
     from jobs.batch.batch_filter import Interval
     from jobs.storage.positions import parse_time
@@ -129,11 +129,13 @@ def _window(learn_from: str | None, learn_to: str | None) -> Interval:
     return Interval(first, last)
 
 
-def _with_estimates(report: Report, results: list[EstimateResult]) -> Report:
+def _add_estimates(report: Report, results: list[EstimateResult]) -> Report:
     if not results:
         return report
     (made,) = results
-    done = "had already been committed" if not made.commits else f"{plural(made.written, 'row')} written"
+    done = (
+        "had already been committed" if not made.commits else f"{format_count(made.written, 'row')} written"
+    )
     line = f"estimates of the rows that it reflects: {done}, run {made.run} -> {made.table}"
     data = {"run": made.run, "table": made.table, "made": made.commits > 0, "rows": made.written}
     return replace(
@@ -143,11 +145,11 @@ def _with_estimates(report: Report, results: list[EstimateResult]) -> Report:
     )
 
 
-def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
+def _report_offers(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
     from jobs.batch import new_keys
 
     return Report(
-        [*new_keys.lines(offers), f"{seconds:.1f} s"],
+        [*new_keys.format_offers(offers), f"{seconds:.1f} s"],
         {
             "model": spec.name,
             "model_version": spec.version,
@@ -168,15 +170,15 @@ def _report(
     manifest, learned, made, notes = found
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     lines = [
-        *_snapshot_lines(manifest, waiting),
-        *([] if learned is None else _learned_lines(learned)),
+        *_format_snapshot(manifest, waiting),
+        *([] if learned is None else _format_learned(learned)),
         *([] if told is None else told.lines),
-        *_input_lines(manifest),
+        *_format_inputs(manifest),
         *notes,
     ]
     if not made:
         lines.append("it had already been committed: the same inputs give the same snapshot")
-    lines += new_keys.lines(offers)
+    lines += new_keys.format_offers(offers)
     lines.append(f"{seconds:.1f} s")
     errors = None if learned is None else learned.errors
     data = {
@@ -192,7 +194,7 @@ def _report(
         "cut": manifest.cut,
         "inputs": manifest.inputs,
         "parameters": manifest.parameters,
-        "standard_errors": None if errors is None else _rounded(errors, 17),
+        "standard_errors": None if errors is None else _round_numbers(errors, 17),
         "log_likelihood": None if learned is None else learned.log_likelihood,
         "converged": None if told is None else told.outcomes["converged"] == told.total,
         "outcome": None if learned is None else learned.outcome.name.lower(),
@@ -205,27 +207,27 @@ def _report(
     return Report(lines, data)
 
 
-def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
+def _format_snapshot(manifest: Manifest, waiting: int) -> list[str]:
     from jobs.storage.positions import describe
 
     place = describe(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [
-        f"snapshot {manifest.snapshot_id}: {plural(manifest.key_count, 'key')}, "
-        f"{plural(manifest.rows, 'row')}, {place}"
+        f"snapshot {manifest.snapshot_id}: {format_count(manifest.key_count, 'key')}, "
+        f"{format_count(manifest.rows, 'row')}, {place}"
     ]
     if waiting:
-        lines.append(f"waiting for the watermark: {plural(waiting, 'row')}")
+        lines.append(f"waiting for the watermark: {format_count(waiting, 'row')}")
     return lines
 
 
-def _learned_lines(learned: LearningResult) -> list[str]:
+def _format_learned(learned: LearningResult) -> list[str]:
     from jobs.batch.learning_summary import TOLD
     from kalman.models.groups import GROUPS
 
     values = ", ".join(
-        f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
+        f"{name} = {json.dumps(_round_numbers(value, 6))}" + _format_error(learned, name)
         for name, value in learned.parameters.items()
         if name != GROUPS
     )
@@ -241,7 +243,7 @@ def _learned_lines(learned: LearningResult) -> list[str]:
     return lines
 
 
-def _input_lines(manifest: Manifest) -> list[str]:
+def _format_inputs(manifest: Manifest) -> list[str]:
     inputs = manifest.inputs
     if inputs is None:
         return []
@@ -254,20 +256,20 @@ def _input_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _error(learned: LearningResult, name: str) -> str:
+def _format_error(learned: LearningResult, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""
-    error = json.dumps(_rounded(learned.errors[name], 3))
+    error = json.dumps(_round_numbers(learned.errors[name], 3))
     return "" if error == "null" else f" (standard error {error})"
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def _round_numbers(value: Any, digits: int) -> Any:
     """Round numbers to so many digits; a number that is not finite becomes None."""
     if isinstance(value, dict):
-        return {name: _rounded(item, digits) for name, item in cast(dict[str, Any], value).items()}
+        return {name: _round_numbers(item, digits) for name, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_rounded(item, digits) for item in cast(list[Any], value)]
+        return [_round_numbers(item, digits) for item in cast(list[Any], value)]
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 

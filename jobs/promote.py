@@ -41,24 +41,24 @@ def run(
     from jobs.lineage.generations import SHADOW
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
-    from jobs.upgrades.comparison.decision import comparison_lines, refusal
+    from jobs.upgrades.comparison.decision import format_comparison, format_refusal
 
     spec = load_spec(model, settings.models)
     name = spec.name
     tables = Tables(settings.warehouse)
     lines: list[str] = []
     compared: dict[str, Any] = {}
-    shadow, beside = promotion.to_promote(tables, name, generation, behind)
+    shadow, beside = promotion.find_promotable(tables, name, generation, behind)
     if shadow.status == SHADOW and beside is not None and not force:
         comparison, page = compare(tables, spec, beside, shadow)
         if not comparison.good:
-            raise UserError(refusal(comparison, shadow.generation, name, page), RUN_FAILED)
-        lines += [*comparison_lines(comparison), f"report: {page}"]
+            raise UserError(format_refusal(comparison, shadow.generation, name, page), RUN_FAILED)
+        lines += [*format_comparison(comparison), f"report: {page}"]
         compared = {"comparison": comparison.numbers, "answer": comparison.answer, "report": page}
     elif shadow.status == SHADOW and force:
         lines.append("forced: it was not compared")
     live, retired = promotion.promote(tables, name, shadow.generation, behind)
-    live_table.refresh(tables, name)
+    live_table.refresh_live_table(tables, name)
     lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

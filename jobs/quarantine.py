@@ -9,19 +9,19 @@ from typer import Option
 
 from jobs.core.command import Actions, Model, answer, command
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.landing.rejected.replay import Outcome
-    from jobs.storage.quarantine import Choice
+    from jobs.landing.rejected.replay import ReplayOutcome
+    from jobs.storage.quarantine import RowSelection
 
 
 def act(
     settings: Settings,
     action: str,
     model: str,
-    choice: Choice | None = None,
+    choice: RowSelection | None = None,
     *,
     limit: int = 20,
     output: str | None = None,
@@ -39,29 +39,31 @@ def act(
     from jobs.landing.rejected import held
     from jobs.landing.rejected.replay import replay
     from jobs.specs.loading import load_spec
-    from jobs.storage.quarantine import Choice
+    from jobs.storage.quarantine import RowSelection
     from jobs.storage.warehouse import Tables
 
-    spec, choice = load_spec(model, settings.models), choice or Choice()
+    spec, choice = load_spec(model, settings.models), choice or RowSelection()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
     payloads = None if edited is None else held.read_edited(edited)
     tables = Tables(settings.warehouse)
-    if not held.ready(tables):
+    if not held.prepare_quarantine(tables):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     if action == "discard":
-        return _discarded(spec.name, held.discard(tables, spec.name, choice))
-    rows = held.chosen(tables, spec.name, choice)
+        return _report_discard(spec.name, held.discard(tables, spec.name, choice))
+    rows = held.read_selected(tables, spec.name, choice)
     if action == "replay":
-        mended, before = (held.held_rows(rows), 0) if payloads is None else held.with_payloads(rows, payloads)
-        return _replayed(spec.name, spec.late, replay(tables, spec, mended), before)
+        mended, before = (
+            (held.list_quarantined_rows(rows), 0) if payloads is None else held.apply_payloads(rows, payloads)
+        )
+        return _report_replay(spec.name, spec.late, replay(tables, spec, mended), before)
     if action == "list":
         return _list(spec.name, held.count_by_reason(rows))
     if output is None:
-        return _show(spec.name, held.held_rows(rows, limit), limit)
-    path, found = Path(output).expanduser(), held.held_rows(rows)
+        return _show(spec.name, held.list_quarantined_rows(rows, limit), limit)
+    path, found = Path(output).expanduser(), held.list_quarantined_rows(rows)
     held.export_rows(found, path)
-    return _exported(spec.name, len(found), path)
+    return _report_export(spec.name, len(found), path)
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:
@@ -75,10 +77,10 @@ def _list(model: str, data: list[dict[str, Any]]) -> Report:
         f"`kalman-pipeline quarantine replay --model {model}` completes it"
     ] * bool(interrupted)
     summary = {"model": model, "rows": held, "interrupted": interrupted, "reasons": data}
-    return Report([], summary, _table(model, data, notes))
+    return Report([], summary, _build_table(model, data, notes))
 
 
-def _table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
+def _build_table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -115,27 +117,29 @@ def _show(model: str, data: list[dict[str, Any]], limit: int) -> Report:
     return Report(lines, {"model": model, "rows": data})
 
 
-def _exported(model: str, count: int, path: Path) -> Report:
+def _report_export(model: str, count: int, path: Path) -> Report:
     hint = f"kalman-pipeline quarantine replay --model {model} --edited {path}"
     return Report(
-        [f"wrote {plural(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
+        [f"wrote {format_count(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
         {"model": model, "rows": count, "output": str(path)},
     )
 
 
-def _discarded(model: str, count: int) -> Report:
+def _report_discard(model: str, count: int) -> Report:
     return Report(
-        [f"discarded {plural(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
+        [
+            f"discarded {format_count(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"
+        ],
         {"model": model, "discarded": count},
     )
 
 
-def _replayed(model: str, late: str, outcome: Outcome, before: int) -> Report:
-    lines = [f"landed {plural(outcome.landed, 'row')} of {model}"]
+def _report_replay(model: str, late: str, outcome: ReplayOutcome, before: int) -> Report:
+    lines = [f"landed {format_count(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
     if outcome.completed:
-        lines.append(f"landed {plural(outcome.completed, 'row')} of an interrupted replay")
+        lines.append(f"landed {format_count(outcome.completed, 'row')} of an interrupted replay")
     if outcome.late:
         again = " (late: quarantine rejects them again)" if late == "quarantine" else ""
         lines.append(
@@ -143,14 +147,14 @@ def _replayed(model: str, late: str, outcome: Outcome, before: int) -> Report:
         )
     if outcome.copies:
         lines.append(
-            f"marked {plural(outcome.copies, 'further row')} as replayed: their messages have landed, each once"
+            f"marked {format_count(outcome.copies, 'further row')} as replayed: their messages have landed, each once"
         )
     if before:
-        lines.append(f"an earlier replay had {plural(before, 'row')} of the file already")
+        lines.append(f"an earlier replay had {format_count(before, 'row')} of the file already")
     stay = sum(outcome.reasons.values())
     if stay:
         counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
-        lines.append(f"quarantine keeps {plural(stay, 'row')} that are still rejected: {counts}")
+        lines.append(f"quarantine keeps {format_count(stay, 'row')} that are still rejected: {counts}")
     return Report(
         lines,
         {
@@ -179,7 +183,7 @@ Ids = Annotated[list[str] | None, Option("--id", help="Only this row; may be rep
 @answer
 def list_(settings: Settings, model: Model, reason: Reason = None, since: Since = None) -> Report:
     """Count rejected rows by reason: held, replayed and discarded."""
-    return act(settings, "list", model, _choice(reason, since))
+    return act(settings, "list", model, _build_choice(reason, since))
 
 
 @answer
@@ -195,7 +199,7 @@ def show(
     ] = None,
 ) -> Report:
     """Show held rows, with their payload and where they came from."""
-    return act(settings, "show", model, _choice(reason, since, id), limit=limit, output=output)
+    return act(settings, "show", model, _build_choice(reason, since, id), limit=limit, output=output)
 
 
 @command
@@ -214,7 +218,7 @@ def replay(
     ] = None,
 ) -> Report:
     """Land held rows that fit the spec as it is now, each at most once."""
-    return act(settings, "replay", model, _choice(reason, since, id), edited=edited)
+    return act(settings, "replay", model, _build_choice(reason, since, id), edited=edited)
 
 
 @command
@@ -227,13 +231,13 @@ def discard(
     all: Annotated[bool, Option("--all", help="Every held row of the model.")] = False,
 ) -> Report:
     """Mark held rows as discarded; they stay in the table."""
-    return act(settings, "discard", model, _choice(reason, since, id), everything=all)
+    return act(settings, "discard", model, _build_choice(reason, since, id), everything=all)
 
 
-def _choice(reason: str | None, since: str | None, ids: list[str] | None = None) -> Choice:
-    from jobs.storage.quarantine import Choice
+def _build_choice(reason: str | None, since: str | None, ids: list[str] | None = None) -> RowSelection:
+    from jobs.storage.quarantine import RowSelection
 
-    return Choice(reason, since, tuple(ids or ()))
+    return RowSelection(reason, since, tuple(ids or ()))
 
 
 run = Actions(

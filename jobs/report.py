@@ -14,7 +14,7 @@ from typer import Option
 from jobs.core.command import command
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,27 +83,27 @@ def run(
     if model is None:
         if comparing or key:
             raise UserError("--model is missing: without it there is only the index of all reports")
-        return _index(settings)
+        return _report_index(settings)
     if not comparing:
-        return _health(settings, model, key or [], started)
-    return _comparison(settings, model, (generation, against, snapshot), history, started)
+        return _report_health(settings, model, key or [], started)
+    return _report_comparison(settings, model, (generation, against, snapshot), history, started)
 
 
-def _index(settings: Settings) -> Report:
+def _report_index(settings: Settings) -> Report:
     from jobs.insight.index import write_index
-    from jobs.specs.loading import model_names
+    from jobs.specs.loading import list_model_names
 
-    path, entries = write_index(settings.warehouse, model_names(settings.models))
+    path, entries = write_index(settings.warehouse, list_model_names(settings.models))
     return Report(
         [
-            f"{plural(len(entries), 'model')}: {', '.join(one.model for one in entries) or 'none'}",
+            f"{format_count(len(entries), 'model')}: {', '.join(one.model for one in entries) or 'none'}",
             f"report: {path}",
         ],
         {"models": [one.model for one in entries], "report": path},
     )
 
 
-def _health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
+def _report_health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
     from jobs.insight.health import gather
     from jobs.insight.health_page import build_health_page, judge_health
     from jobs.insight.index import write_index, write_page
@@ -125,7 +125,7 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
     seconds = time.monotonic() - started
     return Report(
         [
-            f"{name}: {plural(health.rows, 'row')} of {plural(len(health.keys.key), 'key')}",
+            f"{name}: {format_count(health.rows, 'row')} of {format_count(len(health.keys.key), 'key')}",
             sentence,
             f"report: {page}",
             f"{seconds:.1f} s",
@@ -148,7 +148,7 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
     )
 
 
-def _comparison(
+def _report_comparison(
     settings: Settings,
     model: str,
     named: tuple[str | None, str | None, str | None],
@@ -159,17 +159,17 @@ def _comparison(
     from jobs.insight.comparison_page import compare
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
-    from jobs.upgrades.comparison.decision import comparison_lines
+    from jobs.upgrades.comparison.decision import format_comparison
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)
     warehouse = Tables(settings.warehouse)
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         if history:
-            new, old = _pair_with_history(warehouse, spec.name, generation, against)
+            new, old = _find_history_pair(warehouse, spec.name, generation, against)
         else:
-            new, old = _pair(warehouse, spec.name, generation, against, snapshot)
-        learned = {one.generation: _learned(warehouse, one) for one in (new, old)}
+            new, old = _find_pair(warehouse, spec.name, generation, against, snapshot)
+        learned = {one.generation: _read_learned(warehouse, one) for one in (new, old)}
         progress.note(f"comparing {new.generation} with {old.generation}")
         comparison, page = compare(warehouse, spec, old, new)
     seconds = time.monotonic() - started
@@ -177,7 +177,7 @@ def _comparison(
         [
             f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
             *(f"parameters of {name}: {text}" for name, (text, _) in learned.items() if text),
-            *comparison_lines(comparison),
+            *format_comparison(comparison),
             f"report: {page}",
             f"{seconds:.1f} s",
         ],
@@ -197,24 +197,24 @@ def _comparison(
     )
 
 
-def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
+def _read_learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
     """Return the source of a generation's learned parameters as text, and the parameters; empty without any."""
     from jobs.snapshots.manifests import record
-    from jobs.upgrades.migration.parameters import value_text
+    from jobs.upgrades.migration.parameters import format_value
     from kalman.models.groups import GROUPS
 
     manifest = record(warehouse, generation.snapshot_id)
     if manifest is None or not manifest.parameters:
         return "", {}
     shared = {name: value for name, value in manifest.parameters.items() if name != GROUPS}
-    values = ", ".join(f"{name} = {value_text(value)}" for name, value in shared.items())
+    values = ", ".join(f"{name} = {format_value(value)}" for name, value in shared.items())
     learn = manifest.model_spec().learn
     whose = {"key": "; each key has its own", "group": "; each group has its own"}
     also = "" if learn is None else whose.get(learn.scope, "")
     return f"{values}{also}, of snapshot {generation.snapshot_id}", manifest.parameters
 
 
-def _pair_with_history(
+def _find_history_pair(
     warehouse: Tables, model: str, run: str | None, against: str | None
 ) -> tuple[Generation, Generation]:
     """Return a run over history as a generation, and the generation to compare it with.
@@ -222,11 +222,11 @@ def _pair_with_history(
     Raises:
         UserError: the run does not exist, or no generation is live.
     """
-    from jobs.batch.history_table import runs_of
+    from jobs.batch.history_table import list_history_runs
     from jobs.lineage import generations
     from jobs.storage.tables import estimates_history
 
-    runs = runs_of(warehouse, estimates_history(model))
+    runs = list_history_runs(warehouse, estimates_history(model))
     found = next((one for one in runs if run in (None, one.run)), None)
     if found is None:
         known = f"its last runs are {', '.join(one.run for one in runs[:3])}" if runs else "it has none"
@@ -235,7 +235,7 @@ def _pair_with_history(
             f"`kalman-pipeline estimate --model {model}`",
             RUN_FAILED,
         )
-    old = generations.named(warehouse, model, against)
+    old = generations.read_named(warehouse, model, against)
     new = generations.Generation(
         generation=found.run,
         model=model,
@@ -251,13 +251,13 @@ def _pair_with_history(
     return new, old
 
 
-def _pair(
+def _find_pair(
     warehouse: Tables, model: str, generation: str | None, against: str | None, snapshot: str | None
 ) -> tuple[Generation, Generation]:
     from jobs.lineage import generations
     from jobs.storage.tables import estimates
 
-    known = generations.all_of(warehouse, model)
+    known = generations.read_generations(warehouse, model)
     if not known or not warehouse.exists(estimates(model)):
         raise UserError(
             f"model {model} has no estimates to report on: start its stream with "
@@ -276,7 +276,7 @@ def _pair(
     elif generation is None and shadows:
         new = shadows[-1]
     else:
-        new = generations.named(warehouse, model, generation)
+        new = generations.read_named(warehouse, model, generation)
     other = against or new.parent
     if other is None or other == new.generation:
         raise UserError(
@@ -284,7 +284,7 @@ def _pair(
             f"--against",
             RUN_FAILED,
         )
-    return new, generations.named(warehouse, model, other)
+    return new, generations.read_named(warehouse, model, other)
 
 
 if __name__ == "__main__":

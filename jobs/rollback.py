@@ -55,55 +55,55 @@ def run(
         raise UserError("--dry-run is for --last-state: without it no state changes")
     spec, tables = load_spec(model, settings.models), Tables(settings.warehouse)
     if last_state:
-        report = _with_the_last_state(settings, spec, to, dry_run)
+        report = _migrate_last_state(settings, spec, to, dry_run)
     else:
-        report = _from_its_checkpoint(tables, spec, to)
+        report = _resume_checkpoint(tables, spec, to)
     if not dry_run:  # even without a change: an earlier attempt may have ended just before
-        live_table.refresh(tables, spec.name)
+        live_table.refresh_live_table(tables, spec.name)
     return report
 
 
-def _from_its_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> Report:
+def _resume_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> Report:
     from jobs.lineage import generations, promotion
     from jobs.storage.positions import describe
 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
-        f"{describe(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` "
+        f"{describe(generations.read_position(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` "
         f"resumes it from there"
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")
-    return Report(lines, _data(spec, live, retired))
+    return Report(lines, _build_data(spec, live, retired))
 
 
-def _with_the_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry_run: bool) -> Report:
+def _migrate_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry_run: bool) -> Report:
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_command_conf
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import check_numerics
     from jobs.upgrades.reverse_migration import reverse_migration
 
     title = f"rollback {check_numerics(spec).name}"
-    warehouse = warehouse_of(settings, title, short_command_conf())
+    warehouse = open_warehouse(settings, title, build_short_command_conf())
     with Progress(title, None, quiet=settings.quiet) as progress:
         done = reverse_migration(DeployedModel(spec, warehouse), to, dry_run, progress.note)
-    return _migrated_back(spec, done)
+    return _report_migration(spec, done)
 
 
-def _migrated_back(spec: ModelSpec, done: ReversedMigration) -> Report:
+def _report_migration(spec: ModelSpec, done: ReversedMigration) -> Report:
     from jobs.storage.positions import describe
-    from jobs.upgrades.migration.report import change_lines
+    from jobs.upgrades.migration.report import format_change
 
     live, retired = done.live, done.retired
     data = {
-        **_data(spec, live, retired),
+        **_build_data(spec, live, retired),
         "snapshot": done.snapshot,
         "change": done.change,
         "dry_run": done.dry,
     }
-    table = change_lines(spec.name, done.change)
+    table = format_change(spec.name, done.change)
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
         before = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else []
@@ -124,7 +124,7 @@ def _migrated_back(spec: ModelSpec, done: ReversedMigration) -> Report:
     )
 
 
-def _data(spec: ModelSpec, live: Generation, retired: Generation | None) -> dict[str, object]:
+def _build_data(spec: ModelSpec, live: Generation, retired: Generation | None) -> dict[str, object]:
     return {
         "model": spec.name,
         "generation": live.generation,

@@ -9,19 +9,19 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 
-def text() -> str:
+def format_schema() -> str:
     """Return the content of docs/model.schema.json."""
-    from jobs.specs.loading import schema
+    from jobs.specs.loading import build_json_schema
 
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(build_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 @answer
 def run(settings: Settings) -> Report:
     """Print the JSON schema of model specs."""
-    from jobs.specs.loading import schema
+    from jobs.specs.loading import build_json_schema
 
-    return Report(lines=text().splitlines(), data=schema())
+    return Report(lines=format_schema().splitlines(), data=build_json_schema())
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ def run(
     from jobs.downstream.forecast_pairs import check_spec
     from jobs.downstream.forecast_skill import ForecastScorer
     from jobs.downstream.queries import SKILL
-    from jobs.downstream.runner import exclusive_run
+    from jobs.downstream.runner import start_exclusive_run
     from jobs.downstream.skill_over_history import score_history
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
@@ -64,12 +64,12 @@ def run(
     if history:
         if snapshot is not None:
             raise UserError("--history forecasts with the parameters of each run: leave --snapshot out")
-        spark = spark_session(settings, f"skill {spec.name}", short_rows_conf())
+        spark = spark_session(settings, f"skill {spec.name}", build_short_rows_conf())
         found = score_history(DeployedModel(spec, Warehouse(spark, settings.warehouse)), spec.forecast)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     section = spec.forecast.with_snapshot(snapshot)
     spec = spec.model_copy(update={"forecast": section})
-    with exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):
+    with start_exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):
         scorer = ForecastScorer(warehouse, spec, seconds, stop, section)
         scorer.run(progress)
         return scorer.report(time.monotonic() - began)

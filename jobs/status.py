@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import answer, duration_of
+from jobs.core.command import answer, parse_duration_option
 from jobs.core.errors import UserError
-from jobs.core.report import Report, rate, show_again
+from jobs.core.report import Report, format_rate, show_again
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(
     after = (
         None
         if alarm_after is None
-        else duration_of("--alarm-after", re.sub("m$", "min", alarm_after)).total_seconds()
+        else parse_duration_option("--alarm-after", re.sub("m$", "min", alarm_after)).total_seconds()
     )
     tables = Tables(settings.warehouse)
 
@@ -62,26 +62,26 @@ def run(
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
     from jobs.insight.status import find_alarms, read_status
     from jobs.lineage.catalog import Catalog
-    from jobs.specs.loading import load_spec, model_names
-    from jobs.verification.runs import last_outcomes
+    from jobs.specs.loading import list_model_names, load_spec
+    from jobs.verification.runs import read_last_outcomes
 
-    names = [load_spec(model, settings.models).name] if model else model_names(settings.models)
+    names = [load_spec(model, settings.models).name] if model else list_model_names(settings.models)
     catalog = Catalog(warehouse)
     if model is None:
         names = sorted({*names, *catalog.models})
     with ThreadPoolExecutor(_READERS) as readers:  # a store answers many questions in the time of one
-        data = list(readers.map(partial(read_status, catalog, last_outcomes(warehouse)), names))
-    advice = _advice(settings, catalog, names)
+        data = list(readers.map(partial(read_status, catalog, read_last_outcomes(warehouse)), names))
+    advice = _list_advice(settings, catalog, names)
     problems = [] if after is None else find_alarms(data, after, datetime.now(UTC))
     return Report(
         [],
         {"warehouse": settings.warehouse, "models": data, "alarms": problems, "advice": advice},
-        _table(settings.warehouse, data, advice),
+        _build_table(settings.warehouse, data, advice),
         problems,
     )
 
 
-def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
+def _list_advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
     from jobs.insight.advice import advise, measure_stream
     from jobs.specs.loading import load_spec
@@ -97,12 +97,12 @@ def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]
     return found
 
 
-def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
+def _build_table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
 
-    from jobs.downstream.status import downstream_table
+    from jobs.downstream.status import build_downstream_table
     from jobs.insight.status import ENDED
 
     table = Table(title=f"warehouse {root}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -133,22 +133,22 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
                 "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
-                "-" if lineage is None else _position(lineage, landed["version"]),
+                "-" if lineage is None else _format_position(lineage, landed["version"]),
                 "-"
                 if lineage is None or lineage["rows_behind"] is None
                 else f"{lineage['rows_behind']:,} rows",
-                "-" if lineage is None else _last_batch(lineage),
-                "-" if lineage is None else _driver(lineage),
+                "-" if lineage is None else _format_last_batch(lineage),
+                "-" if lineage is None else _format_driver(lineage),
             )
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
     errors += [text for one in data for text in one["given_up"]]
     errors += [f"advice: {one}" for one in advice]
-    followed = downstream_table(data)
+    followed = build_downstream_table(data)
     return Group(table, *([] if followed is None else [followed]), *errors)
 
 
-def _position(lineage: dict[str, Any], newest: int | None) -> str:
+def _format_position(lineage: dict[str, Any], newest: int | None) -> str:
     """Return a generation's position, and the newest position if it is known."""
     from jobs.storage.positions import KAFKA, describe
 
@@ -157,16 +157,16 @@ def _position(lineage: dict[str, Any], newest: int | None) -> str:
     return f"{lineage['version']} of {newest}"
 
 
-def _last_batch(lineage: dict[str, Any]) -> str:
+def _format_last_batch(lineage: dict[str, Any]) -> str:
     at: datetime | None = lineage["last_batch_at"]
     if at is None:
         return "-"
     last = lineage["progress"] or {}
-    speed = f", {rate(last['rows_per_second'], 1.0)}" if last.get("rows_per_second") else ""
+    speed = f", {format_rate(last['rows_per_second'], 1.0)}" if last.get("rows_per_second") else ""
     return f"{at.astimezone(UTC):%m-%d %H:%M:%S}{speed}"
 
 
-def _driver(lineage: dict[str, Any]) -> str:
+def _format_driver(lineage: dict[str, Any]) -> str:
     if lineage["driver"]:
         return f"process {lineage['driver']['pid']} on {lineage['driver']['host']}"
     if lineage["driver_lost"]:

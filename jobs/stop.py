@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Monitor, Skill, answer, duration_of, target_of
+from jobs.core.command import Model, Monitor, Skill, answer, parse_duration_option, select_query
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -38,19 +38,21 @@ def run(
         UserError: the driver has not stopped in time, or gives no sign of life.
     """
     from jobs.specs.loading import load_spec
-    from jobs.supervision.driver_identity import machine
+    from jobs.supervision.driver_identity import read_machine_name
     from jobs.supervision.driver_log import DriverLog, Hold
-    from jobs.supervision.driver_status import driver_status, log_name
+    from jobs.supervision.driver_status import format_log_name, read_driver_status
     from jobs.supervision.stopping import end_driver, is_there
 
-    what = target_of(monitor, skill)
+    what = select_query(monitor, skill)
     name = load_spec(model, settings.models).name
-    longest = duration_of("--wait", wait)
-    log = DriverLog.at(settings.warehouse, log_name(what, name))
+    longest = parse_duration_option("--wait", wait)
+    log = DriverLog.at(settings.warehouse, format_log_name(what, name))
     if not restart:
-        until = None if hold is None else datetime.now(UTC) + duration_of("--hold", hold)
-        log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
-    if needed and not is_there(driver_status(log)):
+        until = None if hold is None else datetime.now(UTC) + parse_duration_option("--hold", hold)
+        log.put_hold(
+            Hold(f"stopped by {getpass.getuser()} on {read_machine_name()}", datetime.now(UTC), until)
+        )
+    if needed and not is_there(read_driver_status(log)):
         raise UserError(f"the {what} of {name} has no driver", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
     return _report(name, what, was, log)

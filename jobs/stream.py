@@ -73,12 +73,12 @@ def run(
     from jobs.lineage.leases import stream_lock
     from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import stream_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
-    from jobs.streaming.profiler import profiling
+    from jobs.streaming.profiler import profile_stream
 
     if len(model) > 1:
         if adopt is not None or generation is not None:
@@ -89,7 +89,7 @@ def run(
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
         kafka = spec.speaks_to_kafka
         reads_all_of = spec.name if seconds is None and not kafka else None
-        warehouse = warehouse_of(
+        warehouse = open_warehouse(
             settings, f"stream {spec.name}", stream_conf(kafka), kafka, reads_all_of=reads_all_of
         )
         need_measurements(warehouse, spec.name)
@@ -103,7 +103,7 @@ def run(
             None,
             metrics_host,
         )
-        with profiling(warehouse, profile):
+        with profile_stream(warehouse, profile):
             return driver.drive(adopt, generation, allow_missing_estimates, allow_missing_rows)
 
 

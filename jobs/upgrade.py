@@ -77,8 +77,8 @@ def run(
     from jobs.insight.comparison_page import compare
     from jobs.lineage import generations, live_table
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import interpreted_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_interpreted_conf
+    from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
@@ -99,10 +99,10 @@ def run(
         )
     spec = load_checked_spec(model, settings.models)
     title = f"upgrade {spec.name}"
-    warehouse = warehouse_of(settings, title, interpreted_conf(), spec.speaks_to_kafka)
+    warehouse = open_warehouse(settings, title, build_interpreted_conf(), spec.speaks_to_kafka)
     need_measurements(warehouse, spec.name)
     with Progress(title, None, quiet=settings.quiet) as progress:
-        live = generations.named(warehouse, spec.name)
+        live = generations.read_named(warehouse, spec.name)
         context = UpgradeContext(
             settings,
             DeployedModel(spec, warehouse),
@@ -118,7 +118,7 @@ def run(
         )
         outcome = upgrade(context, mode)
         if not dry_run:
-            live_table.refresh(warehouse, spec.name)
+            live_table.refresh_live_table(warehouse, spec.name)
     return _report(spec, mode, outcome, needed, started)
 
 

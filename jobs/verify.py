@@ -57,10 +57,10 @@ def run(
     """
     from datetime import UTC, datetime
 
-    from jobs.lineage.generations import live
+    from jobs.lineage.generations import find_live
     from jobs.lineage.model import DeployedModel
-    from jobs.spark.conf import short_rows_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.conf import build_short_rows_conf
+    from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec
     from jobs.storage.positions import parse_time
     from jobs.supervision.metrics import write_verification
@@ -68,7 +68,7 @@ def run(
 
     started = time.monotonic()
     options = Options(
-        share=share_of(share),
+        share=parse_share(share),
         seed=datetime.now(UTC).date().isoformat() if seed is None else seed,
         keys=tuple(keys or ()),
         since=None if since is None else parse_time(since, "--since"),
@@ -76,9 +76,9 @@ def run(
         chunk_rows=chunk_rows,
     )
     spec = load_spec(model, settings.models)
-    warehouse = warehouse_of(settings, f"verify {spec.name}", short_rows_conf())
-    if run_id is None and live(warehouse, spec.name) is None:
-        return _nothing_live(spec.name, metrics_file, time.monotonic() - started)
+    warehouse = open_warehouse(settings, f"verify {spec.name}", build_short_rows_conf())
+    if run_id is None and find_live(warehouse, spec.name) is None:
+        return _report_nothing_live(spec.name, metrics_file, time.monotonic() - started)
     with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
         result = Verifier(DeployedModel(spec, warehouse), options, progress.note).run(run_id)
     if metrics_file is not None:
@@ -87,7 +87,7 @@ def run(
     return _report(spec.name, result, time.monotonic() - started)
 
 
-def share_of(text: str) -> int:
+def parse_share(text: str) -> int:
     """Parse a share such as 1% or 0.01 into millionths."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -98,11 +98,11 @@ def share_of(text: str) -> int:
     return max(1, round(value * 1_000_000))
 
 
-def _nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
+def _report_nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
     """Report, before Spark starts, that no generation is live; the table gets no run."""
     from jobs.supervision.metrics import write_verification
     from jobs.verification.findings import NOTHING, Findings
-    from jobs.verification.verifier import Result, code_of
+    from jobs.verification.verifier import Result, choose_exit_code
 
     found = Findings()
     if metrics_file is not None:
@@ -112,12 +112,14 @@ def _nothing_live(model: str, metrics_file: str | None, seconds: float) -> Repor
         f"{model}: nothing to verify: no generation is live; start one with "
         f"`kalman-pipeline stream --model {model}`"
     )
-    return Report([], _data(model, result, seconds), errors=[message], error_code=code_of(NOTHING))
+    return Report(
+        [], _build_data(model, result, seconds), errors=[message], error_code=choose_exit_code(NOTHING)
+    )
 
 
 def _report(model: str, result: Result, seconds: float) -> Report:
-    from jobs.verification.findings import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, sentence
-    from jobs.verification.verifier import code_of
+    from jobs.verification.findings import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, format_difference
+    from jobs.verification.verifier import choose_exit_code
 
     found, counts = result.findings, result.findings.counts
     live = next(iter(result.plan["segments"]), None)
@@ -136,7 +138,7 @@ def _report(model: str, result: Result, seconds: float) -> Report:
     lines.append(f"run {result.run_id}{', continued' if result.continued else ''}; {seconds:.1f} s")
     errors: list[str] = []
     if result.outcome == DIFFERENT:
-        firsts = "; ".join(sentence(one) for one in found.firsts[:3])
+        firsts = "; ".join(format_difference(one) for one in found.firsts[:3])
         errors = [f"{model} is not what its lineage gives: {found.differences:,} differences; {firsts}"]
     elif result.outcome == NOTHING:
         errors = [
@@ -144,10 +146,12 @@ def _report(model: str, result: Result, seconds: float) -> Report:
         ]
     elif result.outcome == NOT_VERIFIED:
         errors = [f"{model}: a part was not verified: {'; '.join(result.not_verified)}"]
-    return Report(lines, _data(model, result, seconds), errors=errors, error_code=code_of(result.outcome))
+    return Report(
+        lines, _build_data(model, result, seconds), errors=errors, error_code=choose_exit_code(result.outcome)
+    )
 
 
-def _data(model: str, result: Result, seconds: float) -> dict[str, Any]:
+def _build_data(model: str, result: Result, seconds: float) -> dict[str, Any]:
     found = result.findings
     return {
         "model": model,

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line, show
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line, show
 from jobs.core.settings import Settings
 
 _SECONDS = 600.0
@@ -44,11 +44,11 @@ def record() -> bool:
     Raises:
         UserError: Spark's jars are missing, or the run that loads the classes failed.
     """
-    from jobs.spark.conf import ARCHIVE, archive_path
-    from jobs.spark.jars import jar_paths
+    from jobs.spark.conf import ARCHIVE, find_archive
+    from jobs.spark.jars import list_jars
 
-    jar_paths()
-    target = archive_path()
+    list_jars()
+    target = find_archive()
     if target.is_file():
         return False
     with tempfile.TemporaryDirectory(prefix="kalman-warm-up-") as scratch:
@@ -81,7 +81,7 @@ def _run(scratch: Path) -> None:
     from pyspark import SparkContext
 
     from jobs import ingest, pretrain, status, stream
-    from jobs.spark.conf import ARCHIVE, QUIET, class_path, spark_conf
+    from jobs.spark.conf import ARCHIVE, QUIET, build_spark_conf, join_class_path
     from jobs.spark.session import spark_session
 
     models = scratch / "models"
@@ -90,11 +90,11 @@ def _run(scratch: Path) -> None:
     for name, rows in (("first", _ROWS[:20]), ("second", [*_ROWS[20:], _BAD_ROW])):
         (scratch / f"{name}.csv").write_text("\n".join([_HEADER, *rows, ""]), encoding="utf-8")
     settings = Settings.load(str(scratch / "warehouse"), models, "local[2]", quiet=True)
-    options = [spark_conf()["spark.driver.extraJavaOptions"], QUIET]
+    options = [build_spark_conf()["spark.driver.extraJavaOptions"], QUIET]
     options += ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={scratch / ARCHIVE}"]
     recording = {
         "spark.driver.extraJavaOptions": " ".join(options),
-        "spark.driver.extraClassPath": class_path(),
+        "spark.driver.extraClassPath": join_class_path(),
         "spark.sql.shuffle.partitions": "2",
     }
     spark = spark_session(settings, "warm-up", recording)
@@ -113,7 +113,7 @@ def _run(scratch: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write the archive if it does not exist. If it cannot be written, print the reason and return 0 all the same."""
-    from jobs.spark.conf import archive_path
+    from jobs.spark.conf import find_archive
 
     if arguments[:1] == ["run"]:
         try:
@@ -125,11 +125,11 @@ def main(arguments: list[str]) -> int:
     try:
         print("Archive of Java's classes, so that commands start in half the time", flush=True)
         written = record()
-        size = archive_path().stat().st_size / 1e6
+        size = find_archive().stat().st_size / 1e6
         how = f"written in {time.monotonic() - began:.0f} s" if written else "there"
-        print(f"Archive of Java's classes: {archive_path()} ({size:.0f} MB), {how}")
+        print(f"Archive of Java's classes: {find_archive()} ({size:.0f} MB), {how}")
     except Exception as error:
-        print(f"Archive of Java's classes: none, so commands start more slowly ({first_line(error)})")
+        print(f"Archive of Java's classes: none, so commands start more slowly ({extract_first_line(error)})")
     except KeyboardInterrupt as error:
         return show(error)
     return 0

@@ -92,7 +92,7 @@ class Rounds(NamedTuple):
         return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
 
-def rounds(key: Integers) -> Rounds:
+def build_rounds(key: Integers) -> Rounds:
     """Return the rounds of rows whose keys (N,) are non-decreasing."""
     n = len(key)
     new = np.empty(n, bool)
@@ -134,7 +134,7 @@ class Round(NamedTuple):
     step: Step
 
 
-def late_rows(states: KeyStates, rows: SortedRows) -> npt.NDArray[np.bool_]:
+def find_late_rows(states: KeyStates, rows: SortedRows) -> npt.NDArray[np.bool_]:
     """Return a mask (N,) of rows that are older than their key's state."""
     return (states.count[rows.key] > 0) & (rows.time < states.event_time[rows.key])
 
@@ -153,27 +153,27 @@ def run(
     A key's results do not depend on the other keys or on the split of rows into calls, bit for bit.
     `on_round` is called with every round of the rows that are not late.
     """
-    late = late_rows(states, rows)
+    late = find_late_rows(states, rows)
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         states, outputs = run(model, states, part, unit, on_round)
-        return states, spread(outputs, kept, late)
-    plan = rounds(rows.key)
+        return states, spread_outputs(outputs, kept, late)
+    plan = build_rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     values = states.values[:, plan.keys]
     event_time, count = states.event_time[plan.keys], states.count[plan.keys]
     total = states.log_likelihood[plan.keys]
-    outputs = empty(model, len(rows.key))
+    outputs = allocate_outputs(model, len(rows.key))
     for part in plan.slices():
         prefix = slice(0, part.stop - part.start)
         first = count[prefix] == 0
         dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
         taken = Rows(dt, first, y[:, part], u[:, part])
-        before, impossible = begun(model, values[:, prefix], taken)
+        before, impossible = begin_states(model, values[:, prefix], taken)
         after, step = model.step(before, taken)
         if impossible is not None and impossible.any():
-            after, step = _left(values[:, prefix], after, step, impossible)
+            after, step = _keep_states(values[:, prefix], after, step, impossible)
         if on_round is not None:
             on_round(Round(part, prefix, before, taken, step))
         outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
@@ -197,10 +197,10 @@ def run(
     after_all.event_time[plan.keys] = event_time
     after_all.count[plan.keys] = count
     after_all.log_likelihood[plan.keys] = total
-    return after_all, picked(outputs, plan.place)
+    return after_all, pick_outputs(outputs, plan.place)
 
 
-def begun(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:
+def begin_states(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:
     """Return the states (size, K) before the rows, and a mask (K,) of keys with an invalid start. If the model takes
     its start from columns, a key begins with the columns of its first row. Else the states are unchanged and the mask
     is None.
@@ -210,7 +210,7 @@ def begun(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[n
     return model.begun(state, rows.first, rows.u)  # type: ignore[attr-defined]
 
 
-def _left(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_]) -> tuple[Array, Step]:
+def _keep_states(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_]) -> tuple[Array, Step]:
     """Return a step in which the keys `which` are flagged and keep their state."""
     after = np.where(which, before, after)
     score, nis = (np.where(which, np.nan, a) for a in (step.log_likelihood, step.nis))
@@ -218,7 +218,7 @@ def _left(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_])
     return after, Step(score, nis, flag, {name: np.where(which, np.nan, a) for name, a in step.extra.items()})
 
 
-def empty(model: Filter, n: int) -> Outputs:
+def allocate_outputs(model: Filter, n: int) -> Outputs:
     """Return outputs of n rows, not filled in."""
     states = len(model.states)
     return Outputs(
@@ -232,21 +232,21 @@ def empty(model: Filter, n: int) -> Outputs:
     )
 
 
-def picked(outputs: Outputs, place: Integers) -> Outputs:
+def pick_outputs(outputs: Outputs, place: Integers) -> Outputs:
     """Return the outputs of the rows at the given places."""
 
     def pick(array: np.ndarray) -> np.ndarray:
         return np.take(array, place, axis=-1)
 
-    return _each(outputs, pick)
+    return _map_outputs(outputs, pick)
 
 
-def spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
+def spread_outputs(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
     """Return outputs for all rows, given those of the applied rows `kept`; the others are late."""
-    return _each(outputs, lambda array: among(array, kept, len(late)))._replace(late=late)
+    return _map_outputs(outputs, lambda array: scatter_values(array, kept, len(late)))._replace(late=late)
 
 
-def among(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
+def scatter_values(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
     """Return values for all `rows`: the given ones at the indices `kept`, NaN (or 0) elsewhere."""
     fill = np.nan if array.dtype == np.float64 else 0
     full = np.full((*array.shape[:-1], rows), fill, array.dtype)
@@ -254,7 +254,7 @@ def among(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
     return full
 
 
-def _each(outputs: Outputs, change: Callable[[np.ndarray], np.ndarray]) -> Outputs:
+def _map_outputs(outputs: Outputs, change: Callable[[np.ndarray], np.ndarray]) -> Outputs:
     """Return the outputs with every array changed."""
     mean, covariance, log_likelihood, nis, flag, late, extra = outputs
     return Outputs(

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     y: Array
     u: Array
 
-    def which_first(self) -> "npt.NDArray[np.bool_] | bool":
+    def mask_first_rows(self) -> "npt.NDArray[np.bool_] | bool":
         """Return True or False if all or none of the keys are at their first row, else the mask."""
         if not self.first.any():
             return False

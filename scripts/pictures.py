@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT))
 import kalman  # noqa: E402
 from jobs import filter  # noqa: E402
 from jobs.core.settings import Settings  # noqa: E402
-from jobs.offline.estimate_pictures import figure_of  # noqa: E402
-from jobs.offline.estimate_series import of_files  # noqa: E402
+from jobs.offline.estimate_pictures import draw_keys  # noqa: E402
+from jobs.offline.estimate_series import read_file_series  # noqa: E402
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
-from jobs.offline.quantity import measuring  # noqa: E402
+from jobs.offline.quantity import find_measuring  # noqa: E402
 from jobs.state.kernel import load_checked_spec  # noqa: E402
 from kalman.evaluation.forecast import forecast  # noqa: E402
 from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402
@@ -363,9 +363,9 @@ def estimates() -> Drawing:
     with tempfile.TemporaryDirectory() as folder:
         out, source = f"{folder}/out.csv", str(FIXTURES / "nile.csv")
         filter.run(settings, "nile", source, out, smooth=True, snapshot="none")
-        series = of_files(spec, Path(out), source, [], 1)
-    return figure_of(
-        spec, series, measuring(spec), "The annual flow of the Nile at Aswan, in 10^8 cubic metres"
+        series = read_file_series(spec, Path(out), source, [], 1)
+    return draw_keys(
+        spec, series, find_measuring(spec), "The annual flow of the Nile at Aswan, in 10^8 cubic metres"
     ), None
 
 

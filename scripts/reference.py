@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jobs.cli import VERBS  # noqa: E402
-from jobs.core.command import application  # noqa: E402
+from jobs.core.command import build_application  # noqa: E402
 from jobs.storage import tables  # noqa: E402
 from jobs.storage.dictionary import TABLES  # noqa: E402
 from jobs.storage.measurements_table import NEW_KEYS_COLUMNS  # noqa: E402
@@ -223,7 +223,7 @@ def tables_page() -> str:
 
 def commands_page() -> str:
     """Return docs/commands.md, the reference of the command line."""
-    app = application()
+    app = build_application()
     for name, verb in VERBS.items():
         verb.add_to(app, name)
     root: Any = typer.main.get_command(app)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs.cli import VERBS
-from jobs.core.command import module_of
+from jobs.core.command import name_module
 from tests.support.named_tests import functions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def may_be(path: str, value: str) -> bool:
 
 def options(verb: str) -> set[str]:
     """Return the options of a command."""
-    run = import_module(f"jobs.{module_of(verb)}").run
+    run = import_module(f"jobs.{name_module(verb)}").run
     return {f"--{name.replace('_', '-')}" for name in inspect.signature(run.function).parameters}
 
 

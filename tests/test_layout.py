@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from jobs.cli import VERBS
-from jobs.core.command import module_of
+from jobs.core.command import name_module
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_VERBS = {"__init__", "api", "cli", "warm_up"}
@@ -43,7 +43,7 @@ def named(measure: Callable[[Path], list[tuple[str, int]]]) -> list[str]:
 
 def test_the_files_of_jobs_are_the_verbs() -> None:
     files = {path.stem for path in (ROOT / "jobs").glob("*.py")}
-    assert files - NO_VERBS - FORMER_NAMES == {module_of(verb) for verb in VERBS}
+    assert files - NO_VERBS - FORMER_NAMES == {name_module(verb) for verb in VERBS}
 
 
 def test_each_room_says_what_it_is() -> None:
@@ -81,7 +81,7 @@ def test_imports_stand_inside_functions_in_verbs_alone() -> None:
 def test_a_verb_imports_nothing_heavy_before_it_runs() -> None:
     light = set(sys.stdlib_module_names) | {"typer", "__future__"}
     for verb in sorted(VERBS):
-        for module in structure.imported_on_import(ROOT / "jobs" / f"{module_of(verb)}.py"):
+        for module in structure.imported_on_import(ROOT / "jobs" / f"{name_module(verb)}.py"):
             assert module.startswith("jobs.core.") or module.split(".")[0] in light, (
                 f"{verb} imports {module}"
             )

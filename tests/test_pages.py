@@ -16,7 +16,7 @@ import typer
 from deltalake import DeltaTable, write_deltalake
 
 from jobs.cli import app
-from jobs.core.command import PROGRAM, hoist
+from jobs.core.command import PROGRAM, hoist_global_options
 from tests.conftest import MASTER
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ ALL = [
 @pytest.mark.parametrize("words", ALL)
 def test_a_command_of_a_page_has_the_options_that_it_names(words: list[str]):
     group: Any = typer.main.get_command(app)
-    context = group.make_context(PROGRAM, hoist(words))
+    context = group.make_context(PROGRAM, hoist_global_options(words))
     while getattr(group, "commands", None):
         name, *rest = [*context._protected_args, *context.args]
         group = group.commands[name]

@@ -58,12 +58,12 @@ def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFram
     """Return the operator's packets and its estimate format; `writer`: None, or `files`."""
     import kalman
     from jobs.spark.user_functions import ship
-    from jobs.state.block_format import state_format
+    from jobs.state.block_format import build_state_format
     from jobs.state.encoding.estimates import estimate_format
-    from jobs.state.encoding.keys import key_kind
+    from jobs.state.encoding.keys import build_key_kind
     from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS
     from jobs.state.encoding.routing import make_routing
-    from jobs.state.encoding.rows import pack_rows, row_format
+    from jobs.state.encoding.rows import build_row_format, pack_rows
     from jobs.state.plan import Plan
     from jobs.streaming.operators.estimate_files import EstimateWriter
     from jobs.streaming.operators.processor import FilterProcessor
@@ -71,9 +71,9 @@ def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFram
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
     ship(frame.sparkSession, spec.definition())
-    kind = key_kind(spec.key, frame.schema)
-    rows = row_format(spec, kind)
-    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    kind = build_key_kind(spec.key, frame.schema)
+    rows = build_row_format(spec, kind)
+    state = build_state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
     out = estimate_format(kind, spec, kernel)
     blocks = max(1, -(-work.keys // (PARTITIONS * KEYS_A_BLOCK)))
     plan = Plan(kernel, spec.unit_us, rows, state, out, blocks)
@@ -115,15 +115,15 @@ def committed_files(
     import kalman
     from jobs.spark.warehouse import Warehouse
     from jobs.state.encoding.estimates import estimate_format
-    from jobs.state.encoding.keys import key_kind
+    from jobs.state.encoding.keys import build_key_kind
     from jobs.storage.table_log import FileTable
-    from jobs.streaming.operators.estimate_files import PROPERTY, Target
-    from jobs.streaming.sinks.written_files import written_parts
+    from jobs.streaming.operators.estimate_files import PROPERTY, EstimateTarget
+    from jobs.streaming.sinks.written_files import list_written_parts
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
     source = spark.read.parquet(str(rows_from)).schema
-    rows = _rows_of(spark, estimate_format(key_kind(spec.key, source), spec, kernel))
+    rows = _rows_of(spark, estimate_format(build_key_kind(spec.key, source), spec, kernel))
     root, _, name = into.rpartition("/")
     warehouse = Warehouse(spark, root)
     if not warehouse.exists(name):
@@ -138,14 +138,14 @@ def committed_files(
             "generation": "bench-g0001",
             "source_range": "{}",
         }
-        target = Target(table.path, uuid.uuid4().hex, table.file_bytes, constants)
+        target = EstimateTarget(table.path, uuid.uuid4().hex, table.file_bytes, constants)
         spark.sparkContext.setLocalProperty(PROPERTY, target.encode())
         packets = packets.persist()
         try:
             found = packets.select("kind", "rows", "payload").collect()
         finally:
             packets.unpersist()
-        table.commit([one.file for one in written_parts(found)], ("bench", batch_id))
+        table.commit([one.file for one in list_written_parts(found)], ("bench", batch_id))
 
     return take
 

@@ -32,17 +32,17 @@ def compare(
     learning, rows a second in an evaluation of the likelihood with its gradient.
     """
     import kalman
-    from jobs.batch.batch_filter import Batch, Interval, bucket_rows, final_states
+    from jobs.batch.batch_filter import Batch, Interval, compute_final_states, pack_buckets
     from jobs.batch.learning import learn_pooled
     from jobs.specs.model_spec import ModelSpec
-    from jobs.state.encoding.keys import key_kind
-    from jobs.state.encoding.rows import row_format
+    from jobs.state.encoding.keys import build_key_kind
+    from jobs.state.encoding.rows import build_row_format
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
-    fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    fmt = build_row_format(spec, build_key_kind(spec.key, frame.schema))
     way = Batch(fmt, spec.unit_us)
     learning = ModelSpec.model_validate(
         {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "max_iterations": ITERATIONS}}
@@ -51,7 +51,7 @@ def compare(
     search = learning.learn
 
     def packed() -> DataFrame:
-        return bucket_rows(frame, fmt, rows)
+        return pack_buckets(frame, fmt, rows)
 
     def through(made: DataFrame) -> int:
         made.write.format("noop").mode("overwrite").save()
@@ -63,7 +63,7 @@ def compare(
         return rows * len(said)
 
     contenders: dict[str, Callable[[], int]] = {
-        "ours": lambda: through(final_states(packed(), kernel, way).frame),
+        "ours": lambda: through(compute_final_states(packed(), kernel, way).frame),
         "limit": lambda: through(limit(frame, work)),
         "learning": learn,
     }
@@ -86,11 +86,11 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
     except writing, that is the population from a sample of keys, every key with this prior, and the filter; also keys a
     second.
     """
-    from jobs.batch.batch_filter import Batch, Interval, bucket_rows
+    from jobs.batch.batch_filter import Batch, Interval, pack_buckets
     from jobs.batch.learning import learn_pooled
     from jobs.specs.model_spec import ModelSpec
-    from jobs.state.encoding.keys import key_kind
-    from jobs.state.encoding.rows import row_format
+    from jobs.state.encoding.keys import build_key_kind
+    from jobs.state.encoding.rows import build_row_format
 
     rows = fill(work, folder)
     number = 0
@@ -98,7 +98,7 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
         number += 1
         rows += batch(work, folder, number)
     frame = spark.read.parquet(str(folder))
-    fmt = row_format(work.spec, key_kind(work.spec.key, frame.schema))
+    fmt = build_row_format(work.spec, build_key_kind(work.spec.key, frame.schema))
     way = Batch(fmt, work.spec.unit_us)
     spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
     rates: dict[str, list[float]] = {}
@@ -109,7 +109,7 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
         said: list[str] = []
         began = time.perf_counter()
         learn_pooled(
-            bucket_rows(frame, fmt, rows),
+            pack_buckets(frame, fmt, rows),
             spec.definition(),
             spec.learn,
             way,
@@ -121,7 +121,7 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
         given = {"parameters": LEARNED, "scope": "key", "method": method}
         spec = ModelSpec.model_validate({**work.spec.model_dump(by_alias=True), "learn": given})
         began = time.perf_counter()
-        _by_key(bucket_rows(frame, fmt, rows), spec, way, work.keys)
+        _by_key(pack_buckets(frame, fmt, rows), spec, way, work.keys)
         seconds = time.perf_counter() - began
         rates[f"by key, {method}"] = [rows / seconds]
         rates[f"by key, {method}: keys"] = [work.keys / seconds]
@@ -133,14 +133,14 @@ def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
     """Learn the parameters of each key and filter its rows with them."""
     import kalman
     from jobs.batch.batch_filter import Interval
-    from jobs.batch.key_learning import learn_populations, learned_states
+    from jobs.batch.key_learning import learn_key_states, learn_populations
     from kalman.learning.learners import learnable
 
     assert spec.learn is not None
     definition = spec.definition()
     populations = learn_populations(packed, definition, spec.learn, way, Interval(), keys, _silent)
     kernel = kalman.build(definition, populations.parameters(learnable(definition)))
-    made = learned_states(packed, definition, kernel, way, Interval(), populations)
+    made = learn_key_states(packed, definition, kernel, way, Interval(), populations)
     made.write.format("noop").mode("overwrite").save()
 
 

@@ -53,31 +53,31 @@ def compare(spark: SparkSession, work: Work, rounds: int, folder: Path) -> dict[
 
 def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFrame:
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
-    from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
-    from jobs.batch.estimating import layout_for
+    from jobs.batch.bucket_estimates import EstimatingPlan, build_estimator, list_smoothed_widths
+    from jobs.batch.estimating import choose_layout
     from jobs.snapshots.runtime import ModelRuntime
-    from jobs.state.block_format import state_layout
+    from jobs.state.block_format import build_state_layout
     from jobs.state.encoding.estimates import estimate_schema
     from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS
-    from jobs.state.encoding.rows import row_packer, select_columns
+    from jobs.state.encoding.rows import build_row_packer, select_columns
 
-    runtime, layout = ModelRuntime(work.spec, {}, frame.schema), layout_for(rows)
+    runtime, layout = ModelRuntime(work.spec, {}, frame.schema), choose_layout(rows)
     kernel, fmt, out = runtime.kernel, runtime.rows, runtime.estimates
     if smooth:
-        out = out._replace(extra=(*out.extra, *smoothed_widths(kernel)))
+        out = out._replace(extra=(*out.extra, *list_smoothed_widths(kernel)))
     plan = EstimatingPlan(
         kernel,
         work.spec.unit_us,
         fmt,
-        state_layout(fmt.kind, kernel.size),
+        build_state_layout(fmt.kind, kernel.size),
         out,
         smooth=smooth,
         only_own=True,
     )
-    packer = row_packer(fmt, layout.routing(), typed=True)
+    packer = build_row_packer(fmt, layout.routing(), typed=True)
     packed = select_columns(frame, fmt).mapInArrow(packer, TYPED_ROW_PACKETS)
     packed = packed.repartition(layout.buckets, "bucket")
-    return packed.mapInArrow(estimator(plan), estimate_schema(out, batch_id=True))
+    return packed.mapInArrow(build_estimator(plan), estimate_schema(out, batch_id=True))
 
 
 def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:

@@ -22,8 +22,8 @@ import numpy as np
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.learning.key_fits import KeyFit, Outcome
-from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.key_fits import FitOutcome, KeyFit
+from kalman.learning.maximum_likelihood import build_linear_learner
 
 ROUNDS = 3
 PEERS = 30
@@ -68,7 +68,7 @@ def learn(work: str, y: np.ndarray) -> KeyFit:
     }
     key, at = np.repeat(np.arange(keys), rows), np.tile(np.arange(rows) * 1_000_000, keys)
     sorted_rows = kalman.SortedRows(key, at, y.reshape(1, -1), np.empty((0, y.size)))
-    return maximum_likelihood(definition).fit_keys(sorted_rows, keys, 1e6, None)
+    return build_linear_learner(definition).fit_keys(sorted_rows, keys, 1e6, None)
 
 
 def peer(work: str, y: np.ndarray) -> list[float]:
@@ -95,7 +95,7 @@ def measure(work: str, keys: int, rows: int) -> dict[str, Any]:
         lost += [a - b for a, b in zip(values, found.log_likelihood[part], strict=True)]
     if max(lost) > 0.1:
         raise AssertionError(f"{work}: a series is {max(lost):.3f} of log-likelihood below statsmodels'")
-    outcomes = {one.name.lower(): int((found.outcome == one).sum()) for one in Outcome}
+    outcomes = {one.name.lower(): int((found.outcome == one).sum()) for one in FitOutcome}
     return {
         "work": work,
         "keys": keys,

@@ -22,8 +22,8 @@ import statsmodels.api as sm
 import kalman
 from kalman.learning.em import Evaluation, Fit
 from kalman.learning.groups import GroupFit, Sums, group_learning
-from kalman.learning.key_fits import KeyFit, Outcome
-from kalman.learning.maximum_likelihood import Learning, maximum_likelihood
+from kalman.learning.key_fits import FitOutcome, KeyFit
+from kalman.learning.maximum_likelihood import Learning, build_linear_learner
 from kalman.types import Array
 from tests.kalman.support import peers
 from tests.kalman.support.key_series import LEVEL, TREND, rows_of
@@ -97,12 +97,12 @@ def lines() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     lost: list[float] = []
     for model, (states, definition) in MODELS.items():
-        learner = maximum_likelihood(definition)
+        learner = build_linear_learner(definition)
         fits: KeyFit = learner.fit_keys(rows_of([y for _, y in found]), len(found), 1e6, None)
         for k, (name, y) in enumerate(found):
             peer = peers.best(y, states)
             lost.append(peer.log_likelihood - float(fits.log_likelihood[k]))
-            ended = told(Outcome(int(fits.outcome[k])), fits.reason[k])
+            ended = told(FitOutcome(int(fits.outcome[k])), fits.reason[k])
             rows = np.count_nonzero(~np.isnan(y))
             numbers = f"{rows} | {model} | {peer.log_likelihood:.3f} | {lost[-1]:+.4f}"
             yield f"| {name} | {numbers} | {ended} | {fits.nis[k]:.2f} | {fits.ljung_box[k]:.2g} |"
@@ -156,9 +156,9 @@ def set_lines() -> Iterator[str]:
     lost: list[float] = []
     for model, (states, definition) in MODELS.items():
         names = definition["learn"]["parameters"]
-        learner = maximum_likelihood({**definition, "learn": {"parameters": names}})
+        learner = build_linear_learner({**definition, "learn": {"parameters": names}})
         by = {"parameters": names, "scope": "group", "by": ["set"]}
-        groups = by_group(maximum_likelihood({**definition, "learn": by}), all_rows, group)
+        groups = by_group(build_linear_learner({**definition, "learn": by}), all_rows, group)
         for g, (name, members) in enumerate(found.items()):
             peer = peers.together(members, states)
             fit, asked = pooled(learner, rows_of(members), len(members))
@@ -171,7 +171,7 @@ def set_lines() -> Iterator[str]:
     yield f"Largest loss of {len(lost)} pooled: {max(lost):.4f}."
 
 
-def told(outcome: Outcome, reason: str | None) -> str:
+def told(outcome: FitOutcome, reason: str | None) -> str:
     """Return a text for an outcome."""
     return outcome.name + (f": {reason}" if reason else "")
 

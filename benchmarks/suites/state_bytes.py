@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from benchmarks.contenders.contenders import KEYS_A_BLOCK
 from benchmarks.workloads.data import MINUTE_US, START_US
 from benchmarks.workloads.work import DENSE, KINDS, Work
-from jobs.state.block_format import state_format
+from jobs.state.block_format import build_state_format
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import block_of, route_of
-from jobs.state.encoding.rows import keyed_rows, row_format
+from jobs.state.encoding.routing import compute_blocks, compute_routes
+from jobs.state.encoding.rows import build_row_format, sort_by_key
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from jobs.state.text_codec import to_text
@@ -32,20 +32,20 @@ def block_bytes(work: Work, times: str) -> tuple[float, float, float]:
     """Return the bytes a key of its raw numbers, of its share of a block, and of that as text."""
     spec, kernel = work.spec, build(work.spec.definition(), {})
     kind = KeyKind(("id",), ("bigint",), True)
-    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
-    fmt = row_format(spec, kind)
+    state = build_state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    fmt = build_row_format(spec, kind)
     rng = np.random.default_rng(1)
     known = state.layout.empty()
     for number in range(BATCHES):
         ids, time = _rows(rng, times, START_US + number * 10 * MINUTE_US)
         arrays = {
-            "route": route_of(ids),
+            "route": compute_routes(ids),
             "time": time,
             "y": rng.normal(size=(len(fmt.measurement), len(ids))),
         }
-        keyed = keyed_rows(Records(arrays, None), fmt)
+        keyed = sort_by_key(Records(arrays, None), fmt)
         known = filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, keyed).records
-    block = block_of(known.arrays["route"], -(-KEYS // KEYS_A_BLOCK))
+    block = compute_blocks(known.arrays["route"], -(-KEYS // KEYS_A_BLOCK))
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     blocks = [
         state.encode(known.slice(start, stop)) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)

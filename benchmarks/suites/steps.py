@@ -21,12 +21,12 @@ from benchmarks.contenders.contenders import KEYS_A_BLOCK, PARTITIONS
 from benchmarks.results import RESULTS, commit, machine, spread
 from benchmarks.workloads.data import MINUTE_US, START_US, names
 from benchmarks.workloads.work import DENSE, KINDS, TEXT, Work
-from jobs.state.block_format import state_format
+from jobs.state.block_format import build_state_format
 from jobs.state.encoding.estimates import estimate_batch, estimate_format, pack_estimates
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packets import concat
-from jobs.state.encoding.routing import Routing, block_of
-from jobs.state.encoding.rows import row_format, row_packer, unpack_rows
+from jobs.state.encoding.packets import join_records
+from jobs.state.encoding.routing import Routing, compute_blocks
+from jobs.state.encoding.rows import build_row_format, build_row_packer, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from kalman import build
@@ -58,27 +58,27 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
     spec = work.spec
     kernel = build(spec.definition(), {})
     kind = KeyKind(("id",), ("string" if work.text else "bigint",), not work.text)
-    rows = row_format(spec, kind)
-    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    rows = build_row_format(spec, kind)
+    state = build_state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
     out = estimate_format(kind, spec, kernel)
     blocks = max(1, -(-work.keys // (PARTITIONS * KEYS_A_BLOCK)))
     batch = arrow_rows(work)
-    pack = row_packer(rows, Routing((0,), blocks))
+    pack = build_row_packer(rows, Routing((0,), blocks))
     payloads = [one.column("payload")[0].as_py() for one in pack(iter([batch]))]
     keyed = unpack_rows(payloads, rows)
     first = filter_step(RowFilter(kernel, spec.unit_us), state.layout, state.layout.empty(), keyed).records
     later = keyed._replace(rows=keyed.rows._replace(time=keyed.rows.time + work.rows * MINUTE_US))
-    block = block_of(first.arrays["route"], blocks)
+    block = compute_blocks(first.arrays["route"], blocks)
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     parts = list(zip(bounds[:-1], bounds[1:], strict=True))
     values = [state.encode(first.slice(start, stop)) for start, stop in parts]
-    known = concat([state.decode(value) for value in values])
+    known = join_records([state.decode(value) for value in values])
     advanced = filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later)
     packets = [packet for _, packet in pack_estimates(out, later, advanced.outputs)]
     return batch.num_rows, {
         "pack": lambda: list(pack(iter([batch]))),
         "unpack and sort": lambda: unpack_rows(payloads, rows),
-        "decode states": lambda: concat([state.decode(value) for value in values]),
+        "decode states": lambda: join_records([state.decode(value) for value in values]),
         "filter": lambda: filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later),
         "encode states": lambda: [state.encode(advanced.records.slice(start, stop)) for start, stop in parts],
         "pack estimates": lambda: list(pack_estimates(out, later, advanced.outputs)),

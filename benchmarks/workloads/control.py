@@ -79,7 +79,10 @@ def describe(settings: Settings, names: list[str]) -> None:
     from jobs.spark.warehouse import Warehouse
 
     warehouse = Warehouse(spark_session(settings, "copies"), settings.warehouse)
-    begun, snapshots = generations.all_of(warehouse, MODEL), manifests.all_of(warehouse, MODEL)
+    begun, snapshots = (
+        generations.read_generations(warehouse, MODEL),
+        manifests.read_manifests(warehouse, MODEL),
+    )
     rows: dict[str, list[dict[str, Any]]] = {"generations": [], "manifests": [], live_table.TABLE: []}
     for name in names:
         _write(settings, name, 3)
@@ -87,9 +90,9 @@ def describe(settings: Settings, names: list[str]) -> None:
         states = [
             replace(one, **_renamed(one, name, "snapshot_id", "generation", "parent")) for one in snapshots
         ]
-        rows["generations"] += [generations.row_of(one) for one in copies]
-        rows["manifests"] += [manifests.row_of(one) for one in states]
-        rows[live_table.TABLE] += live_table.rows_of(copies, states)
+        rows["generations"] += [generations.build_generation_row(one) for one in copies]
+        rows["manifests"] += [manifests.build_manifest_row(one) for one in states]
+        rows[live_table.TABLE] += live_table.build_live_rows(copies, states)
     for table, some in rows.items():
         _append(warehouse, table, some)
 

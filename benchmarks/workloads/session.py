@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def session(settings: Settings) -> SparkSession:
     """Start the session of all runs: with the settings of a stream, except for partitions and memory."""
-    from jobs.spark.conf import interpreted_conf, short_rows_conf
+    from jobs.spark.conf import build_interpreted_conf, build_short_rows_conf
     from jobs.spark.session import spark_session
 
     return spark_session(
         settings,
         "benchmark",
         {
-            **interpreted_conf(),
-            **short_rows_conf(),
+            **build_interpreted_conf(),
+            **build_short_rows_conf(),
             "spark.sql.shuffle.partitions": str(PARTITIONS),
             # Spark's own default: 5 million keys need no more.
             "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "1g"),

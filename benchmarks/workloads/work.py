@@ -46,7 +46,7 @@ DENSE = (
 DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in DENSE)
 """The same into a Delta table: by the tasks of the operator and delta-rs, and by Delta in Java."""
 S3 = DENSE[1]._replace(name=f"{DENSE[1].name}_s3", sink="delta")
-"""The same into a Delta table in S3, where the checkpoint is too (`benchmarks.suites.in_s3`)."""
+"""The same into a Delta table in S3, where the checkpoint is too (`benchmarks.suites.is_in_s3`)."""
 SPARSE = Work("sparse_1k_of_2m", 2_000_000, 1, touched=1_000)
 TEXT = tuple(work._replace(name=f"{work.name}_text", text=True) for work in DENSE)
 KINDS = (

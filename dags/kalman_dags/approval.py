@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.core.report import number
+from jobs.core.report import format_number
 from jobs.upgrades.comparison.answers import ANSWERS, Answer
-from kalman_dags.places import model_page, report_page
+from kalman_dags.places import find_model_page, report_page
 
 BLUE_GREEN = "blue-green"
 
 
-def body(
+def format_approval(
     model: str,
     mode: str,
     preview: Mapping[str, Any] | None,
@@ -32,15 +32,15 @@ def body(
     """
     data = (shadow or {}).get("data") or {}
     parts = [
-        *(_verdict(data, root) if data.get("comparison") else _said(shadow)),
-        *(_catching_up(data, caught_up) if mode == BLUE_GREEN else []),
-        *_changes((preview or {}).get("data") or {}),
-        *_decision(model, mode, data, root),
+        *(_format_verdict(data, root) if data.get("comparison") else _format_output(shadow)),
+        *(_format_lag(data, caught_up) if mode == BLUE_GREEN else []),
+        *_format_changes((preview or {}).get("data") or {}),
+        *_format_decision(model, mode, data, root),
     ]
     return "\n\n".join(parts)
 
 
-def _verdict(data: Mapping[str, Any], root: str) -> list[str]:
+def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
     """Return the verdict with its reasons, the link to the report, and the table with the interval."""
     numbers = data["comparison"]
     gain = numbers.get("gain") or {}
@@ -52,34 +52,38 @@ def _verdict(data: Mapping[str, Any], root: str) -> list[str]:
     if page:
         found.append(f"**[Open the report]({root}{page})** (`{data['report']}`)")
     rows = [
-        ("rows compared", number(numbers.get("rows"), ",", "-"), ""),
-        ("keys compared", number(numbers.get("keys"), ",", "-"), ""),
-        ("gain in log-likelihood per row", number(gain.get("mean"), "+.4g", "-"), _interval(gain)),
+        ("rows compared", format_number(numbers.get("rows"), ",", "-"), ""),
+        ("keys compared", format_number(numbers.get("keys"), ",", "-"), ""),
+        (
+            "gain in log-likelihood per row",
+            format_number(gain.get("mean"), "+.4g", "-"),
+            _format_interval(gain),
+        ),
         (
             "keys predicted better / worse",
-            f"{number(numbers.get('keys_better'), ',', '-')} / {number(numbers.get('keys_worse'), ',', '-')}",
+            f"{format_number(numbers.get('keys_better'), ',', '-')} / {format_number(numbers.get('keys_worse'), ',', '-')}",
             "",
         ),
     ]
-    found.append(_table(("what", "value", "95 % interval"), rows))
+    found.append(_format_table(("what", "value", "95 % interval"), rows))
     sides = [
-        (title, *(number(numbers[name].get(side), form, "-") for side in ("old", "new")))
+        (title, *(format_number(numbers[name].get(side), form, "-") for side in ("old", "new")))
         for title, name, form in SIDES
         if isinstance(numbers.get(name), Mapping)
     ]
     if sides:
         live, new = f"{data.get('live', 'the live one')} (live)", f"{data.get('generation', 'new')} (shadow)"
-        found.append(_table(("", live, new), sides))
+        found.append(_format_table(("", live, new), sides))
     return found
 
 
-def _said(shadow: Mapping[str, Any] | None) -> list[str]:
+def _format_output(shadow: Mapping[str, Any] | None) -> list[str]:
     """Return the driver's output lines if its report is unreadable (it ran in a cluster, or made no comparison)."""
     lines: Sequence[str] = (shadow or {}).get("lines") or []
     return ["```\n" + "\n".join(lines) + "\n```"] if lines else []
 
 
-def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
+def _format_lag(data: Mapping[str, Any], caught_up: bool) -> list[str]:
     """Return lines about the effect of lag on the compared rows."""
     found = []
     if caught_up:
@@ -98,7 +102,7 @@ def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
     return found
 
 
-def _changes(data: Mapping[str, Any]) -> list[str]:
+def _format_changes(data: Mapping[str, Any]) -> list[str]:
     """Return lines about states, keys and parameters that the new version loses and gains."""
     change = data.get("change") or {}
     before, after = change.get("before") or {}, change.get("after") or {}
@@ -116,22 +120,27 @@ def _changes(data: Mapping[str, Any]) -> list[str]:
         )
     elif "keys" in change:
         rows.append(("keys", "none", f"none; {change['keys']:,} keep their state"))
-    found = [_table(("", "lost", "gained"), rows)] if rows else []
+    found = [_format_table(("", "lost", "gained"), rows)] if rows else []
     parameters = [
-        (f"`{one['name']}`", f"`{_value(one['before'])}`", f"`{_value(one['after'])}`", str(one["from"]))
+        (
+            f"`{one['name']}`",
+            f"`{_format_value(one['before'])}`",
+            f"`{_format_value(one['after'])}`",
+            str(one["from"]),
+        )
         for one in change.get("parameters") or []
     ]
     if parameters:
-        found.append(_table(("parameter", "before", "after", "from"), parameters))
+        found.append(_format_table(("parameter", "before", "after", "from"), parameters))
     return ["**What is lost and gained**", *found] if found else []
 
 
-def _decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list[str]:
+def _format_decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list[str]:
     """Return lines about the effect of each answer, and about further sources of information."""
     if mode != BLUE_GREEN:
         return [
             f"Approve: `{mode}` ends the live generation and begins the new one, without a comparison. Reject: nothing "
-            f"changes. [All of {model}]({root}{model_page(model)})"
+            f"changes. [All of {model}]({root}{find_model_page(model)})"
         ]
     if data.get("good"):
         first = "Approve: the shadow catches up, is compared once more, and becomes live. "
@@ -143,23 +152,23 @@ def _decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list
     return [
         f"{first}Reject: the live version stays, and the shadow with it; start this DAG again when more rows have "
         f"come, or give it up with `kalman-pipeline retire --model {model}`. "
-        f"[All of {model}]({root}{model_page(model)})"
+        f"[All of {model}]({root}{find_model_page(model)})"
     ]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(
         "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
     )
 
 
-def _interval(gain: Mapping[str, Any]) -> str:
+def _format_interval(gain: Mapping[str, Any]) -> str:
     low, high = gain.get("low"), gain.get("high")
     return "none" if low is None or high is None else f"{low:+.4g} to {high:+.4g}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

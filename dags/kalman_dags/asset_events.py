@@ -8,13 +8,13 @@ from typing import Any
 
 from airflow.sdk import Asset, Context
 
-from kalman_dags.outcome import Outcome
+from kalman_dags.outcome import VerbOutcome
 
 BY_INTERVAL = "/by-interval"
 """Suffix of an asset's URI; its events have the start of the run's data interval as their partition."""
 
 
-def tell(context: Context, outlets: Sequence[Any], outcome: Outcome) -> None:
+def tell(context: Context, outlets: Sequence[Any], outcome: VerbOutcome) -> None:
     """Set the extra of a task's asset events, and the partition of an asset by interval."""
     events: Any = context.get("outlet_events")
     if events is None:  # outside of Airflow
@@ -23,12 +23,12 @@ def tell(context: Context, outlets: Sequence[Any], outcome: Outcome) -> None:
         if not isinstance(outlet, Asset):
             continue
         events[outlet].extra.update(outcome.facts)
-        key = interval_of(context.get("dag_run"))
+        key = find_interval_start(context.get("dag_run"))
         if outlet.uri.endswith(BY_INTERVAL) and key:
             events[outlet].add_partitions(key)
 
 
-def interval_of(dag_run: Any) -> str | None:
+def find_interval_start(dag_run: Any) -> str | None:
     """Return the start of a run's data interval, ISO 8601 in UTC; None for a run by hand, which has no interval."""
     start, end = getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None)
     if start is None or start == end:

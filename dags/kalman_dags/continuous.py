@@ -14,7 +14,9 @@ from kalman_dags.supervision.operator import StreamForeverOperator
 from kalman_dags.verb_dag import verb_dag
 
 
-def following(spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str) -> DAG:
+def build_following_dag(
+    spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str
+) -> DAG:
     """Make the DAG that runs a model's monitor or skill query, on its schedule or after the stream.
 
     Args:
@@ -24,9 +26,9 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
         description: description of the DAG.
         does: verb of the form's sentence about the present estimates.
     """
-    cron = specs.section(spec, verb).schedule
+    cron = specs.select_section(spec, verb).schedule
     adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)
-    adopt = dag_defaults.text(
+    adopt = dag_defaults.build_text_field(
         "Adopt",
         "Rules that have changed begin with this export of the former ones' states (empty: as they were).",
     )
@@ -36,7 +38,9 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
         module_doc,
         description,
         timeout=timedelta(days=1),
-        schedule=dag_defaults.at_times(cron) if cron else [dag_defaults.estimates(spec.name)],
+        schedule=dag_defaults.build_times_timetable(cron)
+        if cron
+        else [dag_defaults.build_estimates_asset(spec.name)],
         params={"trigger": dag_defaults.trigger(does), **({"adopt": adopt} if adopts else {})},
         kafka=spec.speaks_to_kafka,
         options={
@@ -44,19 +48,19 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
             **({"--adopt": "{{ params.adopt or '' }}"} if adopts else {}),
         },
         finish_on_kill=True,
-        pool=dag_defaults.pool(verb, spec.name),
+        pool=dag_defaults.name_pool(verb, spec.name),
         retries=5,
     )
 
 
-def for_ever(
+def build_continuous_dag(
     spec: ModelSpec, verb: str, module_doc: str | None, description: str, outlets: Sequence[Asset] = ()
 ) -> DAG:
     """Make the DAG that keeps the driver of a model's stream, monitor or skill query running."""
-    how = specs.section(spec, verb)
+    how = specs.select_section(spec, verb)
     with DAG(
         schedule=CONTINUOUS,
-        **dag_defaults.arguments(
+        **dag_defaults.build_dag_arguments(
             f"{verb}_forever",
             spec,
             module_doc,
@@ -72,7 +76,7 @@ def for_ever(
             seconds=how.seconds,
             give_up_after=how.give_up_after,
             kafka=spec.speaks_to_kafka,
-            pool=dag_defaults.pool(verb, spec.name),
+            pool=dag_defaults.name_pool(verb, spec.name),
             outlets=list(outlets),
         )
     return dag

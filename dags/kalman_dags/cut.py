@@ -59,15 +59,15 @@ def learn_from(
 
 def first(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the first event time that a run of `estimate` estimates, ISO 8601; empty: all rows before its end."""
-    return _end(_given("from", params, dag_run), dag_run, dag_run.data_interval_start)
+    return _end(_select_given("from", params, dag_run), dag_run, dag_run.data_interval_start)
 
 
 def last(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the end (exclusive) of the event times that a run of `estimate` estimates, ISO 8601; empty: all rows."""
-    return _end(_given("to", params, dag_run), dag_run, dag_run.data_interval_end)
+    return _end(_select_given("to", params, dag_run), dag_run, dag_run.data_interval_end)
 
 
-def _given(name: str, params: Mapping[str, Any], dag_run: Any) -> str | None:
+def _select_given(name: str, params: Mapping[str, Any], dag_run: Any) -> str | None:
     """Return a form's instant, by its present or former name; the former name is accepted for one release."""
     return params[name] or (getattr(dag_run, "conf", None) or {}).get(FORMER[name])
 

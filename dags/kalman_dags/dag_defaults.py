@@ -14,7 +14,7 @@ from airflow.sdk.definitions.param import ParamsDict
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags.asset_events import BY_INTERVAL
-from kalman_dags.places import dag_id, model_page
+from kalman_dags.places import find_model_page, name_dag
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval for backfills; because of `catchup=False` it has no other effect."""
@@ -28,12 +28,12 @@ LONGEST = 4096
 log = logging.getLogger(__name__)
 
 
-def whole(pattern: str) -> str:
+def match_whole(pattern: str) -> str:
     """Return a pattern that matches the whole text only: `$` alone also matches before a final newline."""
     return rf"^({pattern})$(?!\n)"
 
 
-def checked(param: Param) -> Param:
+def restrict_text(param: Param) -> Param:
     """Return a form's field that refuses invalid text: options, control characters, and too many characters.
 
     A field that already has a pattern or a list of values keeps it.
@@ -46,17 +46,17 @@ def checked(param: Param) -> Param:
     return param
 
 
-def snapshots(model: str) -> Asset:
+def build_snapshots_asset(model: str) -> Asset:
     """Return the asset that is updated when a model has a new snapshot."""
     return Asset(name=f"kalman_snapshots__{model}", uri=f"kalman://snapshots/{model}", group="kalman")
 
 
-def measurements(model: str) -> Asset:
+def build_measurements_asset(model: str) -> Asset:
     """Return the asset that is updated when measurements of a model were landed."""
     return Asset(name=f"kalman_measurements__{model}", uri=f"kalman://measurements/{model}", group="kalman")
 
 
-def measurements_by_interval(model: str) -> Asset:
+def build_interval_asset(model: str) -> Asset:
     """Return the asset whose events name the landed intervals as partitions, so that missing intervals are visible."""
     return Asset(
         name=f"kalman_measurements_by_interval__{model}",
@@ -65,22 +65,22 @@ def measurements_by_interval(model: str) -> Asset:
     )
 
 
-def estimates(model: str) -> Asset:
+def build_estimates_asset(model: str) -> Asset:
     """Return the asset that is updated when a model's stream has caught up."""
     return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
 
 
-def history(model: str) -> Asset:
+def build_history_asset(model: str) -> Asset:
     """Return the asset that is updated when an interval of a model's history has been estimated."""
     return Asset(name=f"kalman_history__{model}", uri=f"kalman://history/{model}", group="kalman")
 
 
-def airflow_root() -> str:
+def read_airflow_root() -> str:
     """Return the path prefix of Airflow's address for links to its pages; often empty."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
-def pool(verb: str, model: str) -> str:
+def name_pool(verb: str, model: str) -> str:
     """Return the name of the one-slot pool for the drivers of a model's stream, monitor or skill query."""
     return f"kalman_{verb}__{model}"
 
@@ -90,39 +90,39 @@ def trigger(does: str, ends: str = "") -> Param:
     return Param(
         "available-now",
         type="string",
-        pattern=whole(r"available-now|[0-9]+([.][0-9]+)?"),
+        pattern=match_whole(r"available-now|[0-9]+([.][0-9]+)?"),
         title="Trigger",
         description=f"available-now: {does} what is there and end. A number: a micro-batch every so many seconds, "
         f"for a day at most{ends}.",
     )
 
 
-TEXT = whole(r"(?!--)[^\x00-\x1f\x7f]*")
+TEXT = match_whole(r"(?!--)[^\x00-\x1f\x7f]*")
 """Pattern of a form's text: one line that is not an option."""
 
 
-def text(title: str, description: str) -> Param:
+def build_text_field(title: str, description: str) -> Param:
     """Return the form's field for a text; it may stay empty."""
     return Param(None, type=["null", "string"], title=title, description=description)
 
 
-def flag(title: str, description: str, default: bool = False) -> Param:
+def build_flag_field(title: str, description: str, default: bool = False) -> Param:
     """Return the form's field for a choice of yes or no."""
     return Param(default, type="boolean", title=title, description=description)
 
 
-def whole_number(title: str, description: str, least: int) -> Param:
+def build_number_field(title: str, description: str, least: int) -> Param:
     """Return the form's field for a whole number of at least `least`; it may stay empty."""
     return Param(None, type=["null", "integer"], minimum=least, title=title, description=description)
 
 
-def instant(title: str, description: str) -> Param:
+def build_instant_field(title: str, description: str) -> Param:
     """Return a form's field for an instant; it may stay empty."""
     return Param(
         None,
         type=["null", "string"],
         format="date-time",
-        pattern=whole(
+        pattern=match_whole(
             r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
         ),
         title=title,
@@ -130,17 +130,17 @@ def instant(title: str, description: str) -> Param:
     )
 
 
-def at_times(schedule: str | None) -> CronTriggerTimetable | None:
+def build_times_timetable(schedule: str | None) -> CronTriggerTimetable | None:
     """Return the timetable of runs at the times of a cron expression, in UTC; None: by hand only."""
     return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None
 
 
-def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
+def build_interval_timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
     """Return the timetable of runs that each cover one interval of a cron expression, in UTC; None: by hand only."""
     return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
 
 
-def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
+def build_default_args(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
     """Return the default arguments of each task of a model's DAG.
 
     Every verb is idempotent, so every task is retried; refused input is not (see `KalmanOperator`).
@@ -155,12 +155,12 @@ def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str,
     }
 
 
-def tags(spec: ModelSpec, verb: str) -> list[str]:
+def list_tags(spec: ModelSpec, verb: str) -> list[str]:
     """Return a DAG's tags."""
     return sorted({"kalman", verb, f"model:{spec.name}", *spec.airflow.tags})
 
 
-def arguments(
+def build_dag_arguments(
     verb: str,
     spec: ModelSpec,
     module_doc: str | None,
@@ -171,20 +171,20 @@ def arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a model's DAG except the schedule; `params` are the fields of its form, by name."""
     return {
-        "dag_id": dag_id(verb, spec.name),
+        "dag_id": name_dag(verb, spec.name),
         "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",
         "description": description,
-        "doc_md": doc(module_doc, spec),
+        "doc_md": format_dag_doc(module_doc, spec),
         "start_date": START,
         "catchup": False,
         "max_active_runs": 1,
-        "tags": tags(spec, verb),
-        "default_args": defaults(spec, timeout, retries),
-        "params": ParamsDict({name: checked(param) for name, param in (params or {}).items()}),
+        "tags": list_tags(spec, verb),
+        "default_args": build_default_args(spec, timeout, retries),
+        "params": ParamsDict({name: restrict_text(param) for name, param in (params or {}).items()}),
     }
 
 
-def doc(module_doc: str | None, spec: ModelSpec) -> str:
+def format_dag_doc(module_doc: str | None, spec: ModelSpec) -> str:
     """Return a DAG's page: its module's docstring, then a description of the model."""
     schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
     ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
@@ -196,7 +196,7 @@ def doc(module_doc: str | None, spec: ModelSpec) -> str:
         "",
         f"- spec: `{spec.source_path}`",
         f"- key: {key}; time: `{spec.time}`; measured: `{', '.join(spec.measurement)}`",
-        f"- [DAGs, tables, reports and commands of {spec.name}]({airflow_root()}{model_page(spec.name)})",
+        f"- [DAGs, tables, reports and commands of {spec.name}]({read_airflow_root()}{find_model_page(spec.name)})",
         f"- runs (UTC): ingest {ingest}; pretrain {pretrain}; stream {stream}, and on a new snapshot",
     ]
     return "\n".join(lines)

@@ -18,8 +18,8 @@ from openlineage.client.facet_v2 import (
     output_statistics_output_dataset,
 )
 
-from kalman_dags.outcome import Outcome
-from kalman_dags.places import warehouse
+from kalman_dags.outcome import VerbOutcome
+from kalman_dags.places import find_warehouse_root
 
 READS = {
     "pretrain": ("measurements",),
@@ -61,14 +61,14 @@ class KalmanRunFacet(RunFacet):
     facts: dict[str, Any]
 
 
-def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> OperatorLineage:
+def build_lineage(verb: str, options: Mapping[str, Any], outcome: VerbOutcome) -> OperatorLineage:
     """Return the tables and facets of one run."""
     model, rows = str(options.get("--model", "")), outcome.data.get("rows")
     version = outcome.data.get("version")
     inputs = [
         InputDataset(
-            *_name(f"{folder}/{model}"),
-            facets=_version(version) if verb in VERSIONED and folder == "measurements" else {},
+            *_split_table_name(f"{folder}/{model}"),
+            facets=_build_version_facet(version) if verb in VERSIONED and folder == "measurements" else {},
         )
         for folder in READS.get(verb, ())
     ]
@@ -86,8 +86,8 @@ def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> Operator
     )
     outputs: Any = [
         OutputDataset(
-            *_name(name),
-            facets=_version(version) if verb == "ingest" else {},
+            *_split_table_name(name),
+            facets=_build_version_facet(version) if verb == "ingest" else {},
             outputFacets=statistics if len(names) == 1 else {},
         )
         for name in names
@@ -96,15 +96,15 @@ def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> Operator
     return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={"kalman": told})
 
 
-def _name(table: str) -> tuple[str, str]:
+def _split_table_name(table: str) -> tuple[str, str]:
     """Return namespace and name of a table in OpenLineage's form for files: `file` and the path, or scheme and host."""
-    parts = urlsplit(warehouse())
+    parts = urlsplit(find_warehouse_root())
     if not parts.scheme:
-        return "file", f"{warehouse().rstrip('/')}/{table}"
+        return "file", f"{find_warehouse_root().rstrip('/')}/{table}"
     return f"{parts.scheme}://{parts.netloc}", f"{parts.path.rstrip('/')}/{table}"
 
 
-def _version(version: Any) -> dict[str, Any]:
+def _build_version_facet(version: Any) -> dict[str, Any]:
     if version is None:
         return {}
     facet = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(version))

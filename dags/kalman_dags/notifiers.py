@@ -14,16 +14,16 @@ ALLOWED = "airflow.providers."
 """Prefix of modules that are always allowed; KALMAN_NOTIFIERS adds modules, separated by commas."""
 
 
-def notifiers_of(spec: ModelSpec) -> list[BaseNotifier]:
+def build_notifiers(spec: ModelSpec) -> list[BaseNotifier]:
     """Return the notifiers of a spec's `airflow.upgrade.notifiers`.
 
     Raises:
         ValueError: a notifier cannot be made; the message gives the reason and the remedy.
     """
-    return [_notifier(path, given) for path, given in spec.airflow.upgrade.notifiers.items()]
+    return [_build_notifier(path, given) for path, given in spec.airflow.upgrade.notifiers.items()]
 
 
-def _notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
+def _build_notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
     module, _, name = path.rpartition(".")
     others = [one.strip() for one in os.environ.get("KALMAN_NOTIFIERS", "").split(",") if one.strip()]
     if not path.startswith(ALLOWED) and module not in others:

@@ -19,15 +19,21 @@ from airflow.sdk.exceptions import (
 
 from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.core.report import REPORT_FILE
-from jobs.spark.conf import spark_conf
-from jobs.spark.jars import jar_paths, optional_jars
+from jobs.spark.conf import build_spark_conf
+from jobs.spark.jars import fetch_optional_jars, list_jars
 from jobs.spark.stores import store_jars
-from jobs.storage.settings import spark_store_conf
+from jobs.storage.settings import build_store_conf
 from kalman_dags.asset_events import tell
 from kalman_dags.dag_defaults import LONGEST
-from kalman_dags.outcome import Outcome, read_outcome
-from kalman_dags.places import warehouse
-from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
+from kalman_dags.outcome import VerbOutcome, read_outcome
+from kalman_dags.places import find_warehouse_root
+from kalman_dags.submit import (
+    CONNECTION,
+    KalmanHook,
+    build_spark_environment,
+    find_application,
+    find_package_folder,
+)
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters that no value may contain: control characters, and surrogates."""
@@ -80,10 +86,10 @@ class KalmanOperator(SparkSubmitOperator):
         # A durable task keeps its job id after a clear, and would return without running again.
         kwargs.setdefault("durable", False)
         super().__init__(
-            application=application(verb),
-            conf={**spark_conf(), **ui, **(conf or {})},
-            env_vars=spark_environment(),
-            spark_binary=str(package_folder("pyspark") / "bin" / "spark-submit"),
+            application=find_application(verb),
+            conf={**build_spark_conf(), **ui, **(conf or {})},
+            env_vars=build_spark_environment(),
+            spark_binary=str(find_package_folder("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
             name=f"kalman-{verb}",
             **kwargs,
@@ -97,7 +103,7 @@ class KalmanOperator(SparkSubmitOperator):
         self.wait_for_other = wait_for_other
         self.needed, self.unless = needs or ("given", "")
         self.kafka = kafka
-        self.outcome = Outcome([], {})
+        self.outcome = VerbOutcome([], {})
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> dict[str, Any] | None:
@@ -109,10 +115,10 @@ class KalmanOperator(SparkSubmitOperator):
             file = Path(folder) / "report.json"
             self.env_vars = {**(self.env_vars or {}), REPORT_FILE: str(file)}
             try:
-                root = warehouse()
-                self.conf = {**spark_store_conf(root), **(self.conf or {})}
-                kafka = optional_jars("kafka") if self.kafka else []
-                self.jars = ",".join([*jar_paths(), *kafka, *store_jars(root)])
+                root = find_warehouse_root()
+                self.conf = {**build_store_conf(root), **(self.conf or {})}
+                kafka = fetch_optional_jars("kafka") if self.kafka else []
+                self.jars = ",".join([*list_jars(), *kafka, *store_jars(root)])
                 super().execute(context)
             except UserError as error:
                 raise AirflowFailException(error.message) from None
@@ -148,9 +154,9 @@ class KalmanOperator(SparkSubmitOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return the tables that the verb has read and written, and its report, for OpenLineage."""
-        from kalman_dags.lineage_facets import lineage
+        from kalman_dags.lineage_facets import build_lineage
 
-        return lineage(self.verb, self.options, self.outcome)
+        return build_lineage(self.verb, self.options, self.outcome)
 
     def words(self) -> list[str]:
         """Return the verb's options, rendered: option and value form one word, so that no value can be an option.

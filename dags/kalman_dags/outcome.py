@@ -33,7 +33,7 @@ MATTERS = ("promoted ", "verdict: ", "estimated ", "no new rows after ", "stoppe
 _SECONDS = re.compile(r"[\d.,]+ s")
 
 
-class Outcome(NamedTuple):
+class VerbOutcome(NamedTuple):
     """Report of a verb: lines for a person, and data for a program."""
 
     lines: list[str]
@@ -60,10 +60,10 @@ class Outcome(NamedTuple):
         return found | {name: value for name, value in numbers.items() if value is not None}
 
 
-def read_outcome(file: Path, said: Sequence[str] = ()) -> Outcome:
+def read_outcome(file: Path, said: Sequence[str] = ()) -> VerbOutcome:
     """Return a driver's report; for a driver in a cluster, only the output lines that were seen."""
     try:
         found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Outcome(list(said), {})
-    return Outcome(list(found["lines"]), dict(found["data"]))
+        return VerbOutcome(list(said), {})
+    return VerbOutcome(list(found["lines"]), dict(found["data"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jobs.core.roots import warehouse_root
+from jobs.core.roots import parse_warehouse_root
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains `dags/`: relative settings start here, because a worker's current folder is arbitrary."""
@@ -14,26 +14,26 @@ PAGES = "/kalman"
 """Path of the plugin's pages below the address of Airflow's API server."""
 
 
-def warehouse() -> str:
+def find_warehouse_root() -> str:
     """Return the root of the warehouse, as in its verbs; by default a folder beside `dags/`.
 
     Raises:
         UserError: KALMAN_WAREHOUSE is not a possible place for a warehouse.
     """
-    return warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
+    return parse_warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
 
 
-def models() -> str:
+def find_models_path() -> str:
     """Return the folder of the model specs, by default a folder beside `dags/`."""
     return str(ROOT / Path(os.environ.get("KALMAN_MODELS") or "models").expanduser())
 
 
-def dag_id(verb: str, model: str) -> str:
+def name_dag(verb: str, model: str) -> str:
     """Return the name of a model's DAG."""
     return f"kalman_{verb}__{model}"
 
 
-def model_page(model: str) -> str:
+def find_model_page(model: str) -> str:
     """Return the path of a model's page, below Airflow's address."""
     return f"{PAGES}/models/{model}"
 

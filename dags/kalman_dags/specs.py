@@ -9,23 +9,23 @@ from pathlib import Path
 from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 
-from jobs.core.errors import first_line
+from jobs.core.errors import extract_first_line
 from jobs.specs.airflow import CONTINUOUS, ON_LANDING, StreamDag
-from jobs.specs.loading import load_spec, spec_files
+from jobs.specs.loading import list_spec_files, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import Problem
 from kalman_dags import dag_defaults
 from kalman_dags.dag_defaults import log
-from kalman_dags.notifiers import notifiers_of
-from kalman_dags.places import models
+from kalman_dags.notifiers import build_notifiers
+from kalman_dags.places import find_models_path
 
 DRIVEN = ("stream", "monitor", "skill")
 """Verbs with one driver at a time, which may run for ever."""
 
 
-def models_folder() -> Path:
+def find_models_folder() -> Path:
     """Return the folder of the model specs: KALMAN_MODELS, or else `models` beside `dags`."""
-    return Path(models())
+    return Path(find_models_path())
 
 
 def load_specs() -> Iterator[ModelSpec]:
@@ -42,14 +42,14 @@ def load_specs() -> Iterator[ModelSpec]:
 
 def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
     """Return the valid specs of the models folder, and the problems of the others."""
-    folder = models_folder()
+    folder = find_models_folder()
     sound: list[ModelSpec] = []
     problems: list[Problem] = []
     try:
-        for path in spec_files(folder):
+        for path in list_spec_files(folder):
             try:
                 spec = load_spec(path.stem, folder)
-                found = list(_bad_settings(spec))
+                found = list(_find_bad_settings(spec))
                 if not found:
                     _try_dag(spec)
             except SpecError as error:
@@ -57,7 +57,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
                 continue
             except Exception as error:
                 # Whatever is wrong with one spec, the other models keep their DAGs.
-                text = f"has no DAGs ({type(error).__name__}: {first_line(error, 200)})"
+                text = f"has no DAGs ({type(error).__name__}: {extract_first_line(error, 200)})"
                 problems.append(Problem(str(path), "", text, "mend it, or move it out of the folder"))
                 continue
             problems += found
@@ -71,11 +71,12 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 def _try_dag(spec: ModelSpec) -> None:
     """Make a hidden DAG of a spec: Airflow refuses some values, such as long tags, when a DAG is made."""
     DAG(
-        schedule=None, **dag_defaults.arguments("forever", spec, None, "", timeout=timedelta(hours=1))
+        schedule=None,
+        **dag_defaults.build_dag_arguments("forever", spec, None, "", timeout=timedelta(hours=1)),
     ).validate()
 
 
-def _bad_settings(spec: ModelSpec) -> Iterator[Problem]:
+def _find_bad_settings(spec: ModelSpec) -> Iterator[Problem]:
     for verb in type(spec.airflow).model_fields:
         if not hasattr(getattr(spec.airflow, verb), "schedule"):
             continue
@@ -97,27 +98,35 @@ def _bad_settings(spec: ModelSpec) -> Iterator[Problem]:
                 f"write five fields such as `0 2 * * *`, or {either}",
             )
     try:
-        notifiers_of(spec)
+        build_notifiers(spec)
     except ValueError as error:
         yield Problem(str(spec.source_path), "airflow.upgrade.notifiers", str(error), "or leave it out")
 
 
-def driven(spec: ModelSpec) -> list[str]:
+def list_driven_verbs(spec: ModelSpec) -> list[str]:
     """Return the verbs of `DRIVEN` that a model uses."""
     there = {"stream": True, "monitor": spec.monitor is not None, "skill": spec.forecast is not None}
     return [verb for verb in DRIVEN if there[verb]]
 
 
-def section(spec: ModelSpec, verb: str) -> StreamDag:
+def select_section(spec: ModelSpec, verb: str) -> StreamDag:
     """Return the spec's section for the DAG of a verb of `DRIVEN`."""
     return getattr(spec.airflow, verb)
 
 
-def kept_running(verb: str) -> Iterator[ModelSpec]:
+def list_continuous_specs(verb: str) -> Iterator[ModelSpec]:
     """Yield the models for which this verb of `DRIVEN` runs continuously."""
-    yield from (spec for spec in load_specs() if verb in driven(spec) and section(spec, verb).continuous)
+    yield from (
+        spec
+        for spec in load_specs()
+        if verb in list_driven_verbs(spec) and select_section(spec, verb).continuous
+    )
 
 
 def run_at_times(verb: str) -> Iterator[ModelSpec]:
     """Yield the models for which this verb of `DRIVEN` processes the present rows and ends."""
-    yield from (spec for spec in load_specs() if verb in driven(spec) and not section(spec, verb).continuous)
+    yield from (
+        spec
+        for spec in load_specs()
+        if verb in list_driven_verbs(spec) and not select_section(spec, verb).continuous
+    )

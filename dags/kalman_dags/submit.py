@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from jobs.core.errors import UserError
 from jobs.core.settings import DEFAULT_MASTER
 from jobs.specs.functions import VARIABLE
-from kalman_dags.places import ROOT, models, warehouse
+from kalman_dags.places import ROOT, find_models_path, find_warehouse_root
 
 CONNECTION = "spark_default"
 
@@ -53,7 +53,7 @@ class KalmanHook(SparkSubmitHook):
         self._own_session = own_session
         super().__init__(**kwargs)
         if self._jars and self._driver_in_kubernetes:
-            self._jars = ",".join(map(_in_image, self._jars.split(",")))
+            self._jars = ",".join(map(_format_image_path, self._jars.split(",")))
 
     @property
     def _driver_in_kubernetes(self) -> bool:
@@ -87,7 +87,7 @@ class KalmanHook(SparkSubmitHook):
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit to its end in the folder that contains `dags/`: relative paths start there."""
         if self._driver_in_kubernetes:
-            application = _in_image(application)
+            application = _format_image_path(application)
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
@@ -132,25 +132,25 @@ def is_private(variable: str) -> bool:
     return variable.startswith(("AIRFLOW__", "_AIRFLOW", "AIRFLOW_CONN_", "AIRFLOW_VAR_"))
 
 
-def application(verb: str) -> str:
+def find_application(verb: str) -> str:
     """Return the path of the program that runs a verb."""
-    return str(package_folder("jobs") / f"{verb}.py")
+    return str(find_package_folder("jobs") / f"{verb}.py")
 
 
-def spark_environment() -> dict[str, str]:
+def build_spark_environment() -> dict[str, str]:
     """Return a driver's environment variables."""
     return {
         # Workers and driver use Airflow's interpreter, and the Spark installed with it.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_HOME": str(package_folder("pyspark")),
-        "KALMAN_WAREHOUSE": warehouse(),
-        "KALMAN_MODELS": models(),
+        "SPARK_HOME": str(find_package_folder("pyspark")),
+        "KALMAN_WAREHOUSE": find_warehouse_root(),
+        "KALMAN_MODELS": find_models_path(),
         **{name: os.environ[name] for name in (VARIABLE,) if name in os.environ},
     }
 
 
-def _in_image(path: str) -> str:
+def _format_image_path(path: str) -> str:
     return f"local://{path}"
 
 
@@ -165,7 +165,7 @@ def _need_kubernetes_provider() -> None:
         ) from None
 
 
-def package_folder(package: str) -> Path:
+def find_package_folder(package: str) -> Path:
     """Return the folder of `package` without importing it."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:

@@ -41,7 +41,7 @@ def verb_dag(
     with DAG(
         schedule=schedule,
         user_defined_macros=dict(macros or {}),
-        **dag_defaults.arguments(name, spec, module_doc, description, timeout, params=params),
+        **dag_defaults.build_dag_arguments(name, spec, module_doc, description, timeout, params=params),
     ) as dag:
         KalmanOperator(task_id=name, **{"verb": name, **task, "options": options})
     return dag

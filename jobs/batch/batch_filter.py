@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
-from jobs.snapshots.state_rows import StateRows, state_rows
-from jobs.state.block_format import state_layout
-from jobs.state.distinct import each_bucket
+from jobs.snapshots.state_rows import StateRows, build_state_rows
+from jobs.state.block_format import build_state_layout
+from jobs.state.distinct import build_bucket_worker
 from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.state.encoding.keys import text_of
+from jobs.state.encoding.keys import build_key_text
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -69,17 +69,17 @@ class Batch(NamedTuple):
     idle: int | None = None
 
 
-def batch_of(runtime: ModelRuntime) -> Batch:
+def build_batch(runtime: ModelRuntime) -> Batch:
     """Return the settings of a model's batch pass."""
     return Batch(runtime.rows.joined, runtime.spec.unit_us, runtime.spec.idle_us)
 
 
-def bucket_count(rows: int) -> int:
+def count_buckets(rows: int) -> int:
     """Return the number of buckets of so many rows."""
     return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
 
 
-def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
+def pack_buckets(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
     """Pack rows, and move the packets of each bucket to one partition.
 
     Args:
@@ -87,32 +87,34 @@ def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
         fmt: their format.
         count: number of rows, which decides the number of buckets.
     """
-    buckets = bucket_count(count)
+    buckets = count_buckets(count)
     routing = make_routing(buckets, 1)
     return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
 
 
-def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> StateRows:
+def compute_final_states(
+    packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None
+) -> StateRows:
     """Filter bucketed rows to each key's latest state, with the columns of a snapshot's rows.
 
     `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
     """
-    step = bucket_filter(kernel, batch)
+    step = build_bucket_filter(kernel, batch)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        yield from state_rows(kernel, step(keyed, begin and begin(keyed)).records)
+        yield from build_state_rows(kernel, step(keyed, begin and begin(keyed)).records)
 
-    return StateRows(packed, each_bucket(batch.rows, work), batch.rows.kind.integer)
+    return StateRows(packed, build_bucket_worker(batch.rows, work), batch.rows.kind.integer)
 
 
-def bucket_filter(
+def build_bucket_filter(
     kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
 ) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
     """Return the function that filters a bucket's rows, from given initial states (size, K) or the model's.
 
     beside: outputs that are asked for (`RowFilter`).
     """
-    layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
+    layout = build_state_layout(batch.rows.kind, kernel.size, find_storage_dtype(kernel))
     row_filter = RowFilter(kernel, batch.unit, beside)
 
     def step(keyed: KeyedRows, begin: NDArray[np.float64] | None) -> StepResult:
@@ -121,20 +123,20 @@ def bucket_filter(
     return step
 
 
-def packed_estimates(
+def compute_packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
     """Filter bucketed rows to packets of estimates (rows: `jobs.state.encoding.estimates.unpack_estimates`)."""
-    step = bucket_filter(kernel, batch, fmt.beside)
+    step = build_bucket_filter(kernel, batch, fmt.beside)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         for _, packet in pack_estimates(fmt, keyed, step(keyed, begin and begin(keyed)).outputs):
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 
-    return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")
+    return packed.mapInArrow(build_bucket_worker(batch.rows, work), "payload binary")
 
 
-def gaps_in(packed: DataFrame, batch: Batch) -> Gaps:
+def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
     """Count the steps of bucketed rows that are not the usual one of their key."""
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
@@ -142,13 +144,13 @@ def gaps_in(packed: DataFrame, batch: Batch) -> Gaps:
         yield pa.RecordBatch.from_arrays([pa.array([n], pa.int64()) for n in counts], list(Gaps._fields))
 
     schema = ", ".join(f"{name} bigint" for name in Gaps._fields)
-    found = packed.mapInArrow(each_bucket(batch.rows, work), schema)
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), schema)
     row = found.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in Gaps._fields)).first()
     assert row is not None
     return Gaps(**row.asDict())
 
 
-def lost_in(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
+def find_lost_keys(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
     """Find the keys of rows whose last rows are not in their states, as `row_faults.find_lost` does by flags.
 
     Args:
@@ -156,7 +158,7 @@ def lost_in(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
         fmt: their format.
         states: the columns key and event_time of the states after them.
     """
-    rows = frame.select(text_of(fmt.kind).alias("key"), F.col(f"`{fmt.time}`").alias("at"))
+    rows = frame.select(build_key_text(fmt.kind).alias("key"), F.col(f"`{fmt.time}`").alias("at"))
     both = rows.join(states.select("key", "event_time"), on="key", how="left")
     is_after = F.col("event_time").isNull() | (F.col("at") > F.col("event_time"))
     by_key = both.groupBy("key").agg(F.count("*").alias("rows"), F.count_if(is_after).alias("tail"))

@@ -9,27 +9,27 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.state.distinct import distinct
+from jobs.state.distinct import remove_duplicates
 from jobs.state.encoding.estimates import (
     ROWS_A_PACKET,
     EstimateFormat,
-    diagonal_of_packed,
     estimate_batch,
     estimate_records,
-    full_of_packed,
+    locate_packed_diagonal,
+    locate_packed_full,
 )
 from jobs.state.encoding.keys import match
 from jobs.state.encoding.packet_kinds import NEVER, RowPacket
-from jobs.state.encoding.packets import Layout, Records, concat
-from jobs.state.encoding.routing import bucket_of
+from jobs.state.encoding.packets import Layout, Records, join_records
+from jobs.state.encoding.routing import compute_buckets
 from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
-from jobs.state.expiry import lives_from
+from jobs.state.expiry import split_lives_from
 from jobs.state.filter_step import Begin, filter_step, gather
-from jobs.state.plan import without_state
+from jobs.state.plan import find_without_state
 from jobs.state.row_filter import Indices, RowFilter
-from kalman.filters.own_parameters import FIELD, own_parameters, with_field
+from kalman.filters.own_parameters import FIELD, copy_key_parameters, find_key_parameters
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states
-from kalman.smoothers.kinds import smoother, to_smooth
+from kalman.smoothers.kinds import build_smoother, select_smoothed_part
 from kalman.types import Filter
 
 SLICES = 1 << 16
@@ -58,7 +58,7 @@ class EstimatingPlan(NamedTuple):
     only_own: bool = False
 
 
-def estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def build_estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function from a partition's packets (`TYPED_ROW_PACKETS`) to rows of estimates."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,38 +69,38 @@ def estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iter
                 packets[RowPacket(kind)].setdefault(bucket, []).append(payload)
         rows, states = packets[RowPacket.ROWS], packets[RowPacket.STATES]
         for bucket in sorted(rows):
-            keyed = distinct(unpack_rows(rows.pop(bucket), plan.rows), plan.rows)
-            yield from bucket_estimates(plan, keyed, known_states(plan, states.pop(bucket, [])))
+            keyed = remove_duplicates(unpack_rows(rows.pop(bucket), plan.rows), plan.rows)
+            yield from estimate_bucket(plan, keyed, unpack_known_states(plan, states.pop(bucket, [])))
 
     return over
 
 
-def known_states(plan: EstimatingPlan, payloads: list[bytes]) -> Records:
+def unpack_known_states(plan: EstimatingPlan, payloads: list[bytes]) -> Records:
     """Return the states of a bucket's keys, ordered by route."""
     if not payloads:
         return plan.layout.empty()
-    whole = concat([plan.layout.decode(one) for one in payloads])
+    whole = join_records([plan.layout.decode(one) for one in payloads])
     return whole.take(np.argsort(whole.arrays["route"], kind="stable"))
 
 
-def bucket_estimates(plan: EstimatingPlan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
+def estimate_bucket(plan: EstimatingPlan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
     """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
     if len(keyed.rows.key) == 0:
         return
-    for part, outputs in bucket_outputs(plan, keyed, known):
-        yield from _batches(plan, part, outputs)
+    for part, outputs in compute_bucket_outputs(plan, keyed, known):
+        yield from _build_batches(plan, part, outputs)
 
 
-def _batches(plan: EstimatingPlan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
-    left_out = outputs.late | without_state(outputs) | (keyed.rows.time < plan.since)
+def _build_batches(plan: EstimatingPlan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
+    left_out = outputs.late | find_without_state(outputs) | (keyed.rows.time < plan.since)
     records = estimate_records(plan.estimates, keyed, outputs._replace(late=left_out))
-    slices = bucket_of(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
+    slices = compute_buckets(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
     for start in range(0, records.size, ROWS_A_PACKET):
         stop = min(start + ROWS_A_PACKET, records.size)
         yield estimate_batch(plan.estimates, records.slice(start, stop), slices[start:stop])
 
 
-def bucket_outputs(
+def compute_bucket_outputs(
     plan: EstimatingPlan, keyed: KeyedRows, known: Records
 ) -> Iterator[tuple[KeyedRows, Outputs]]:
     """Yield a bucket's rows with the filter's outputs in one or more parts; smoothed outputs are extra columns."""
@@ -117,7 +117,7 @@ def bucket_outputs(
         fresh = fresh._replace(values=begin)
     before = gather(known, at, at < 0, fresh)
     diagonal = plan.estimates.diagonal
-    for indices, outputs in smoothed(row_filter, before, fresh, keyed.rows, plan.idle, diagonal):
+    for indices, outputs in smooth_rows(row_filter, before, fresh, keyed.rows, plan.idle, diagonal):
         yield keyed._replace(rows=keyed.rows.take(indices)), outputs
 
 
@@ -131,16 +131,16 @@ def with_known_parameters(
     kernel = plan.kernel
     at = match(known, keyed.keys)
     states = kernel.initial(len(at)) if begin is None else begin.copy()
-    own, there = own_parameters(kernel), np.flatnonzero(at >= 0)
+    own, there = find_key_parameters(kernel), np.flatnonzero(at >= 0)
     if not set(own.learned) - set(own.adapted) or not len(there):
         return states
     values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
     field = kernel.snapshot(values)[2][FIELD]
-    states[:, there] = with_field(kernel, states[:, there], field, adapted=False)
+    states[:, there] = copy_key_parameters(kernel, states[:, there], field, adapted=False)
     return states
 
 
-def smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, int], ...]:
+def list_smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, int], ...]:
     """Return the names of the outputs given all rows, and how many numbers a row has in each.
 
     diagonal: only variances instead of the whole covariance, as in `EstimateFormat`.
@@ -148,8 +148,8 @@ def smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, 
     Raises:
         ModelError: the filter cannot be smoothed.
     """
-    n, backwards = len(kernel.states), smoother(kernel)
-    extra = backwards.extra(backwards.begin(to_smooth(kernel).initial(1)))
+    n, backwards = len(kernel.states), build_smoother(kernel)
+    extra = backwards.extra(backwards.begin(select_smoothed_part(kernel).initial(1)))
     return (
         (f"{PREFIX}mean", n),
         (f"{PREFIX}covariance", n if diagonal else n * n),
@@ -157,7 +157,7 @@ def smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, 
     )
 
 
-def smoothed(
+def smooth_rows(
     row_filter: RowFilter,
     before: KeyStates,
     fresh: KeyStates,
@@ -179,10 +179,10 @@ def smoothed(
         diagonal: only variances instead of the whole covariance.
     """
     if idle is not None:
-        rows, before = lives_from(row_filter, before, fresh, rows, idle)
+        rows, before = split_lives_from(row_filter, before, fresh, rows, idle)
     n = len(row_filter.kernel.states)
-    kept = diagonal_of_packed(n) if diagonal else full_of_packed(n)
-    for indices, outputs, found in row_filter.smoothed_pieces(before, rows):
+    kept = locate_packed_diagonal(n) if diagonal else locate_packed_full(n)
+    for indices, outputs, found in row_filter.smooth_in_pieces(before, rows):
         extra = {
             f"{PREFIX}mean": found.mean,
             f"{PREFIX}covariance": found.covariance[kept],

@@ -14,33 +14,33 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.batch.batch_filter import Interval, bucket_count
-from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
-from jobs.batch.history_rows import HistoryRows, rows_of
+from jobs.batch.batch_filter import Interval, count_buckets
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
+from jobs.batch.history_rows import HistoryRows, read_history_rows
 from jobs.batch.history_start import HistoryStart, StartRequest, find_start
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
-from jobs.core.errors import UserError, raised_in_python
+from jobs.core.errors import UserError, extract_python_error
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.state_rows import pack_seeds
 from jobs.snapshots.store import verify
-from jobs.spark.conf import COMPILED_FROM, codegen_for
-from jobs.spark.job_labels import labelled
-from jobs.spark.warehouse import Warehouse, struct_of
+from jobs.spark.conf import COMPILED_FROM, choose_codegen
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.block_format import state_layout
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
-from jobs.state.encoding.routing import Routing, make_routing, partition_of
-from jobs.state.encoding.rows import row_packer, select_columns
+from jobs.state.encoding.routing import Routing, compute_partition, make_routing
+from jobs.state.encoding.rows import build_row_packer, select_columns
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
-from jobs.storage.warehouse import home_of
-from kalman.filters.own_parameters import own_parameters
-from kalman.filters.rounded import stored_as
+from jobs.storage.warehouse import find_home
+from kalman.filters.own_parameters import find_key_parameters
+from kalman.filters.rounded import find_storage_dtype
 from kalman.types import ModelError
 
 if TYPE_CHECKING:
@@ -163,25 +163,25 @@ class BucketLayout(NamedTuple):
             first, found = commit * self.a_commit, {}
             label = commit * _LABELS
             while len(found) < self.a_commit:
-                partition = partition_of(label, self.buckets)
+                partition = compute_partition(label, self.buckets)
                 if first <= partition < first + self.a_commit:
                     found.setdefault(partition, label)
                 label += 1
             labels += [found[first + i] for i in range(self.a_commit)]
         return Routing(tuple(labels), 1)
 
-    def of_commit(self, commit: int) -> Any:
+    def select_commit(self, commit: int) -> Any:
         """Return the condition for the packets of a commit's buckets."""
         return (F.col("bucket") >= commit * _LABELS) & (F.col("bucket") < (commit + 1) * _LABELS)
 
 
-def layout_for(rows: int) -> BucketLayout:
+def choose_layout(rows: int) -> BucketLayout:
     """Return the layout for so many rows; it depends on nothing else."""
 
     def power_of_two(least: int) -> int:
         return 1 << max(0, least - 1).bit_length()
 
-    buckets = min(SLICES, power_of_two(bucket_count(rows)))
+    buckets = min(SLICES, power_of_two(count_buckets(rows)))
     return BucketLayout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
 
 
@@ -193,7 +193,7 @@ def estimate(
 ) -> EstimateResult:
     """Estimate every row of the request's interval, and replace the interval's rows in the table.
 
-    packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.bucket_rows`), if a caller has
+    packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.pack_buckets`), if a caller has
     them; they are written in one commit.
 
     Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began
@@ -204,13 +204,13 @@ def estimate(
     """
     home, name = model.warehouse, estimates_history(model.name)
     if request.output is not None:
-        home, name = home_of(model.warehouse, request.output)
+        home, name = find_home(model.warehouse, request.output)
     table = HistoryTable(home, name)
-    question = _question(model, request)
-    done = table.unfinished(question.digest, request.interval)
+    question = _build_question(model, request)
+    done = table.find_unfinished_part(question.digest, request.interval)
     if done is not None and done.run != question.run and request.version is None:
         # Rows have landed since the run was killed: it is completed as it began.
-        again = _question(model, request._replace(version=done.version))
+        again = _build_question(model, request._replace(version=done.version))
         whole = Slices(0, SLICES).within(done.slices)
         question = again if again.run == done.run and not whole else question
     kept = done.slices if done is not None and done.run == question.run else []
@@ -240,8 +240,8 @@ def estimate_reflected(
     return estimate(model, request, note, packed)
 
 
-def _question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Question:
-    rows = rows_of(model, request.input, request.version)
+def _build_question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Question:
+    rows = read_history_rows(model, request.input, request.version)
     inputs = None if model.spec.inputs is None else InputsTable(model).newest()
     start = find_start(model, StartRequest(rows, request.interval, request.snapshot, inputs))
     return Question(model.spec, request, rows, start, inputs)
@@ -266,14 +266,14 @@ class _Run:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
             plan = self._plan(runtime)
             frame = self._frame(runtime)
-            with labelled(spark, doing, "count the rows"):
-                frame, counts, rejected = self._counted(frame)
+            with label_jobs(spark, doing, "count the rows"):
+                frame, counts, rejected = self._count_rows(frame)
             runtime.ship(spark)
-            layout = layout_for(counts.rows + counts.before)
+            layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
-                layout = BucketLayout(bucket_count(counts.rows), 1)
+                layout = BucketLayout(count_buckets(counts.rows), 1)
             self.note(f"estimating {counts.rows:,} rows")
-            with labelled(spark, doing, "filter and write the estimates"):
+            with label_jobs(spark, doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, frame, counts, layout, kept)
         path = self.table.warehouse.path(self.table.name)
         return EstimateResult(
@@ -296,7 +296,7 @@ class _Run:
         estimates: EstimateFormat = runtime.estimates
         if request.smooth:
             try:
-                more = smoothed_widths(kernel, estimates.diagonal)
+                more = list_smoothed_widths(kernel, estimates.diagonal)
                 estimates = estimates._replace(extra=(*estimates.extra, *more))
             except ModelError as error:
                 raise UserError(f"--smooth: {spec.name}: {error}") from error
@@ -304,7 +304,7 @@ class _Run:
             kernel,
             spec.unit_us,
             fmt,
-            state_layout(fmt.kind, kernel.size, stored_as(kernel)),
+            build_state_layout(fmt.kind, kernel.size, find_storage_dtype(kernel)),
             estimates,
             runtime.begin,
             spec.idle_us,
@@ -328,7 +328,7 @@ class _Run:
             frame = inputs.joined(frame, runtime.kind, question.inputs.version)
         return frame
 
-    def _counted(self, frame: DataFrame) -> tuple[DataFrame, HistoryCounts, dict[str, RejectedRows]]:
+    def _count_rows(self, frame: DataFrame) -> tuple[DataFrame, HistoryCounts, dict[str, RejectedRows]]:
         """Return the rows that can be filtered, the counts, and the rejected rows.
 
         Raises:
@@ -342,7 +342,7 @@ class _Run:
         time = F.unix_micros(F.col(f"`{spec.time}`"))
         inside = F.lit(True) if first is None else time >= first
         good = fits & has_inputs
-        known = self._known_counts()
+        known = self._count_by_log()
         if known is not None:
             return frame.filter(good), known, {}
         counted = frame.agg(
@@ -356,12 +356,12 @@ class _Run:
         except (PySparkException, Py4JJavaError) as error:
             if UserError.__name__ not in str(error):
                 raise
-            raise UserError(raised_in_python(error)) from error
+            raise UserError(extract_python_error(error)) from error
         assert row is not None
         counts = HistoryCounts(**{name: int(row[name]) for name in HistoryCounts._fields})
-        return frame.filter(good), counts, _rejected(frame) if counts.unfit else {}
+        return frame.filter(good), counts, _collect_rejected(frame) if counts.unfit else {}
 
-    def _known_counts(self) -> HistoryCounts | None:
+    def _count_by_log(self) -> HistoryCounts | None:
         """Return the counts if the files tell them without a job."""
         question, rows = self.question, self.question.rows
         wanted = CountedRows(question.request.interval, question.start.before)
@@ -387,17 +387,17 @@ class _Run:
         """Commit the slices that are not kept; return the rows and the commits."""
         question, total = self.question, counts.rows + counts.before
         missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
-        packed = self._packed(runtime, plan, frame, layout)
+        packed = self._pack_rows(runtime, plan, frame, layout)
         if len(missing) > 1:
             packed = packed.persist()
         written = 0
         try:
             for number, commit in enumerate(missing):
-                mine = packed if layout.commits == 1 else packed.filter(layout.of_commit(commit))
+                mine = packed if layout.commits == 1 else packed.filter(layout.select_commit(commit))
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
                 part = ReplacedPart(layout.slices(commit), question.request.interval)
-                with codegen_for(self.model.warehouse.spark, total):
+                with choose_codegen(self.model.warehouse.spark, total):
                     written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:
@@ -407,7 +407,7 @@ class _Run:
     def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
         """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
-        schema = to_arrow_schema(struct_of(columns), timezone="UTC")
+        schema = to_arrow_schema(parse_struct(columns), timezone="UTC")
         table = self.table.ready(columns, schema)
         written = write_estimates(packed, plan, table, schema, self._constants)
         return self.table.replace(table, written, self.question.mark, part)
@@ -417,7 +417,7 @@ class _Run:
         """Return the columns that are the same in all rows of the run."""
         return {"model_version": self.question.spec.version, "generation": self.question.run}
 
-    def _packed(
+    def _pack_rows(
         self, runtime: ModelRuntime, plan: EstimatingPlan, frame: DataFrame, layout: BucketLayout
     ) -> DataFrame:
         """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
@@ -425,21 +425,21 @@ class _Run:
         routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
         if self.given is None:
             chosen = select_columns(frame, plan.rows)
-            packed = chosen.mapInArrow(row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+            packed = chosen.mapInArrow(build_row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
         else:
             kind = F.lit(int(RowPacket.ROWS)).alias("kind")
             packed = self.given.select("bucket", kind, "payload")
         manifest = start.manifest
-        if manifest is None or (plan.only_own and not own_parameters(runtime.kernel).learned):
+        if manifest is None or (plan.only_own and not find_key_parameters(runtime.kernel).learned):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
         states = verify(self.model.warehouse, manifest)
-        seeds = seed_packets(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
+        seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
         both = packed.union(seeds.select("bucket", kind, "payload"))
         return both.repartition(layout.buckets, "bucket")
 
 
-def _rejected(frame: DataFrame) -> dict[str, RejectedRows]:
+def _collect_rejected(frame: DataFrame) -> dict[str, RejectedRows]:
     """Return the rejected rows of a frame by reason."""
     reasons = frame.filter(F.col(REASON).isNotNull()).groupBy(REASON)
     found = reasons.agg(F.count("*").alias("rows"), F.first(PAYLOAD).alias("example")).collect()

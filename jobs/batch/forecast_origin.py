@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.generations import origin as origin_of
+from jobs.lineage.generations import read_origin_manifest as origin_of
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
@@ -17,7 +17,7 @@ from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import describe
-from jobs.streaming.state_reader import states_at
+from jobs.streaming.state_reader import read_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,19 +72,19 @@ def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Foreca
         UserError: there is no such snapshot, or none at all; the states are damaged.
     """
     warehouse, spec = model.warehouse, model.spec
-    generation = None if snapshot is not None else generations.live(warehouse, spec.name)
+    generation = None if snapshot is not None else generations.find_live(warehouse, spec.name)
     if generation is None:
-        return _of_snapshot(warehouse, _wanted(model, snapshot), spec.folder)
+        return _read_snapshot(warehouse, _choose_snapshot(model, snapshot), spec.folder)
     refuse_damaged(warehouse, generation)
     began = origin_of(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    batch = checkpoint.last_commit()
+    batch = checkpoint.find_last_commit()
     if batch is None:
-        return _of_snapshot(warehouse, began, spec.folder)
+        return _read_snapshot(warehouse, began, spec.folder)
     return ForecastOrigin(
         began,
         began.model_spec(spec.folder),
-        states_at(model, generation, began, batch).frame,
+        read_states(model, generation, began, batch).frame,
         generation.generation,
         batch,
         checkpoint.committed_at(batch),
@@ -92,7 +92,7 @@ def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Foreca
     )
 
 
-def _of_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -> ForecastOrigin:
+def _read_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -> ForecastOrigin:
     states = verify(warehouse, manifest)
     spec = manifest.model_spec(folder)
     return ForecastOrigin(
@@ -100,8 +100,8 @@ def _of_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -
     )
 
 
-def _wanted(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
-    known = [one for one in manifests.all_of(model.warehouse, model.name) if one.status == GOOD]
+def _choose_snapshot(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
+    known = [one for one in manifests.read_manifests(model.warehouse, model.name) if one.status == GOOD]
     if snapshot not in (None, NEWEST):
         found = next((one for one in known if one.snapshot_id == snapshot), None)
         if found is None:

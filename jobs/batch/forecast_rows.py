@@ -16,12 +16,12 @@ from jobs.lineage.model import DeployedModel
 from jobs.offline.ahead import ForecastKeys, forecast_ahead, list_forecasts
 from jobs.offline.future import Future, read_future
 from jobs.offline.horizon import Horizon
-from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
+from jobs.snapshots.state_rows import find_state_extras_widths, parse_states, split_extras
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import integers, lists, matrix, vectors
-from jobs.state.encoding.estimates import flag_names
-from jobs.state.encoding.keys import KeyKind, text_of
+from jobs.state.encoding.arrow import build_integers, build_lists, build_matrix, build_vectors
+from jobs.state.encoding.estimates import find_flag_names
+from jobs.state.encoding.keys import KeyKind, build_key_text
 from kalman.run import KeyStates
 from kalman.types import Filter
 
@@ -88,15 +88,15 @@ def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) 
     none = pa.nulls(len(future.time), pa.list_(pa.float64()))
     columns = [
         *future.keys,
-        integers(future.time),
-        lists(future.control) if model.spec.control else none,
-        none if future.inputs is None else lists(future.inputs),
+        build_integers(future.time),
+        build_lists(future.control) if model.spec.control else none,
+        none if future.inputs is None else build_lists(future.inputs),
     ]
     table = pa.table(columns, names=[*names, "time", "control", INPUTS])
     typed = (F.col(a).cast(t).alias(b) for a, b, t in zip(names, kind.columns, kind.types, strict=True))
     frame = model.warehouse.spark.createDataFrame(table).select(*typed, "time", "control", INPUTS)
     row = F.struct(F.col("time"), F.col("control"), F.col(INPUTS)).cast(_FUTURE)
-    grouped = frame.select(text_of(kind).alias("key"), row.alias("row")).groupBy("key")
+    grouped = frame.select(build_key_text(kind).alias("key"), row.alias("row")).groupBy("key")
     found = grouped.agg(F.collect_list("row").alias(FUTURE))
     with open_input(file) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
@@ -111,24 +111,24 @@ def forecast_rows(states: DataFrame, plan: ForecastPlan) -> DataFrame:
         F.col("state_index").alias("count"),
         "mean",
         "covariance",
-        *extras_columns(extras_widths(plan.kernel)),
+        *split_extras(find_state_extras_widths(plan.kernel)),
         *(name for name in (INPUTS, FUTURE) if name in states.columns),
     )
-    return columns.mapInArrow(forecaster(plan), ROWS)
+    return columns.mapInArrow(build_forecaster(plan), ROWS)
 
 
-def forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def build_forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that forecasts the keys in batches of the columns of `forecast_rows`."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for part in _parts(batch, plan):
-                yield _forecast(part, plan)
+            for part in _split_batch(batch, plan):
+                yield _forecast_batch(part, plan)
 
     return work
 
 
-def _parts(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch]:
+def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch]:
     """Cut a batch so that the forecasts of a part fit into memory. No bit depends on where it is cut."""
     if batch.num_rows == 0:
         return
@@ -142,32 +142,37 @@ def _parts(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch
         yield batch.slice(start, size)
 
 
-def _forecast(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
+def _forecast_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
     spec, kernel, size = plan.spec, plan.kernel, batch.num_rows
-    values = kernel.restore(*state_arrays(batch, len(spec.states), extras_widths(kernel)))
+    values = kernel.restore(*parse_states(batch, len(spec.states), find_state_extras_widths(kernel)))
     made, count = (batch.column(name).to_numpy() for name in ("event_time", "count"))
     own = len(spec.input_names)
-    inputs = matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
+    inputs = build_matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
     names = batch.column("key")
     keys = ForecastKeys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
-    future = None if plan.future is None else _future(batch, plan)
+    future = None if plan.future is None else _build_future(batch, plan)
     found = forecast_ahead(spec, kernel, keys, plan.horizon, future)
     rows = list_forecasts(spec, found, plan.probability)
-    arrays = [names.take(integers(rows.key)), *map(integers, (made[rows.key], rows.time, rows.step))]
-    arrays += [vectors(column.values, rows.flag == 0) for column in rows.columns]
-    arrays.append(flag_names(rows.flag).cast(pa.string()))
+    arrays = [
+        names.take(build_integers(rows.key)),
+        *map(build_integers, (made[rows.key], rows.time, rows.step)),
+    ]
+    arrays += [build_vectors(column.values, rows.flag == 0) for column in rows.columns]
+    arrays.append(find_flag_names(rows.flag).cast(pa.string()))
     return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
 
 
-def _future(batch: pa.RecordBatch, plan: ForecastPlan) -> Future:
+def _build_future(batch: pa.RecordBatch, plan: ForecastPlan) -> Future:
     """Return the future rows of the keys of a batch."""
     assert plan.future is not None
     column = batch.column(FUTURE)
     counts = column.value_lengths().fill_null(0).to_numpy()
     rows = column.flatten()
     controls, own = len(plan.spec.control), len(plan.spec.input_names)
-    names = batch.column("key").take(integers(np.repeat(np.arange(batch.num_rows), counts)))
+    names = batch.column("key").take(build_integers(np.repeat(np.arange(batch.num_rows), counts)))
     time = rows.field("time").to_numpy()
-    control = matrix(rows.field("control"), controls, "control") if controls else np.empty((0, len(rows)))
-    inputs = matrix(rows.field(INPUTS), own, INPUTS) if plan.own_inputs else None
+    control = (
+        build_matrix(rows.field("control"), controls, "control") if controls else np.empty((0, len(rows)))
+    )
+    inputs = build_matrix(rows.field(INPUTS), own, INPUTS) if plan.own_inputs else None
     return Future(plan.future, [names], time, control, inputs)

@@ -21,19 +21,19 @@ from pyspark.sql import functions as F
 from jobs.batch.forecast_origin import ForecastOrigin, find_origin
 from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, join_inputs, read_future_rows
 from jobs.core.clock import now
-from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.core.report import plural, span
+from jobs.core.errors import RUN_FAILED, UserError, extract_python_error
+from jobs.core.report import format_count, format_span
 from jobs.lineage.model import DeployedModel
 from jobs.offline.horizon import ForecastRequest
 from jobs.offline.stored_keys import refuse_absent_keys
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.spark.job_labels import labelled
-from jobs.spark.warehouse import Warehouse, ddl_of
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.warehouse import Warehouse, format_ddl
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.keys import columns_of
+from jobs.state.encoding.keys import build_key_columns
 from jobs.storage.positions import to_datetime
 from jobs.storage.tables import forecasts
-from jobs.storage.warehouse import home_of
+from jobs.storage.warehouse import find_home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,7 +85,7 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
     runtime.ship(warehouse.spark)
-    states = _chosen(source, wanted.keys)
+    states = _select_states(source, wanted.keys)
     states, inputs = join_inputs(model.with_spec(used), runtime.kind, states)
     future = None
     if wanted.future is not None:
@@ -100,11 +100,11 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
         wanted.future,
         future is not None and future.own_inputs,
     )
-    rows = _named(forecast_rows(states, plan), runtime.kind, source)
-    home, table = home_of(warehouse, wanted.output or forecasts(model.name))
+    rows = _label_forecasts(forecast_rows(states, plan), runtime.kind, source)
+    home, table = find_home(warehouse, wanted.output or forecasts(model.name))
     age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
     facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
-    with labelled(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
+    with label_jobs(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
         written = replace_run(home, table, run, rows, json.dumps(facts))
         bounded = wanted.horizon.end is not None or future is not None
         past = states.count() - written.keys if bounded else None
@@ -125,20 +125,20 @@ def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: s
         UserError: a worker has found a mistake in what was given, or the table is another one.
     """
     marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
-    home.create(table, ddl_of(marked.schema), (RUN,))
+    home.create(table, format_ddl(marked.schema), (RUN,))
     if RUN not in home.read(table).columns:
         raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
     try:
         home.replace(marked, table, [[(RUN, "=", run)]], facts)
     except (PySparkException, Py4JJavaError) as error:  # some jobs that fail raise the latter
-        said = raised_in_python(error)
+        said = extract_python_error(error)
         if _OURS in str(error):
             raise UserError(said) from error
         raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
-    return _counted(home.read(table).filter(F.col(RUN) == run))
+    return _count_forecasts(home.read(table).filter(F.col(RUN) == run))
 
 
-def _counted(rows: DataFrame) -> WrittenForecasts:
+def _count_forecasts(rows: DataFrame) -> WrittenForecasts:
     first = F.col("step") == 1
     row: Any = rows.agg(
         F.count("*").alias("forecasts"),
@@ -149,7 +149,7 @@ def _counted(rows: DataFrame) -> WrittenForecasts:
     return WrittenForecasts(row["forecasts"], row["keys"], row["flagged"], row["newest"])
 
 
-def _chosen(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
+def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
     """Return the states of the wanted keys, all of which must be there."""
     if not keys:
         return source.states
@@ -159,7 +159,7 @@ def _chosen(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
     return states
 
 
-def _named(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
+def _label_forecasts(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
     """Return forecasts with typed key columns, times, and what they were made from."""
     manifest = source.manifest
     times = {"made_at", "event_time"}
@@ -170,7 +170,7 @@ def _named(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
     ]
     return rows.select(
         "key",
-        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        *([] if kind.is_plain_key else build_key_columns(kind, F.col("key"))),
         *columns,
         F.lit(manifest.model_version).cast("int").alias("model_version"),
         F.lit(manifest.snapshot_id).alias("snapshot_id"),
@@ -199,7 +199,7 @@ def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
     """Return which state was used, and how old it is."""
     source, newest = done.origin, to_datetime(done.written.newest)
     made = "" if source.taken_at is None else f", of {source.taken_at:%Y-%m-%d %H:%M:%S} UTC"
-    old = "" if done.age is None else f" ({span(done.age.total_seconds())} ago)"
+    old = "" if done.age is None else f" ({format_span(done.age.total_seconds())} ago)"
     lines = [f"state: {source.text}{made}{old}, {source.position}"]
     if newest is not None:
         lines.append(f"newest row of any key: {newest:%Y-%m-%d %H:%M:%S} UTC")
@@ -208,7 +208,7 @@ def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
             f"the state is of version {source.spec.version} of {spec.name}; the spec is version {spec.version}"
         )
     if done.past:
-        lines.append(f"omitted {plural(done.past, 'key')} without a time in the horizon")
+        lines.append(f"omitted {format_count(done.past, 'key')} without a time in the horizon")
     if done.written.flagged:
         lines.append(f"flagged {done.written.flagged:,}")
     return [*lines, f"run {done.run}: a repeated run replaces these rows ({RUN} = '{done.run}')"]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jobs.batch.batch_filter import Batch
 from jobs.core.errors import UserError
-from jobs.core.report import plural, some
-from jobs.state.encoding.order import starts_of
+from jobs.core.report import format_count, format_names
+from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packets import Layout
 from kalman.learning.em import Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
@@ -61,7 +61,7 @@ def learn_groups(
     """Learn the parameters of each group from its rows.
 
     Args:
-        rows: packets with the names of their groups (`jobs.batch.learning.window_rows`).
+        rows: packets with the names of their groups (`jobs.batch.learning.pack_window_rows`).
         layout: of the packets.
         problem: what to learn.
         by: key columns that define the groups.
@@ -73,7 +73,7 @@ def learn_groups(
     Raises:
         UserError: too many groups.
     """
-    rows_of = _rows_of_groups(rows, layout)
+    rows_of = _count_group_rows(rows, layout)
     names = list(rows_of)
     if len(names) > MOST_GROUPS:
         raise UserError(
@@ -87,10 +87,10 @@ def learn_groups(
         theta: NDArray[np.float64], which: NDArray[np.int64], of: Evaluate = learner.evaluate
     ) -> Sums:
         nonlocal rounds
-        found = _evaluate(rows, layout, of, theta, [names[g] for g in which.tolist()], batch.unit)
+        found = _evaluate_groups(rows, layout, of, theta, [names[g] for g in which.tolist()], batch.unit)
         rounds += 1
         on_progress(
-            f"learning {some(problem.names)} by {', '.join(by)}: round {rounds}, {plural(len(which), 'group')}"
+            f"learning {format_names(problem.names)} by {', '.join(by)}: round {rounds}, {format_count(len(which), 'group')}"
         )
         return found
 
@@ -104,11 +104,11 @@ def learn_groups(
     return LearnedGroups(by, [json.loads(name) for name in names], result)
 
 
-def _rows_of_groups(rows: DataFrame, layout: Layout) -> dict[str, int]:
+def _count_group_rows(rows: DataFrame, layout: Layout) -> dict[str, int]:
     """Return the number of rows of each group, in the order of their names."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, part, group, names in grouped_parts(layout, batches):
+        for _, part, group, names in unpack_grouped_parts(layout, batches):
             count = np.bincount(group[part.key], minlength=len(names))
             yield pa.RecordBatch.from_arrays(
                 [pa.array([names]), pa.array([count.tolist()])], ["groups", "rows"]
@@ -121,7 +121,7 @@ def _rows_of_groups(rows: DataFrame, layout: Layout) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _evaluate(
+def _evaluate_groups(
     rows: DataFrame,
     layout: Layout,
     evaluate: Evaluate,
@@ -133,7 +133,7 @@ def _evaluate(
     wanted = {name: j for j, name in enumerate(names)}
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, group, here in grouped_parts(layout, batches):
+        for place, part, group, here in unpack_grouped_parts(layout, batches):
             which = np.array([wanted.get(name, -1) for name in here], np.int64)
             kept = which[group] >= 0
             if not kept.any():
@@ -166,7 +166,7 @@ def _evaluate(
 _SUMS = ["place", "which", "value", "vector", "used"]
 
 
-def grouped_parts(
+def unpack_grouped_parts(
     layout: Layout, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[int, SortedRows, NDArray[np.int64], list[str]]]:
     """Yield, for each bucket's packet: place, rows, the group (K,) of each key, and the names of the groups.
@@ -181,6 +181,6 @@ def grouped_parts(
             arrays = layout.decode(payload).arrays
             key = arrays["key"]
             u = arrays.get("u", np.empty((0, len(key))))
-            first = np.flatnonzero(starts_of(key))
+            first = np.flatnonzero(find_starts(key))
             group = arrays["group"][first] if named else np.zeros(len(first), np.int64)
             yield place, SortedRows(key, arrays["time"], arrays["y"], u), group, names

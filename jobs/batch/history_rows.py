@@ -13,20 +13,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.batch.snapshot_ids import TableVersion
-from jobs.core.errors import UserError, first_line
+from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import find_files
-from jobs.core.roots import local_path
-from jobs.landing.reading import endings_of, file_schema
-from jobs.landing.sources.checked_frames import checked_files, checked_table, table_schema
-from jobs.landing.values.keys import key_types_of
+from jobs.core.roots import find_local_path
+from jobs.landing.reading import list_endings, read_spec_schema
+from jobs.landing.sources.checked_frames import read_checked_files, read_checked_table, read_table_schema
+from jobs.landing.values.keys import derive_key_types
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
-from jobs.spark.read_files import path_for_spark
+from jobs.spark.read_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
 from jobs.storage.tables import need_columns, need_measurements
-from jobs.storage.warehouse import home_of
+from jobs.storage.warehouse import find_home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +47,7 @@ class HistoryRows(NamedTuple):
     measurements: bool
 
 
-def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> HistoryRows:
+def read_history_rows(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> HistoryRows:
     """Return the rows of the measurements, or of the table or folder of files that was `given`.
 
     Raises:
@@ -55,49 +55,55 @@ def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | N
     """
     warehouse = model.warehouse
     if given is not None:
-        return _given(model, given, version)
+        return _read_given_rows(model, given, version)
     table = need_measurements(warehouse, model.name)
     need_columns(warehouse, model.name, model.spec.columns)
     number = check_version(warehouse, table, version)
-    rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*model.spec.columns)
+    rows = replayed_late_rows.drop_late_copies(warehouse, warehouse.read(table, number)).select(
+        *model.spec.columns
+    )
     return HistoryRows(
         rows, table, number, [table, number, *TableVersion.of(warehouse, table, number).ids], True
     )
 
 
-def _given(model: DeployedModel[Warehouse], given: str, version: int | None) -> HistoryRows:
+def _read_given_rows(model: DeployedModel[Warehouse], given: str, version: int | None) -> HistoryRows:
     warehouse, spec = model.warehouse, model.spec
-    home, table = home_of(warehouse, given)
+    home, table = find_home(warehouse, given)
     if home.exists(table):
         number = check_version(home, table, version)
         identity: list[Any] = [given, number, *TableVersion.of(home, table, number).ids]
-        return HistoryRows(_checked(home.read(table, number), spec, given), given, number, identity, False)
+        return HistoryRows(_check_rows(home.read(table, number), spec, given), given, number, identity, False)
     if version is not None:
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
     path = home.path(table)
-    place = local_path(path)
+    place = find_local_path(path)
     if place is None and not Path(given).exists():
-        rows, listed = _remote_files(warehouse, path, given)
-        return HistoryRows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
-    files = _local_files(spec, str(place) if place is not None and place.exists() else given, warehouse.root)
-    schemas = [file_schema(spec, file) for file in files]
-    rows = checked_files(warehouse.spark, spec, files, key_types_of(spec.naming_columns, schemas[0]))
-    return HistoryRows(rows, given, None, [given, _digest(_stamps(files))], False)
+        rows, listed = _read_remote_files(warehouse, path, given)
+        return HistoryRows(
+            _check_rows(rows, spec, given), given, None, [given, _compute_digest(listed)], False
+        )
+    files = _list_local_files(
+        spec, str(place) if place is not None and place.exists() else given, warehouse.root
+    )
+    schemas = [read_spec_schema(spec, file) for file in files]
+    rows = read_checked_files(warehouse.spark, spec, files, derive_key_types(spec.naming_columns, schemas[0]))
+    return HistoryRows(rows, given, None, [given, _compute_digest(_list_stamps(files))], False)
 
 
-def _checked(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
+def _check_rows(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
     what = f"--input {given}"
-    types = key_types_of(spec.naming_columns, table_schema(spec, rows, what))
-    return checked_table(rows, spec, types, what)
+    types = derive_key_types(spec.naming_columns, read_table_schema(spec, rows, what))
+    return read_checked_table(rows, spec, types, what)
 
 
-def _local_files(spec: ModelSpec, input: str, root: str) -> list[str]:
+def _list_local_files(spec: ModelSpec, input: str, root: str) -> list[str]:
     """Return the files that an input names; those of a folder with all folders in it, as Spark writes them.
 
     Raises:
         UserError: there is none.
     """
-    endings, folder = endings_of(spec), Path(input)
+    endings, folder = list_endings(spec), Path(input)
     try:
         if not folder.is_dir() or folder.name.lower().endswith(endings):
             return find_files([input], endings)
@@ -114,31 +120,29 @@ def _local_files(spec: ModelSpec, input: str, root: str) -> list[str]:
     )
 
 
-def _stamps(files: Sequence[str]) -> list[str]:
+def _list_stamps(files: Sequence[str]) -> list[str]:
     """Return path, size and time of the last change of each file."""
     paths = [one for file in files for one in (Path(file), *Path(file).rglob("*")) if one.is_file()]
     stats = [(path, path.stat()) for path in paths]
     return [f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in stats]
 
 
-def _digest(texts: Sequence[str]) -> str:
+def _compute_digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
 
 
-def _remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[DataFrame, list[str]]:
+def _read_remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[DataFrame, list[str]]:
     """Return the rows of Parquet files in a store, which Spark alone can read, and what tells their content."""
     spark = warehouse.spark
     try:
-        rows = spark.read.parquet(path_for_spark(spark, path))
+        rows = spark.read.parquet(convert_path(spark, path))
     except (PySparkException, Py4JJavaError) as error:
         raise UserError(
-            f"--input {given}: there is no Delta table and no Parquet file at {path}: {first_line(error)}"
+            f"--input {given}: there is no Delta table and no Parquet file at {path}: {extract_first_line(error)}"
         ) from error
     # This format lists the files; their content is not read.
     files = (
-        spark.read.format("binaryFile")
-        .option("recursiveFileLookup", "true")
-        .load(path_for_spark(spark, path))
+        spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(convert_path(spark, path))
     )
     listed = files.select(*(F.col(name).cast("string") for name in ("path", "length", "modificationTime")))
     return rows, ["|".join(map(str, one)) for one in listed.collect()]

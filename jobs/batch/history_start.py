@@ -17,7 +17,7 @@ from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
-from jobs.storage.positions import DELTA, commits, in_table, to_micros
+from jobs.storage.positions import DELTA, is_in_table, read_commits, to_micros
 
 if TYPE_CHECKING:
     from jobs.lineage.inputs_table import Version
@@ -66,7 +66,7 @@ def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryS
         return HistoryStart(None, None)
     fitting = [
         one
-        for one in manifests.all_of(model.warehouse, model.name)
+        for one in manifests.read_manifests(model.warehouse, model.name)
         if one.status == GOOD and one.fingerprint == model.spec.fingerprint()
     ]
     if asked.snapshot is not None:
@@ -94,11 +94,11 @@ def _clean(
     first = asked.interval.first
     if first is None or not asked.rows.measurements or asked.rows.version is None or model.spec.id_columns:
         return []  # an id may repeat that of a row before the snapshot's end, whose ids it does not keep
-    landed = commits(model.warehouse, asked.rows.name)
+    landed = read_commits(model.warehouse, asked.rows.name)
     found = []
     for one in fitting:
-        version = _batch_version(model, one, asked)
-        before = None if version is None else _reflected_before(one, landed, version)
+        version = _find_batch_version(model, one, asked)
+        before = None if version is None else _find_reflected_end(one, landed, version)
         if version is None or before is None or before > first:
             continue
         later = [each for each in landed if version < each.version <= asked.rows.version]
@@ -107,7 +107,7 @@ def _clean(
     return found
 
 
-def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartRequest) -> int | None:
+def _find_batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartRequest) -> int | None:
     """Return up to which version of the measurements a batch pass has made a snapshot; None: it was not made so."""
     position = one.position
     if (
@@ -122,7 +122,7 @@ def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartR
         or position.get("id", asked.rows.identity[2]) != asked.rows.identity[2]
     ):
         return None
-    if not in_table(model.warehouse, position) or int(position["version"]) > (asked.rows.version or 0):
+    if not is_in_table(model.warehouse, position) or int(position["version"]) > (asked.rows.version or 0):
         return None
     if model.spec.inputs is not None:
         newest, made = asked.inputs, one.inputs
@@ -131,7 +131,7 @@ def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartR
     return int(position["version"])
 
 
-def _reflected_before(one: Manifest, landed: list[Commit], version: int) -> int | None:
+def _find_reflected_end(one: Manifest, landed: list[Commit], version: int) -> int | None:
     """Return the event time such that a snapshot reflects the rows before it, and no others; None: not known."""
     if one.cut is not None:
         return to_micros(one.cut)

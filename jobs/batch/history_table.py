@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from jobs.batch.batch_filter import Interval
-from jobs.batch.bucket_estimates import EstimatingPlan, estimator
+from jobs.batch.bucket_estimates import EstimatingPlan, build_estimator
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
-from jobs.state.encoding.estimates import table_batch
+from jobs.state.encoding.estimates import build_table_batch
 from jobs.storage.part_files import PartFile, remove
 from jobs.storage.replaced_files import Overtaken, ReplacingTable
-from jobs.storage.row_filters import Filter, time_of
+from jobs.storage.row_filters import Filter, convert_time
 from jobs.storage.warehouse import LogEntry, Tables
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class HistoryTable(NamedTuple):
         Raises:
             UserError: other runs have written rows of the part meanwhile, again and again, or the commit failed.
         """
-        detail, rows = {"userMetadata": json.dumps(_detail(run, part))}, part.rows
+        detail, rows = {"userMetadata": json.dumps(_build_detail(run, part))}, part.rows
         try:
             table.replace_rows(parts, rows, keep_rows(self.warehouse.spark, table, rows), detail)
         except Overtaken as error:
@@ -115,13 +115,13 @@ class HistoryTable(NamedTuple):
             ) from error
         return sum(one.rows for one in parts)
 
-    def unfinished(self, question: str, whole: Interval) -> Replaced | None:
+    def find_unfinished_part(self, question: str, whole: Interval) -> Replaced | None:
         """Return what the last run that touched an interval has replaced, if it was one over the same question.
 
         None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
         """
         found: Replaced | None = None
-        for entry in _commits(self.warehouse, self.name):
+        for entry in _list_commits(self.warehouse, self.name):
             detail = entry.detail
             if entry.operation in _NO_CHANGE:
                 continue
@@ -148,24 +148,24 @@ def write_estimates(
         schema: of the table's rows.
         constants: values of columns that the plan does not give.
     """
-    estimates = estimator(plan)
+    estimates = build_estimator(plan)
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (table_batch(found, schema, constants) for found in estimates(batches))
+        return (build_table_batch(found, schema, constants) for found in estimates(batches))
 
     return write_files(packed, rows, table).parts
 
 
-def runs_of(warehouse: Tables, table: str) -> list[HistoryRun]:
+def list_history_runs(warehouse: Tables, table: str) -> list[HistoryRun]:
     """Return the runs that have written to a table, the last one first, as far as Delta's history tells."""
-    found = (entry.detail for entry in _commits(warehouse, table))
+    found = (entry.detail for entry in _list_commits(warehouse, table))
     marks = [HistoryRun(**{name: one[name] for name in HistoryRun._fields}) for one in found if "run" in one]
     return list({one.run: one for one in marks}.values())
 
 
-def _commits(warehouse: Tables, table: str) -> list[LogEntry]:
+def _list_commits(warehouse: Tables, table: str) -> list[LogEntry]:
     """Return the commits that Delta's history has, the newest first."""
-    return warehouse.log_entries(table) if warehouse.exists(table) else []
+    return warehouse.read_log_entries(table) if warehouse.exists(table) else []
 
 
 class ReplacedPart(NamedTuple):
@@ -183,11 +183,11 @@ class ReplacedPart(NamedTuple):
         ]
         for compare, at in zip((">=", "<"), self.interval, strict=True):
             if at is not None:
-                bounds.append(("event_time", compare, time_of(at)))
+                bounds.append(("event_time", compare, convert_time(at)))
         return [bounds]
 
 
-def _detail(run: HistoryRun, part: ReplacedPart) -> dict[str, Any]:
+def _build_detail(run: HistoryRun, part: ReplacedPart) -> dict[str, Any]:
     """Return what a commit's metadata says of a part that a run has written."""
     return {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
 

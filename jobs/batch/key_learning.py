@@ -16,20 +16,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.batch.batch_filter import Batch, Interval, bucket_filter
+from jobs.batch.batch_filter import Batch, Interval, build_bucket_filter
 from jobs.batch.learning import learn_pooled
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import plural, some
+from jobs.core.report import format_count, format_names
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
-from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
+from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, build_state_rows
 from jobs.specs.model_spec import Learn
-from jobs.state.distinct import each_bucket
-from jobs.state.encoding.keys import KeyKind, key_array
+from jobs.state.distinct import build_bucket_worker
+from jobs.state.encoding.keys import KeyKind, build_key_array
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.key_groups import group_keys
 from kalman.learning.em import Learner
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 from kalman.learning.learners import learnable
 from kalman.mixtures.building import FAMILIES
 from kalman.models.groups import GROUPS
@@ -101,15 +101,15 @@ def learn_populations(
         return Populations((), Population(found.theta, np.eye(len(found.theta)), 0), {})
     wanted = learn.sample_keys or (GROUP_SAMPLE_KEYS if by else SAMPLE_KEYS)
     on_progress(
-        f"learning {some(problem.names)}: the population, from about {plural(min(wanted, keys), 'key')}"
+        f"learning {format_names(problem.names)}: the population, from about {format_count(min(wanted, keys), 'key')}"
     )
-    route, group, fit = _sample(packed, problem, batch, window, wanted / max(keys, 1), by)
+    route, group, fit = _fit_sample(packed, problem, batch, window, wanted / max(keys, 1), by)
     if not len(route) or not fit.used.any():
         raise UserError("there are no rows to learn from in the window: choose another window", RUN_FAILED)
     order = np.argsort(route, kind="stable")
     fit, group = fit.take(order), [group[i] for i in order.tolist()]
     groups: dict[str, Population] = {}
-    sound = fit.outcome <= Outcome.AT_BOUND
+    sound = fit.outcome <= FitOutcome.AT_BOUND
     for name in sorted(set(group)) if by else ():
         which = np.flatnonzero(np.array([one == name for one in group]))
         if np.count_nonzero(sound[which]) >= LEAST_KEYS:
@@ -117,7 +117,7 @@ def learn_populations(
     return Populations(by, problem.population([fit]), groups)
 
 
-def _sample(
+def _fit_sample(
     packed: DataFrame,
     problem: Learner,
     batch: Batch,
@@ -132,27 +132,27 @@ def _sample(
         chosen = np.ones(len(route), bool) if share >= 1.0 else route < np.uint64(int(share * 2**64))
         if not chosen.any():
             return
-        rows = _in_window(keyed.rows, window, chosen)
+        rows = _select_window(keyed.rows, window, chosen)
         fit = problem.fit_keys(rows, int(chosen.sum()), batch.unit, None)
         names = group_names(batch.rows.kind, by, keyed)
         payload = pickle.dumps((route[chosen], [names[i] for i in np.flatnonzero(chosen).tolist()], fit))
         yield pa.RecordBatch.from_arrays([pa.array([payload], pa.binary())], ["payload"])
 
-    found = packed.mapInArrow(each_bucket(batch.rows, work), "payload binary").collect()
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), "payload binary").collect()
     parts = [pickle.loads(row["payload"]) for row in found]
     if not parts:
-        return np.zeros(0, np.uint64), [], problem.fit_keys(_no_rows(batch), 0, batch.unit, None)
+        return np.zeros(0, np.uint64), [], problem.fit_keys(_build_empty_rows(batch), 0, batch.unit, None)
     routes, names, fits = zip(*parts, strict=True)
-    return np.concatenate(routes), [name for some in names for name in some], together(fits)
+    return np.concatenate(routes), [name for some in names for name in some], join_fits(fits)
 
 
-def _no_rows(batch: Batch) -> SortedRows:
+def _build_empty_rows(batch: Batch) -> SortedRows:
     none = np.zeros(0, np.int64)
     y, u = (np.zeros((len(columns), 0)) for columns in (batch.rows.measurement, batch.rows.control))
     return SortedRows(none, none, y, u)
 
 
-def together(fits: Sequence[KeyFit]) -> KeyFit:
+def join_fits(fits: Sequence[KeyFit]) -> KeyFit:
     """Return several buckets' fits as one."""
     joined: dict[str, Any] = {}
     for name in KeyFit._fields:
@@ -171,7 +171,7 @@ def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[st
     return [grouping.names[code] for code in grouping.code.tolist()]
 
 
-def _in_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]) -> SortedRows:
+def _select_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]) -> SortedRows:
     """Return the rows of chosen keys in the window, with the keys numbered anew; a key may have none."""
     number = np.cumsum(chosen) - 1
     kept = np.flatnonzero(window.holds(rows.time) & chosen[rows.key])
@@ -190,13 +190,13 @@ def fit_bucket(
     order: list[NDArray[np.int64]] = []
     for number in np.unique(place).tolist():
         chosen = place == number
-        rows = _in_window(keyed.rows, window, chosen)
+        rows = _select_window(keyed.rows, window, chosen)
         parts.append(problem.fit_keys(rows, int(chosen.sum()), batch.unit, listed[number]))
         order.append(np.flatnonzero(chosen))
-    return together(parts).take(np.argsort(np.concatenate(order), kind="stable")), names
+    return join_fits(parts).take(np.argsort(np.concatenate(order), kind="stable")), names
 
 
-def learned_states(
+def learn_key_states(
     packed: DataFrame,
     definition: dict[str, Any],
     kernel: Filter,
@@ -207,10 +207,10 @@ def learned_states(
     """Learn each key's parameters and filter its rows with them.
 
     Returns a row for each key's latest state, with the columns of a snapshot's rows (`fit` is null), and one for each
-    key's fit (`learned_rows.of_keys`).
+    key's fit (`learned_rows.build_key_rows`).
     """
     kind = batch.rows.kind
-    step = bucket_filter(kernel, batch)
+    step = build_bucket_filter(kernel, batch)
     key_column = pa.field("key", pa.int64() if kind.integer else pa.string())
     schema = pa.schema([key_column, *STATE_COLUMNS, pa.field("fit", FIT)])
 
@@ -218,13 +218,15 @@ def learned_states(
         problem = learnable(definition)
         fit, names = fit_bucket(problem, keyed, batch, window, populations)
         start = kernel.with_parameters(kernel.initial(keyed.keys.size), fit.parameters)
-        for states in state_rows(kernel, step(keyed, start).records):
+        for states in build_state_rows(kernel, step(keyed, start).records):
             columns = [*states.columns, pa.nulls(states.num_rows, FIT)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        key = key_array(keyed.keys)
+        key = build_key_array(keyed.keys)
         nothing = [pa.nulls(len(key), field.type) for field in list(schema)[1:-1]]
         fits = learned_rows.fit_array(fit, problem.places, names)
         yield pa.RecordBatch.from_arrays([key, *nothing, fits], schema=schema)
 
     key_type = "bigint" if kind.integer else "string"
-    return packed.mapInArrow(each_bucket(batch.rows, work), f"key {key_type}, {STATE_ROWS}, fit {FIT_ROWS}")
+    return packed.mapInArrow(
+        build_bucket_worker(batch.rows, work), f"key {key_type}, {STATE_ROWS}, fit {FIT_ROWS}"
+    )

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from jobs.batch.batch_filter import Batch, Interval
-from jobs.batch.group_learning import LearnedGroups, grouped_parts, learn_groups
+from jobs.batch.group_learning import LearnedGroups, learn_groups, unpack_grouped_parts
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import some
+from jobs.core.report import format_names
 from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
-from jobs.state.distinct import each_bucket
-from jobs.state.encoding.packets import Column, Layout, Records
+from jobs.state.distinct import build_bucket_worker
+from jobs.state.encoding.packets import Layout, PacketColumn, Records
 from jobs.state.encoding.rows import KeyedRows
-from jobs.state.key_groups import group_keys, name_of
+from jobs.state.key_groups import format_group_name, group_keys
 from kalman.learning.em import Evaluation, Fit, Learner
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
 from kalman.models.groups import GROUPS
 
@@ -51,7 +51,7 @@ class LearningResult:
     parameters: dict[str, Any]
     log_likelihood: float
     iterations: int
-    outcome: Outcome
+    outcome: FitOutcome
     reason: str | None
     """Why the search did not converge inside the bounds, None where it did."""
     rows: int
@@ -69,7 +69,7 @@ class LearningResult:
     @property
     def converged(self) -> bool:
         """Whether the search ended at a maximum inside the bounds."""
-        return self.outcome == Outcome.CONVERGED
+        return self.outcome == FitOutcome.CONVERGED
 
     @property
     def entries(self) -> list[Entry]:
@@ -93,7 +93,7 @@ class LearningResult:
             return result
         found = self.groups.result
         for g, values in enumerate(self.groups.values):
-            name = name_of(values)
+            name = format_group_name(values)
             fits = self.fitness.get(name, UNKNOWN)
             result.append(
                 Entry(
@@ -125,7 +125,7 @@ def learn_pooled(
     """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
 
     Args:
-        packed: bucketed rows (`jobs.batch.batch_filter.bucket_rows`).
+        packed: bucketed rows (`jobs.batch.batch_filter.pack_buckets`).
         definition: of the model (`ModelSpec.definition`).
         learn: what to learn, and limits of the search.
         batch: settings of the batch pass.
@@ -139,7 +139,7 @@ def learn_pooled(
     problem = learnable(definition)
     by = tuple(learn.by) if learn.scope == "group" else ()
     share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
-    rows = window_rows(packed, batch, window, share, by).persist()
+    rows = pack_window_rows(packed, batch, window, share, by).persist()
     try:
         count = rows.groupBy().sum("rows").collect()[0][0] or 0
         if count == 0:
@@ -153,24 +153,26 @@ def learn_pooled(
             value, vector, used = _evaluate(rows, problem, theta, batch, by)
             evaluations += 1
             on_progress(
-                f"learning {some(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
+                f"learning {format_names(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
             )
             return value, vector, used
 
         result = problem.fit(
-            objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE), by), learn.max_iterations
+            objective,
+            lambda: _sample_measurements(rows, batch, max(1, int(count) // SAMPLE), by),
+            learn.max_iterations,
         ).of_rows(int(count))
         groups = None
         if by:
-            layout = _layout(batch, by)
+            layout = _build_layout(batch, by)
             groups = learn_groups(rows, layout, problem, by, batch, result, learn.max_iterations, on_progress)
-        fitness = _fitness(rows, problem, batch, result, groups)
-        return _learned(problem, result, groups, int(count), fitness)
+        fitness = _measure_fitness(rows, problem, batch, result, groups)
+        return _build_result(problem, result, groups, int(count), fitness)
     finally:
         rows.unpersist()
 
 
-def _learned(
+def _build_result(
     problem: Learner,
     result: Fit,
     groups: LearnedGroups | None,
@@ -192,7 +194,7 @@ def _learned(
     )
 
 
-def _fitness(
+def _measure_fitness(
     rows: DataFrame, problem: Learner, batch: Batch, result: Fit, groups: LearnedGroups | None
 ) -> dict[str | None, Fitness]:
     """Return how well the rows of all keys, and of each group, fit what was learned, in one pass.
@@ -200,13 +202,13 @@ def _fitness(
     A key's NIS counts by its rows; the p-values of keys are combined as Fisher (1932) does.
     """
     by = () if groups is None else groups.by
-    layout, unit = _layout(batch, by), batch.unit
-    names = [] if groups is None else [name_of(values) for values in groups.values]
+    layout, unit = _build_layout(batch, by), batch.unit
+    names = [] if groups is None else [format_group_name(values) for values in groups.values]
     theta = result.theta if groups is None else groups.result.theta
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         place_of = {name: g for g, name in enumerate(names)}
-        for place, part, group, here in grouped_parts(layout, batches):
+        for place, part, group, here in unpack_grouped_parts(layout, batches):
             keys = int(part.key[-1]) + 1
             if here:
                 group = np.array([place_of[name] for name in here], np.int64)[group]
@@ -235,35 +237,39 @@ def _fitness(
         ):
             totals[g] = totals.get(g, np.zeros(4)) + np.array(sums)
     found: dict[str | None, Fitness] = {
-        name: fitness_of(totals[g]) for g, name in enumerate(names) if g in totals
+        name: compute_fitness(totals[g]) for g, name in enumerate(names) if g in totals
     }
     if totals:
-        found[None] = fitness_of(sum(totals[g] for g in sorted(totals)))
+        found[None] = compute_fitness(sum(totals[g] for g in sorted(totals)))
     return found
 
 
-def fitness_of(sums: Any) -> Fitness:
+def compute_fitness(sums: Any) -> Fitness:
     """Return the fitness for sums of keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
     nis, rows, logs, tested = (float(a) for a in sums)
     p_value = float(chi2.sf(-2.0 * logs, 2.0 * tested)) if tested else math.nan
     return Fitness(nis / rows if rows else math.nan, p_value)
 
 
-def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
+def _build_layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
     """Return the layout of sorted rows with numbered keys."""
-    columns = [Column("key", "<i8"), Column("time", "<i8"), Column("y", "<f8", len(batch.rows.measurement))]
+    columns = [
+        PacketColumn("key", "<i8"),
+        PacketColumn("time", "<i8"),
+        PacketColumn("y", "<f8", len(batch.rows.measurement)),
+    ]
     if batch.rows.control:
-        columns.append(Column("u", "<f8", len(batch.rows.control)))
+        columns.append(PacketColumn("u", "<f8", len(batch.rows.control)))
     if by:
-        columns.append(Column("group", "<i8"))
+        columns.append(PacketColumn("group", "<i8"))
     return Layout(tuple(columns), text=False)
 
 
-def window_rows(
+def pack_window_rows(
     packed: DataFrame, batch: Batch, window: Interval, share: float, by: tuple[str, ...] = ()
 ) -> DataFrame:
     """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
-    layout = _layout(batch, by)
+    layout = _build_layout(batch, by)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         rows = keyed.rows
@@ -288,17 +294,17 @@ def window_rows(
         yield pa.RecordBatch.from_arrays(columns, ["place", "rows", "payload", "groups"][: len(columns)])
 
     schema = "place bigint, rows bigint, payload binary" + (", groups array<string>" if by else "")
-    return packed.mapInArrow(each_bucket(batch.rows, work), schema)
+    return packed.mapInArrow(build_bucket_worker(batch.rows, work), schema)
 
 
 def _evaluate(
     rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch, by: tuple[str, ...] = ()
 ) -> Evaluation:
     """Return the evaluation at `theta`, summed over buckets in a fixed order."""
-    layout, unit = _layout(batch, by), batch.unit
+    layout, unit = _build_layout(batch, by), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, _, _ in grouped_parts(layout, batches):
+        for place, part, _, _ in unpack_grouped_parts(layout, batches):
             value, vector, used = problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
             yield pa.RecordBatch.from_arrays(
                 [pa.array([place]), pa.array([value]), _list(vector), pa.array([used])],
@@ -313,12 +319,14 @@ def _evaluate(
     return value, vector, sum(part["used"] for part in parts)
 
 
-def _sample(rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ()) -> NDArray[np.float64]:
+def _sample_measurements(
+    rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ()
+) -> NDArray[np.float64]:
     """Return the measurements (m, N) of every n-th row of each bucket."""
-    layout = _layout(batch, by)
+    layout = _build_layout(batch, by)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, _, _ in grouped_parts(layout, batches):
+        for place, part, _, _ in unpack_grouped_parts(layout, batches):
             some = _list(part.y[:, ::every].ravel())
             yield pa.RecordBatch.from_arrays([pa.array([place]), some], ["place", "some"])
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import GROUP, KEY, POOLED, POPULATION
-from jobs.state.encoding.keys import ALL_ROWS, readable
-from kalman.learning.key_fits import Outcome
+from jobs.state.encoding.keys import ALL_ROWS, format_key
+from kalman.learning.key_fits import FitOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,18 +64,18 @@ class Summary(NamedTuple):
         counts = ", ".join(
             f"{self.outcomes[name]:,} {words}" for name, words in TOLD.items() if self.outcomes.get(name)
         )
-        lines = [] if self.of == POOLED else [f"learned for {plural(self.total, self.of)}: {counts}"]
+        lines = [] if self.of == POOLED else [f"learned for {format_count(self.total, self.of)}: {counts}"]
         named = [
-            f"  {readable(one['name'])}: {TOLD[one['outcome']]}"
+            f"  {format_key(one['name'])}: {TOLD[one['outcome']]}"
             + (f" ({one['reason']})" if one["reason"] else "")
             + _fit(one)
             for one in self.worst
         ]
         if named and self.of != POOLED:
             lines += [f"the worst {len(named)}:" if len(named) < self.total else "of these:", *named]
-        return [*lines, *self._warnings()]
+        return [*lines, *self._list_warnings()]
 
-    def _warnings(self) -> list[str]:
+    def _list_warnings(self) -> list[str]:
         found: list[str] = []
         whom = ALL_ROWS if self.of == POOLED else None
         for count, what in (
@@ -83,29 +83,29 @@ class Summary(NamedTuple):
             (self.dependent, "the innovations are autocorrelated: the model leaves structure in the rows"),
         ):
             if count and count >= MANY * self.judged:
-                of = whom or f"{count:,} of {plural(self.judged, self.of)}"
+                of = whom or f"{count:,} of {format_count(self.judged, self.of)}"
                 found.append(
                     f"warning: the model does not fit: of {of} {what} (columns nis and ljung_box of the table learned)"
                 )
         return found
 
 
-def summary(warehouse: Warehouse, manifest: Manifest) -> Summary | None:
+def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | None:
     """Return what a snapshot's learning came to; None: nothing was learned, or it is not known.
 
     Raises:
         UserError: the rows of what was learned are damaged.
     """
-    rows = learned_rows.verified(warehouse, manifest)
+    rows = learned_rows.read_learned_rows(warehouse, manifest)
     if rows is None:
         return None
     rows = rows.filter(F.col("scope") != POPULATION)
     scopes = {row["scope"] for row in rows.select("scope").distinct().collect()}
     of = next(scope for scope in (KEY, GROUP, POOLED) if scope in scopes)
-    return _of(rows.filter(F.col("scope") == of), of)
+    return _summarize_scope(rows.filter(F.col("scope") == of), of)
 
 
-def _of(rows: DataFrame, of: str) -> Summary:
+def _summarize_scope(rows: DataFrame, of: str) -> Summary:
     values = F.greatest(F.col("rows"), F.lit(1))
     off = F.abs(F.col("nis") - 1.0)
     enough = F.col("rows") >= 10
@@ -113,24 +113,24 @@ def _of(rows: DataFrame, of: str) -> Summary:
     dependent = enough & (F.col("ljung_box") < DEPENDENT)
     counted = rows.groupBy("outcome").agg(
         F.count("*").alias("n"),
-        _number(enough & (F.col("nis").isNotNull() | F.col("ljung_box").isNotNull())).alias("judged"),
-        _number(far).alias("far"),
-        _number(dependent).alias("dependent"),
+        _count_where(enough & (F.col("nis").isNotNull() | F.col("ljung_box").isNotNull())).alias("judged"),
+        _count_where(far).alias("far"),
+        _count_where(dependent).alias("dependent"),
     )
     found = {row["outcome"]: row for row in counted.collect()}
     outcomes = {
         outcome.name.lower(): int(found[outcome.name.lower()]["n"]) if outcome.name.lower() in found else 0
-        for outcome in Outcome
+        for outcome in FitOutcome
     }
     sums = {name: sum(int(row[name]) for row in found.values()) for name in ("judged", "far", "dependent")}
-    return Summary(of, outcomes, _worst(rows, of, far | dependent), **sums)
+    return Summary(of, outcomes, _select_worst(rows, of, far | dependent), **sums)
 
 
-def _number(condition: Column) -> Column:
+def _count_where(condition: Column) -> Column:
     return F.sum(F.when(condition, 1).otherwise(0))
 
 
-def _worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
+def _select_worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
     """Return those that failed, then those that do not fit, then those at a bound, then those with too few rows."""
     misfit = F.coalesce(misfit, F.lit(False))
     rank = (
@@ -154,7 +154,7 @@ def _worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
 
 
 def _fit(one: dict[str, Any]) -> str:
-    parts = [plural(one["rows"], "row")]
+    parts = [format_count(one["rows"], "row")]
     if one["nis"] is not None:
         parts.append(f"NIS {one['nis']:.3g}")
     if one["ljung_box"] is not None:

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import Interval, bucket_rows
+from jobs.batch.batch_filter import Interval, pack_buckets
 from jobs.batch.key_learning import Populations
 from jobs.batch.pretraining import write_filtered
-from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release
+from jobs.batch.snapshot_ids import TableVersion, find_earlier_id
 from jobs.core.errors import UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.lineage import generations
-from jobs.lineage.generations import origin
+from jobs.lineage.generations import read_origin_manifest
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import meaning_of
+from jobs.snapshots.seeds import hash_meaning
 from jobs.snapshots.store import find_whole, verify
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sections import PRETRAINED
-from jobs.storage.measurements_table import IS_HISTORY, create_new_keys_table, latest_history_version
-from jobs.storage.positions import check_version, delta_position, to_datetime
+from jobs.storage.measurements_table import IS_HISTORY, create_new_keys_table, find_history_version
+from jobs.storage.positions import build_delta_position, check_version, to_datetime
 from jobs.storage.tables import measurements
 from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.key_fits import Population
@@ -61,28 +61,28 @@ def offer(
     The filter has the parameters of the live generation, and of each shadow; if there is none, those of the snapshot
     that a new generation would begin from. Idempotent: after a kill the next call completes the offer.
     """
-    landed = latest_history_version(model.warehouse, table, version)
+    landed = find_history_version(model.warehouse, table, version)
     if landed is None:
         return []
-    return [_offer(model, table, landed, base, on_progress) for base in _bases(model, table)]
+    return [_offer(model, table, landed, base, on_progress) for base in _list_bases(model, table)]
 
 
-def _bases(model: DeployedModel[Warehouse], table: str) -> list[Manifest]:
+def _list_bases(model: DeployedModel[Warehouse], table: str) -> list[Manifest]:
     """Return the snapshots that the model's generations began from, one for each set of parameters."""
     warehouse = model.warehouse
     fingerprint = model.spec.fingerprint()
     bases = [
-        origin(warehouse, one)
-        for one in generations.all_of(warehouse, model.name)
+        read_origin_manifest(warehouse, one)
+        for one in generations.read_generations(warehouse, model.name)
         if one.status in (generations.LIVE, generations.SHADOW) and one.fingerprint == fingerprint
     ]
     if not bases:
         identity = warehouse.table_id(table)
-        newest = manifests.newest_startable(
+        newest = manifests.find_newest_startable(
             warehouse, model.name, fingerprint, model.spec.source_kind, identity
         )
         bases = [] if newest is None else [newest]
-    return list({meaning_of(fingerprint, one.parameters): one for one in bases}.values())
+    return list({hash_meaning(fingerprint, one.parameters): one for one in bases}.values())
 
 
 def _offer(
@@ -93,16 +93,16 @@ def _offer(
     on_progress: Callable[[str], None],
 ) -> Offer:
     warehouse, spec = model.warehouse, model.spec
-    meaning = meaning_of(spec.fingerprint(), base.parameters)
+    meaning = hash_meaning(spec.fingerprint(), base.parameters)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     made_of = [meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json"), version]
     of_table = TableVersion.of(warehouse, table, landed)
     identity, former = (
-        f"{spec.name}-v{spec.version}-new-{landed}-{_digest(parts)}"
+        f"{spec.name}-v{spec.version}-new-{landed}-{_compute_digest(parts)}"
         for parts in ([*made_of, *of_table.ids], made_of)
     )
-    identity = id_of_earlier_release(warehouse, former, of_table) or identity
+    identity = find_earlier_id(warehouse, former, of_table) or identity
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(IS_HISTORY).select(*spec.columns)
@@ -114,12 +114,12 @@ def _offer(
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
         on_progress(f"filtering {count:,} rows of history")
         runtime.ship(warehouse.spark)
-        packed = bucket_rows(rows, runtime.rows.joined, count)
-        populations = _populations(warehouse, runtime, base)
+        packed = pack_buckets(rows, runtime.rows.joined, count)
+        populations = _read_populations(warehouse, runtime, base)
         made = replace(
             base,
             snapshot_id=identity,
-            position=delta_position(table, landed, *of_table.ids),
+            position=build_delta_position(table, landed, *of_table.ids),
             # A snapshot with a cut is history only: no stream begins from it.
             cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
@@ -128,17 +128,17 @@ def _offer(
             waiting=None,
             learned=None,
             inputs=None if version is None else {**version._asdict(), "left_out": given - count},
-            spec=spec.stored_text(),
+            spec=spec.format_stored_text(),
         )
         manifest = write_filtered(warehouse, made, runtime, packed, Interval(), populations)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 
-def _digest(parts: list[Any]) -> str:
+def _compute_digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
 
-def _populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) -> Populations | None:
+def _read_populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) -> Populations | None:
     """Return the populations that new keys lean on, as those of the stream do; None: none has parameters of its own.
 
     Of a snapshot of an earlier release only the middle is known; it counts as wide as that release took it.
@@ -154,7 +154,7 @@ def _populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) ->
             f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
             f"stream: write stream.new_keys: prior, or learn.scope: pooled"
         )
-    found = learned_rows.populations(warehouse, base)
+    found = learned_rows.read_populations(warehouse, base)
     if found:
         groups = {name: one for name, one in found.items() if name is not None}
         return Populations(tuple(spec.learn.by), found[None], groups)
@@ -178,16 +178,16 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
     return count
 
 
-def lines(offers: list[Offer]) -> list[str]:
+def format_offers(offers: list[Offer]) -> list[str]:
     """Return the report lines of offers."""
     return [
-        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} from history "
+        f"snapshot {one.manifest.snapshot_id}: {format_count(one.manifest.key_count, 'key')} from history "
         f"landed for new keys, {one.keys:,} of them newly offered to running streams"
         for one in offers
     ]
 
 
-def only_history(
+def offer_history_states(
     model: DeployedModel[Warehouse], version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
     """Offer the states of new keys, and pretrain nothing else: `pretrain --history`.
@@ -202,7 +202,7 @@ def only_history(
         )
     table = measurements(model.name)
     newest = check_version(model.warehouse, table, version)
-    if latest_history_version(model.warehouse, table, newest) is None:
+    if find_history_version(model.warehouse, table, newest) is None:
         raise UserError(
             f"--history: no history of new keys has landed for {model.name}: land some with `kalman-pipeline ingest "
             f"--model {model.name} --history --input FILE`"

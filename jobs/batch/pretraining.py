@@ -8,30 +8,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import Interval, batch_of, bucket_rows, final_states, gaps_in, lost_in
-from jobs.batch.key_learning import Populations, learn_populations, learned_states
+from jobs.batch.batch_filter import (
+    Interval,
+    build_batch,
+    compute_final_states,
+    count_bucket_gaps,
+    find_lost_keys,
+    pack_buckets,
+)
+from jobs.batch.key_learning import Populations, learn_key_states, learn_populations
 from jobs.batch.learning import learn_pooled
-from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release, position_at, snapshot_id
+from jobs.batch.snapshot_ids import TableVersion, find_earlier_id, find_position, snapshot_id
 from jobs.core.progress import Progress
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
-from jobs.offline.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
+from jobs.offline.row_faults import FEWEST, format_gaps, format_lost, list_row_step_kinds
 from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.row_ids import of_rows
+from jobs.snapshots.row_ids import extract_from_rows
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import typed_states
+from jobs.snapshots.state_rows import restore_types
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.verified_rows import read_rows
-from jobs.snapshots.waiting_rows import Held, of_measurements
-from jobs.spark.job_labels import labelled
+from jobs.snapshots.waiting_rows import Held, build_from_measurements
+from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.keys import readable
+from jobs.state.encoding.keys import format_key
 from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.measurements_table import TOPIC_ID
-from jobs.storage.positions import Cut, first_topic_id, offsets_of, to_datetime
+from jobs.storage.positions import Cut, find_first_topic_id, parse_offsets, to_datetime
 from kalman.filters.numerics import NUMERICS
 from kalman.learning.learners import learnable
 
@@ -59,7 +66,7 @@ Beside = Callable[[Manifest, "DataFrame"], None]
 """Takes a snapshot that was made, and the packets of its rows, bucket by bucket, while they are at hand."""
 
 
-def snapshot_at(
+def pretrain_snapshot(
     model: DeployedModel[Warehouse],
     table: str,
     cut: Cut,
@@ -69,13 +76,13 @@ def snapshot_at(
 ) -> PretrainedSnapshot:
     """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
     warehouse, spec = model.warehouse, model.spec
-    frame = _history(model, table, cut)
-    window = _window(spec, frame, window)
+    frame = _read_history(model, table, cut)
+    window = _find_window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     of_table = TableVersion.of(warehouse, table, cut.version)
     made_of = spec, table, cut, window, version
-    identity = id_of_earlier_release(warehouse, snapshot_id(*made_of), of_table)
+    identity = find_earlier_id(warehouse, snapshot_id(*made_of), of_table)
     identity = identity or snapshot_id(*made_of, of_table)
     found = find_whole(warehouse, identity)
     if found is not None:
@@ -86,33 +93,33 @@ def snapshot_at(
         landed = frame.count()
         frame = inputs.complete_rows(frame, runtime.kind, version.version)
     spark, doing = warehouse.spark, f"pretrain {spec.name}"
-    with labelled(spark, doing, "count the rows"):
+    with label_jobs(spark, doing, "count the rows"):
         count = frame.count()
     progress.note(f"{count:,} rows")
-    batch, held = batch_of(runtime), None
+    batch, held = build_batch(runtime), None
     if spec.timed and cut.before is None:
-        frame, held = _held(spec, frame, batch.rows)
-    packed = bucket_rows(frame, batch.rows, count).persist()
+        frame, held = _split_waiting_rows(spec, frame, batch.rows)
+    packed = pack_buckets(frame, batch.rows, count).persist()
     try:
         if held is not None and batch.rows.row_id is not None:
-            floor = runtime.event_time_policy().late_before(held.watermark)
-            held = held._replace(ids=of_rows(packed, batch.rows, floor))
+            floor = runtime.build_event_time_policy().late_before(held.watermark)
+            held = held._replace(ids=extract_from_rows(packed, batch.rows, floor))
         learned: LearningResult | Populations | None = None
         if spec.learn is not None and count:
-            with labelled(spark, doing, "learn"):
-                learned = _learned(runtime, frame, packed, batch, window, progress.note)
-        runtime = replace(runtime, parameters=_parameters(runtime, learned))
+            with label_jobs(spark, doing, "learn"):
+                learned = _learn_parameters(runtime, frame, packed, batch, window, progress.note)
+        runtime = replace(runtime, parameters=_select_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
-        position = cut.place or position_at(model, table, cut.version, of_table)
-        manifest = _manifest(runtime, identity, position, cut, window, given)
-        with labelled(spark, doing, "filter and write the snapshot"):
+        position = cut.place or find_position(model, table, cut.version, of_table)
+        manifest = _build_manifest(runtime, identity, position, cut, window, given)
+        with label_jobs(spark, doing, "filter and write the snapshot"):
             manifest = write_filtered(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
-        notes = _notes(model, manifest, batch, frame, packed, count)
+        notes = _list_notes(model, manifest, batch, frame, packed, count)
         return PretrainedSnapshot(
             manifest, None if isinstance(learned, Populations) else learned, True, notes
         )
@@ -120,7 +127,7 @@ def snapshot_at(
         packed.unpersist()
 
 
-def _notes(
+def _list_notes(
     model: DeployedModel[Warehouse],
     manifest: Manifest,
     batch: Batch,
@@ -138,17 +145,17 @@ def _notes(
         packed: their packets.
         count: of these rows and those that wait for the watermark.
     """
-    notes, kinds = list[str](), kinds_by_row(model.spec.definition())
+    notes, kinds = list[str](), list_row_step_kinds(model.spec.definition())
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
-    with labelled(model.warehouse.spark, f"pretrain {model.name}", "look for gaps and flagged rows"):
+    with label_jobs(model.warehouse.spark, f"pretrain {model.name}", "look for gaps and flagged rows"):
         if kinds:
-            notes += gaps_note(kinds, gaps_in(packed, batch))
+            notes += format_gaps(kinds, count_bucket_gaps(packed, batch))
         if count - waiting - manifest.rows >= FEWEST:
             states = read_rows(
                 model.warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version
             )
-            lost = lost_in(frame, batch.rows, states)
-            notes += [] if lost is None else [lost_note(lost, readable(str(lost.worst)), manifest.model)]
+            lost = find_lost_keys(frame, batch.rows, states)
+            notes += [] if lost is None else [format_lost(lost, format_key(str(lost.worst)), manifest.model)]
     return tuple(notes)
 
 
@@ -164,12 +171,12 @@ def write_filtered(
     """Filter packed rows and write the snapshot, with the parameters of all keys or groups, or of each key."""
     if isinstance(found, Populations):
         return _write_with_keys(warehouse, manifest, runtime, packed, window, found, held)
-    states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
-    told = None if found is None else learned_rows.of_driver(warehouse, found.entries)
+    states = compute_final_states(packed, runtime.kernel, build_batch(runtime), runtime.begin)
+    told = None if found is None else learned_rows.build_driver_rows(warehouse, found.entries)
     return write(warehouse, manifest, states, held, told)
 
 
-def _learned(
+def _learn_parameters(
     runtime: ModelRuntime,
     frame: DataFrame,
     packed: DataFrame,
@@ -190,21 +197,21 @@ def _learned(
     spec, learn = runtime.spec, runtime.spec.learn
     assert learn is not None
     by_key = learn.scope == "key"
-    keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
+    keys = _count_keys(frame, spec) if by_key or learn.sample_keys is not None else None
     given = packed, runtime.definition, learn, batch, window
     if by_key:
         return learn_populations(*given, keys or 0, note)
     return learn_pooled(*given, keys, note)
 
 
-def _parameters(runtime: ModelRuntime, found: LearningResult | Populations | None) -> dict[str, Any]:
+def _select_parameters(runtime: ModelRuntime, found: LearningResult | Populations | None) -> dict[str, Any]:
     """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
     if isinstance(found, Populations):
         return found.parameters(learnable(runtime.definition))
     return {} if found is None else found.parameters
 
 
-def _keys(frame: DataFrame, spec: ModelSpec) -> int:
+def _count_keys(frame: DataFrame, spec: ModelSpec) -> int:
     return frame.select(*spec.key).distinct().count() if spec.key else frame.limit(1).count()
 
 
@@ -219,31 +226,35 @@ def _write_with_keys(
 ) -> Manifest:
     """Learn every key in the pass that filters, and write the snapshot with a row a key of how good that is."""
     problem = learnable(runtime.definition)
-    both = learned_states(
-        packed, runtime.definition, runtime.kernel, batch_of(runtime), window, populations
+    both = learn_key_states(
+        packed, runtime.definition, runtime.kernel, build_batch(runtime), window, populations
     ).persist()
     try:
-        states = typed_states(both.filter(F.col("fit").isNull()).drop("fit"))
-        own = learned_rows.of_driver(warehouse, populations.entries(problem))
-        return write(warehouse, manifest, states, held, learned_rows.of_keys(both).union(own))
+        states = restore_types(both.filter(F.col("fit").isNull()).drop("fit"))
+        own = learned_rows.build_driver_rows(warehouse, populations.entries(problem))
+        return write(warehouse, manifest, states, held, learned_rows.build_key_rows(both).union(own))
     finally:
         both.unpersist()
 
 
-def _history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> DataFrame:
+def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> DataFrame:
     """Return the model's measurements before a cut."""
-    rows = replayed_late_rows.without(model.warehouse, model.warehouse.read(table, cut.version))
+    rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, cut.version))
     if cut.place is not None:
         if TOPIC_ID not in rows.columns:  # no row was landed since an earlier release
             rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
-        rows = rows.filter(_before(cut.place, first_topic_id(model.warehouse, table, cut.place["topic"])))
+        rows = rows.filter(
+            _build_before_condition(
+                cut.place, find_first_topic_id(model.warehouse, table, cut.place["topic"])
+            )
+        )
     frame = rows.select(*model.spec.columns)
     if cut.before is not None:
         frame = frame.filter(F.unix_micros(F.col(f"`{model.spec.time}`")) < cut.before)
     return frame
 
 
-def _manifest(
+def _build_manifest(
     runtime: ModelRuntime,
     identity: str,
     position: dict[str, Any],
@@ -267,13 +278,13 @@ def _manifest(
         checksum="",
         rows=0,
         snapshots_version=0,
-        spec=spec.stored_text(),
+        spec=spec.format_stored_text(),
         inputs=inputs,
         numerics=NUMERICS,
     )
 
 
-def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
+def _split_waiting_rows(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
     """Return the rows that a snapshot reflects, and those that wait for the watermark.
 
     The same rows would wait in the stream, so that a row after the snapshot finds its place among them.
@@ -283,20 +294,20 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
     newest = NEVER if row is None or row[0] is None else int(row[0])
     watermark = NEVER if newest == NEVER else newest - spec.order.delay_us
     if not spec.order.waits:
-        return frame, Held(of_measurements(frame.limit(0), fmt), watermark, newest)
+        return frame, Held(build_from_measurements(frame.limit(0), fmt), watermark, newest)
     return frame.filter(at < watermark), Held(
-        of_measurements(frame.filter(at >= watermark), fmt), watermark, newest
+        build_from_measurements(frame.filter(at >= watermark), fmt), watermark, newest
     )
 
 
-def _before(place: dict[str, Any], first: str | None) -> Column:
+def _build_before_condition(place: dict[str, Any], first: str | None) -> Column:
     """Return the condition of rows before a position in a topic.
 
     Rows from files count as before it, and so do those of a former topic of the same name. first: id of the topic that
     rows without an id are of.
     """
     before = F.lit(False)
-    for number, offset in offsets_of(place).items():
+    for number, offset in parse_offsets(place).items():
         before = before | ((F.col("_partition") == number) & (F.col("_offset") < offset))
     former = F.lit(False)
     if first is not None and place.get("topic_id") is not None:
@@ -304,7 +315,7 @@ def _before(place: dict[str, Any], first: str | None) -> Column:
     return F.col("_partition").isNull() | before | former
 
 
-def _window(spec: ModelSpec, frame: DataFrame, window: Interval) -> Interval:
+def _find_window(spec: ModelSpec, frame: DataFrame, window: Interval) -> Interval:
     """Return the window with a start from the spec: its length before the window's end, or before the last row."""
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window

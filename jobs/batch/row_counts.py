@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.batch.batch_filter import Interval
-from jobs.storage.table_log import files_at
+from jobs.storage.table_log import read_files_at
 
 if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
@@ -53,7 +53,7 @@ class CountedRows(NamedTuple):
         return 1 if latest < first else None
 
 
-def _counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
+def _sum_counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
     """Return the counts of numbers of rows that are all in one place each (`Wanted.place`); None if some are not."""
     totals = [0, 0]
     for number, place in found:
@@ -76,7 +76,7 @@ def count_by_log(
         time: the column of event times.
         wanted: the rows to count.
     """
-    files = files_at(warehouse, table, version)
+    files = read_files_at(warehouse, table, version)
     if files is None or "." in time:
         return None
     names = ["num_records"] if wanted.everything else ["num_records", f"min.{time}", f"max.{time}"]
@@ -95,4 +95,4 @@ def count_by_log(
     )
     # Delta in Java rounds both bounds down to milliseconds.
     places = (wanted.place(low, high + _MILLISECOND - 1) for low, high in zip(least, greatest, strict=True))
-    return _counts(zip(rows, places, strict=True))
+    return _sum_counts(zip(rows, places, strict=True))

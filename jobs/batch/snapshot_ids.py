@@ -17,10 +17,10 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import (
     CommitMark,
     Cut,
+    build_delta_position,
+    build_topic_position,
     commit_mark,
-    delta_position,
-    landed_position,
-    topic_position,
+    find_landed_position,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TableVersion(NamedTuple):
         return self.table, self.mark and self.mark.id
 
 
-def id_of_earlier_release(warehouse: Warehouse, snapshot_id: str, now: TableVersion) -> str | None:
+def find_earlier_id(warehouse: Warehouse, snapshot_id: str, now: TableVersion) -> str | None:
     """Return the id that an earlier release gave a snapshot, if that is of the table as it is now, as far as it tells.
 
     It does not name its commit; but if it is older than the commit, it is of another one.
@@ -80,23 +80,23 @@ def snapshot_id(
         **({} if of_table is None else {"of": of_table.ids}),
         **({} if cut.place is None else {"place": cut.place}),
         "window": [window.first, window.last] if spec.learn else None,
-        **({} if spec.inputs is None or version is None else _inputs_of(spec.inputs, version)),
+        **({} if spec.inputs is None or version is None else _describe_inputs(spec.inputs, version)),
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     return f"{spec.name}-v{spec.version}-{cut.version}-{digest[:10]}"
 
 
-def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
+def _describe_inputs(inputs: Inputs, version: Version) -> dict[str, Any]:
     """Return the part of a snapshot's id that stands for the inputs of its keys."""
     return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 
-def position_at(
+def find_position(
     model: DeployedModel[Warehouse], table: str, version: int, of_table: TableVersion
 ) -> dict[str, Any]:
     """Return the position in the model's source that corresponds to a version of the measurements."""
     if model.spec.streamed_source is None:
-        return delta_position(table, version, *of_table.ids)
+        return build_delta_position(table, version, *of_table.ids)
     topic = model.spec.streamed_source.topic
-    landed = landed_position(model.warehouse, table, topic, version) or topic_position(topic, {})
+    landed = find_landed_position(model.warehouse, table, topic, version) or build_topic_position(topic, {})
     return {**landed, "measurements": version}

@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.choosing.missing_marks import Numbers, without_marks
-from jobs.choosing.table import Table
-from jobs.choosing.time_parts import find_parts, given_parts
-from jobs.choosing.times import HINT, TimeColumn, time_of
+from jobs.choosing.missing_marks import NumericColumn, drop_marks
+from jobs.choosing.table import InputTable
+from jobs.choosing.time_parts import find_parts, join_given_parts
+from jobs.choosing.times import HINT, TimeColumn, convert_to_times
 from jobs.core.errors import UserError
-from jobs.core.times import zone_of
+from jobs.core.times import load_zone
 from jobs.landing.values.number_writing import ABSENT, NUMERIC
-from jobs.landing.values.numbers import numbers_of, rules_of
-from jobs.specs.column_names import part_of_time
+from jobs.landing.values.numbers import build_rules, parse_numbers
+from jobs.specs.column_names import find_time_part
 from jobs.specs.model_spec import DEFAULT_MISSING
-from jobs.specs.problems import closest
+from jobs.specs.problems import suggest_word
 from jobs.state.encoding import arrow
 
 Floats = NDArray[np.float64]
@@ -78,7 +78,7 @@ class Wishes(NamedTuple):
     @property
     def zone(self) -> tzinfo:
         """Return the time zone of times without an offset."""
-        return zone_of(self.time_zone)
+        return load_zone(self.time_zone)
 
 
 class Roles(NamedTuple):
@@ -92,13 +92,13 @@ class Roles(NamedTuple):
     """
 
     time: TimeColumn
-    measurements: list[Numbers]
+    measurements: list[NumericColumn]
     keys: list[str]
     texts: frozenset[str]
     refused: dict[str, str]
 
 
-def find_roles(table: Table, wishes: Wishes) -> Roles:
+def find_roles(table: InputTable, wishes: Wishes) -> Roles:
     """Find the roles of a table's columns, and check the roles that the user gives.
 
     Raises:
@@ -109,7 +109,7 @@ def find_roles(table: Table, wishes: Wishes) -> Roles:
         _check_there(table, name)
     found = _find_time(table, wishes)
     refused = dict(table.partial)
-    numbers: list[Numbers] = []
+    numbers: list[NumericColumn] = []
     keys: list[str] = []
     texts: set[str] = set()
     for name in table.source.columns:
@@ -117,13 +117,13 @@ def find_roles(table: Table, wishes: Wishes) -> Roles:
             if found.parts and name in found.columns:
                 refused[name] = "is a part of the time"
             continue
-        one = numbers_in(table, name)
+        one = convert_to_numbers(table, name)
         if name in measurement:
             if isinstance(one, str):
                 raise UserError(f"--measurement {name}: {one}")
             numbers.append(one)
             continue
-        reason = one if isinstance(one, str) else _why_no_measurement(one, table, found)
+        reason = one if isinstance(one, str) else _explain_no_measurement(one, table, found)
         is_text = isinstance(one, str) or name in table.numbers.verbal
         if reason is not None and _may_be_key(table, name, is_text):
             keys.append(name)
@@ -134,8 +134,8 @@ def find_roles(table: Table, wishes: Wishes) -> Roles:
             numbers.append(one)
         else:
             refused[name] = "another was asked for"
-    if not numbers and (name := _last_resort(table, found, refused)) is not None:
-        one = numbers_in(table, name)
+    if not numbers and (name := _find_last_resort(table, found, refused)) is not None:
+        one = convert_to_numbers(table, name)
         numbers = [] if isinstance(one, str) else [one]
         keys = [key for key in keys if key != name]
         refused = {other: reason for other, reason in refused.items() if other != name}
@@ -145,7 +145,7 @@ def find_roles(table: Table, wishes: Wishes) -> Roles:
     return Roles(found, numbers, keys, frozenset(texts), refused)
 
 
-def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
+def _find_last_resort(table: InputTable, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
     """Return the likeliest measurement of a table whose numbers all look like keys, or None."""
 
     def merit(name: str) -> tuple[bool, bool, int]:
@@ -156,16 +156,16 @@ def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> 
     return max(able, key=merit, default=None)
 
 
-def _check_there(table: Table, name: str) -> None:
+def _check_there(table: InputTable, name: str) -> None:
     if name in table.partial:
         raise UserError(f"column '{name}' {table.partial[name]}")
     if name not in table.source.columns:
         names = list(table.source.columns)
-        hint = closest(name, names) or f"columns are {', '.join(names[:20])}"
+        hint = suggest_word(name, names) or f"columns are {', '.join(names[:20])}"
         raise UserError(f"{table.files[0]}: there is no column '{name}'; {hint}")
 
 
-def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
+def _find_time(table: InputTable, wishes: Wishes) -> TimeColumn:
     zone, form = wishes.zone, wishes.time_format
     taken = {*wishes.measurement, *wishes.key}
     if wishes.time is not None:
@@ -173,8 +173,8 @@ def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
         for name in columns:
             _check_there(table, name)
         if len(columns) > 1:
-            return given_parts(table, columns, zone, form)
-        found = time_of(table, wishes.time, zone, form, is_given=True)
+            return join_given_parts(table, columns, zone, form)
+        found = convert_to_times(table, wishes.time, zone, form, is_given=True)
         if isinstance(found, str):
             raise UserError(f"--time {wishes.time}: {found}")
         return found
@@ -183,7 +183,7 @@ def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
     for name in table.source.columns:
         if name in taken:
             continue
-        one = time_of(table, name, zone, form)
+        one = convert_to_times(table, name, zone, form)
         if isinstance(one, str):
             why[name] = one
         else:
@@ -192,7 +192,7 @@ def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
     if parts is not None and not taken & {*parts.columns}:
         # A column with the whole time is preferred to several columns with parts of it.
         whole = [one for one in times if one.name not in parts.columns and one.note is None]
-        if max(map(_distinct, whole), default=0) < _distinct(parts):
+        if max(map(_count_distinct, whole), default=0) < _count_distinct(parts):
             return parts
         times = whole
     if not times:
@@ -200,18 +200,18 @@ def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
         raise UserError(
             f"{table.files[0]}: no column is a time; name one with --time, and its format with --time-format{listed}"
         )
-    return max(times, key=lambda one: (one.known.mean() > 0.99, _is_hinted(one), _distinct(one)))
+    return max(times, key=lambda one: (one.known.mean() > 0.99, _is_hinted(one), _count_distinct(one)))
 
 
 def _is_hinted(one: TimeColumn) -> bool:
     return HINT.search(one.name) is not None
 
 
-def _distinct(one: TimeColumn) -> int:
+def _count_distinct(one: TimeColumn) -> int:
     return len(np.unique(one.micros[one.known]))
 
 
-def numbers_in(table: Table, name: str) -> Numbers | str:
+def convert_to_numbers(table: InputTable, name: str) -> NumericColumn | str:
     """Return a column as numbers, or the reason why it does not hold numbers."""
     column = table.source.columns[name]
     kind = column.type
@@ -229,9 +229,9 @@ def numbers_in(table: Table, name: str) -> Numbers | str:
             sorted(text for text in texts if text.casefold() in ABSENT and text.casefold() not in USUAL)
         )
     reason = np.full(table.source.rows, None, dtype=object)
-    rules = rules_of([*DEFAULT_MISSING, *absent], table.written)
+    rules = build_rules([*DEFAULT_MISSING, *absent], table.written)
     try:
-        (values,) = numbers_of([name], "measurement", table.source, rules, name, reason)
+        (values,) = parse_numbers([name], "measurement", table.source, rules, name, reason)
     except UserError:
         return f"holds {kind}"
     bad = reason != None  # noqa: E711 - elementwise
@@ -242,11 +242,11 @@ def numbers_in(table: Table, name: str) -> Numbers | str:
     values = np.where(bad, np.nan, values)
     if not np.isfinite(values).any():
         return "has no number"
-    values, marks = without_marks(values)
-    return Numbers(name, values, absent, marks)
+    values, marks = drop_marks(values)
+    return NumericColumn(name, values, absent, marks)
 
 
-def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | None:
+def _explain_no_measurement(one: NumericColumn, table: InputTable, time: TimeColumn) -> str | None:
     if one.name in table.numbers.verbal:
         words = " and ".join(sorted(table.numbers.words[one.name]))
         return f"holds {words}; to measure it as 1 and 0, give --measurement {one.name}"
@@ -263,7 +263,7 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
     steps = np.diff(one.values)[same_file]
     if len(steps) and bool((steps == 1.0).mean() > 0.99):
         return "counts the rows"
-    if isinstance(time_of(table, one.name), TimeColumn):
+    if isinstance(convert_to_times(table, one.name), TimeColumn):
         return "holds times, and the time is another column"
     if ID.search(one.name) is not None and len(distinct) > 0.99 * len(values):
         return "numbers the rows"
@@ -273,13 +273,15 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
         and len(distinct) < len(values) / 5
     ):
         return BY_NAME
-    is_part = part_of_time(one.name) in ("year", "month", "day", "day_of_year", "hour") and len(one.name) > 1
+    is_part = (
+        find_time_part(one.name) in ("year", "month", "day", "day_of_year", "hour") and len(one.name) > 1
+    )
     if is_part or re.search(r"^(minute|weekday|quarter|dow|week)$", one.name, re.IGNORECASE):
         return "is a part of the time"
     return None
 
 
-def _may_be_key(table: Table, name: str, is_text: bool) -> bool:
+def _may_be_key(table: InputTable, name: str, is_text: bool) -> bool:
     """Tell if values could name systems: texts or whole numbers, each repeated many times, few rows without."""
     column = table.source.columns[name]
     kind = column.type

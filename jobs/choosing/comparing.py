@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 import kalman
-from jobs.choosing.held_out import FEWEST, Sample, fit, held_out, held_out_scores
+from jobs.choosing.held_out import FEWEST, SplitRows, fit, mark_held_out, score_held_out
 from jobs.choosing.ranking import Ranking, rank
 from jobs.choosing.series import sample_rows
 from jobs.core.errors import UserError
 from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
-from jobs.offline.filtering import in_order
+from jobs.landing.raw_rows import RawRows
+from jobs.offline.filtering import order_accepted_rows
 from jobs.specs.model_spec import ModelSpec
 
 
-class Compared(NamedTuple):
+class ModelComparison(NamedTuple):
     """Ranking of models (the first given is the reference); keys: number of keys that were available."""
 
     ranking: Ranking
@@ -51,14 +51,14 @@ def check_comparable(specs: Sequence[ModelSpec]) -> None:
             )
 
 
-def columns_of(specs: Sequence[ModelSpec]) -> list[str]:
+def list_columns(specs: Sequence[ModelSpec]) -> list[str]:
     """Return all columns that the models read."""
     return list(dict.fromkeys(name for spec in specs for name in spec.columns))
 
 
 def compare(
-    specs: Sequence[ModelSpec], source: Source, what: str, most_keys: int, most_rows: int
-) -> Compared:
+    specs: Sequence[ModelSpec], source: RawRows, what: str, most_keys: int, most_rows: int
+) -> ModelComparison:
     """Rank models by the log-likelihood of held-out rows.
 
     Args:
@@ -75,20 +75,20 @@ def compare(
     common = parsed[0]
     for other in parsed[1:]:
         common = common._replace(reason=np.where(common.accepted, other.reason, common.reason))
-    order, rows = in_order(common, specs[0].duplicates)
+    order, rows = order_accepted_rows(common, specs[0].duplicates)
     found = sample_rows(rows, parsed[0].keys, most_keys, most_rows)
     if found is None:
         raise UserError(f"{what}: no key has {FEWEST} rows with each measurement")
     places, count = order[found.places], len(found.keys)
     seen = np.asarray(np.isfinite(rows.y[:, found.places]).any(axis=0))
-    held = held_out(found.number, count, seen)
+    held = mark_held_out(found.number, count, seen)
     scores = []
     for spec, one in zip(specs, parsed, strict=True):
-        taken = _sorted(one, found.number, places)
-        sample = Sample(taken, count, held, spec.unit_us)
+        taken = _sort_rows(one, found.number, places)
+        sample = SplitRows(taken, count, held, spec.unit_us)
         try:
             definition = spec.definition()
-            scores.append(held_out_scores(definition, fit(definition, sample), sample))
+            scores.append(score_held_out(definition, fit(definition, sample), sample))
         except kalman.ModelError as error:
             raise UserError(f"{spec.name}: {error}") from error
     names = [spec.name for spec in specs]
@@ -96,8 +96,8 @@ def compare(
         ranking = rank(names, found.number[held], scores)
     except ValueError as error:
         raise UserError(f"{', '.join(names)}: {error}") from error
-    return Compared(ranking, parsed[0].keys, int((~common.accepted).sum()))
+    return ModelComparison(ranking, parsed[0].keys, int((~common.accepted).sum()))
 
 
-def _sorted(rows: ParsedRows, key: np.ndarray, places: np.ndarray) -> kalman.SortedRows:
+def _sort_rows(rows: ParsedRows, key: np.ndarray, places: np.ndarray) -> kalman.SortedRows:
     return kalman.SortedRows(key, rows.time[places], rows.y[:, places], rows.u[:, places])

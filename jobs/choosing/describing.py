@@ -13,16 +13,16 @@ import numpy as np
 
 from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import Columns, find_columns
-from jobs.choosing.missing_marks import Numbers
+from jobs.choosing.missing_marks import NumericColumn
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
-from jobs.landing.file_rows import dialect_words, files_of, first_rows
+from jobs.landing.file_rows import describe_dialect, list_input_files, read_first_rows
 from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.reading import ALWAYS_READ, endings_of
-from jobs.landing.remarks import remarks_on
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.reading import ALWAYS_READ, list_endings
+from jobs.landing.remarks import list_remarks
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 
@@ -75,14 +75,14 @@ def describe(input: str) -> Description:
     Raises:
         UserError: a file cannot be read, or there is no row.
     """
-    table = read_table(files_of(input, ALWAYS_READ))
+    table = read_table(list_input_files(input, ALWAYS_READ))
     names = list(table.source.columns)
     shown = Description(
         table.files[0],
         table.found,
-        dialect_words(table.files[0], table.written),
-        [ColumnReading(name, _example(table.source, name), "", "", "", "") for name in names],
-        _written(table.source, names),
+        describe_dialect(table.files[0], table.written),
+        [ColumnReading(name, _find_example(table.source, name), "", "", "", "") for name in names],
+        _list_written(table.source, names),
         understood=[],
         rows=table.source.rows,
         rejected={},
@@ -95,13 +95,13 @@ def describe(input: str) -> Description:
     doubt = found.roles.time.note
     notes = [*found.notes, *([] if doubt is None else [doubt])]
     return shown._replace(
-        dialect=dialect_words(table.files[0], found.files),
-        columns=_found_readings(found),
-        understood=_understood(found.spec, take_columns(found.spec, found.source), found.parsed),
-        rejected=_rejected(found.parsed),
+        dialect=describe_dialect(table.files[0], found.files),
+        columns=_list_found_readings(found),
+        understood=_list_understood(found.spec, take_columns(found.spec, found.source), found.parsed),
+        rejected=_count_rejected(found.parsed),
         notes=[
             *(f"note: {note}" for note in notes),
-            *remarks_on(found.spec, found.source, found.parsed, table.files),
+            *list_remarks(found.spec, found.source, found.parsed, table.files),
         ],
     )
 
@@ -112,24 +112,24 @@ def describe_by_spec(input: str, spec: ModelSpec) -> Description:
     Raises:
         UserError: a file cannot be read, or lacks a column of the spec.
     """
-    files = files_of(input, endings_of(spec))
-    source = first_rows(spec, files[0], MOST_ROWS)
+    files = list_input_files(input, list_endings(spec))
+    source = read_first_rows(spec, files[0], MOST_ROWS)
     taken = take_columns(spec, source)
     parsed = parse(spec, taken, str(files[0]))
     return Description(
         files[0],
         len(files),
-        dialect_words(files[0], spec.files, spec.file_columns),
-        _spec_readings(spec, taken),
-        _written(source, list(source.columns)),
-        _understood(spec, taken, parsed),
+        describe_dialect(files[0], spec.files, spec.file_columns),
+        _list_spec_readings(spec, taken),
+        _list_written(source, list(source.columns)),
+        _list_understood(spec, taken, parsed),
         source.rows,
-        _rejected(parsed),
-        remarks_on(spec, source, parsed, files[:1]),
+        _count_rejected(parsed),
+        list_remarks(spec, source, parsed, files[:1]),
     )
 
 
-def _found_readings(found: Columns) -> list[ColumnReading]:
+def _list_found_readings(found: Columns) -> list[ColumnReading]:
     """Return the readings of the found columns, in the files' order; a key from the file's name comes last."""
     table, roles, keys = found.table, found.roles, found.keys
     numbers = {one.name: one for one in roles.measurements}
@@ -137,13 +137,17 @@ def _found_readings(found: Columns) -> list[ColumnReading]:
     readings: list[ColumnReading] = []
     for name in [*table.source.columns, *table.partial]:
         if name in roles.time.columns:
-            role, why, otherwise = "time", _time_words(found.spec), (roles.time.note or "").partition("; ")[2]
+            role, why, otherwise = (
+                "time",
+                _format_time(found.spec),
+                (roles.time.note or "").partition("; ")[2],
+            )
             setting = "time, time_format, time_zone; --time, --time-format, --time-zone"
         elif name in keys.columns:
-            role, why, otherwise = "key", keys.why, _keys_words(others)
+            role, why, otherwise = "key", keys.why, _format_keys(others)
             setting = "key; --key, --no-key"
         elif name in numbers:
-            role, why = "measurement", _range_words(numbers[name])
+            role, why = "measurement", _format_range(numbers[name])
             otherwise = "a key" if name in roles.keys else ""
             setting = "measurement, missing_values; --measurement"
         else:
@@ -154,26 +158,28 @@ def _found_readings(found: Columns) -> list[ColumnReading]:
             otherwise = "a key" if name in roles.keys else "" if name in table.partial else "a measurement"
             option = "--key" if name in roles.keys else "--measurement"
             setting = f"{option} {shlex.quote(name)}" if otherwise else ""
-        readings.append(ColumnReading(name, _example(table.source, name), role, why, otherwise, setting))
+        readings.append(ColumnReading(name, _find_example(table.source, name), role, why, otherwise, setting))
     if keys.from_name is not None:
         example = str(found.source.columns[keys.from_name][0])
         setting = "key_from_name; --key, --no-key"
-        readings.append(ColumnReading(keys.from_name, example, "key", keys.why, _keys_words(others), setting))
+        readings.append(
+            ColumnReading(keys.from_name, example, "key", keys.why, _format_keys(others), setting)
+        )
     if not keys.columns:
         setting = "--key, --key-from-name"
-        readings.append(ColumnReading("(no key)", "", "key", keys.why, _keys_words(others), setting))
+        readings.append(ColumnReading("(no key)", "", "key", keys.why, _format_keys(others), setting))
     return readings
 
 
-def _keys_words(others: Sequence[str]) -> str:
+def _format_keys(others: Sequence[str]) -> str:
     return f"{', '.join(others[:3])} could be the key" if others else ""
 
 
-def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
+def _list_spec_readings(spec: ModelSpec, source: RawRows) -> list[ColumnReading]:
     """Return the readings of a spec's columns."""
-    example = _example(source, spec.time)
+    example = _find_example(source, spec.time)
     readings = [
-        ColumnReading(spec.time, example, "time", _time_words(spec), "", "time, time_format, time_zone")
+        ColumnReading(spec.time, example, "time", _format_time(spec), "", "time, time_format, time_zone")
     ]
     roles = {
         "key": (spec.key, "names the series"),
@@ -190,43 +196,43 @@ def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
             setting = (
                 "key_from_name" if name == spec.key_from_name else "duplicates" if role == "id" else role
             )
-            readings.append(ColumnReading(name, _example(source, name), role, said, "", setting))
+            readings.append(ColumnReading(name, _find_example(source, name), role, said, "", setting))
     return readings
 
 
-def _time_words(spec: ModelSpec) -> str:
+def _format_time(spec: ModelSpec) -> str:
     form = "ISO 8601" if spec.time_format is None else spec.time_format
     if form in COUNTS:
         return f"numbers, {form}"
     return f"{form}; without an offset in {spec.time_zone}"
 
 
-def _range_words(one: Numbers) -> str:
+def _format_range(one: NumericColumn) -> str:
     good = one.values[np.isfinite(one.values)]
     missing = f", missing in {len(one.values) - len(good):,} rows" if len(good) < len(one.values) else ""
     texts = f" (written {', '.join(map(repr, one.absent))})" if one.absent else ""
     return f"numbers from {good.min():g} to {good.max():g}{missing}{texts}"
 
 
-def _example(source: Source, name: str) -> str:
+def _find_example(source: RawRows, name: str) -> str:
     """Return a column's first value as text."""
     column = source.columns.get(name)
     values = [] if column is None else column.slice(0, MOST_ROWS).drop_null().slice(0, 1).to_pylist()
-    return _short(values[0]) if values else ""
+    return _shorten(values[0]) if values else ""
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _written(source: Source, names: list[str]) -> list[dict[str, str]]:
+def _list_written(source: RawRows, names: list[str]) -> list[dict[str, str]]:
     columns = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in names}
     count = min(source.rows, SHOWN)
-    return [{name: _short(values[i]) for name, values in columns.items()} for i in range(count)]
+    return [{name: _shorten(values[i]) for name, values in columns.items()} for i in range(count)]
 
 
-def _understood(spec: ModelSpec, source: Source, parsed: ParsedRows) -> list[dict[str, Any]]:
+def _list_understood(spec: ModelSpec, source: RawRows, parsed: ParsedRows) -> list[dict[str, Any]]:
     """Return the first rows as understood: key, time in UTC and numbers, or the reason for rejection."""
     rows: list[dict[str, Any]] = []
     keys = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in spec.key}
@@ -238,7 +244,7 @@ def _understood(spec: ModelSpec, source: Source, parsed: ParsedRows) -> list[dic
         numbers = zip((*spec.measurement, *spec.control), (*parsed.y[:, i], *parsed.u[:, i]), strict=True)
         rows.append(
             {
-                **{name: _short(values[i]) for name, values in keys.items()},
+                **{name: _shorten(values[i]) for name, values in keys.items()},
                 spec.time: f"{at.isoformat()}Z",
                 **{name: None if np.isnan(value) else float(value) for name, value in numbers},
             }
@@ -246,5 +252,5 @@ def _understood(spec: ModelSpec, source: Source, parsed: ParsedRows) -> list[dic
     return rows
 
 
-def _rejected(parsed: ParsedRows) -> dict[str, int]:
+def _count_rejected(parsed: ParsedRows) -> dict[str, int]:
     return dict(Counter(str(one) for one in parsed.reason if one is not None).most_common())

@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 from jobs.choosing.columns import Roles, Wishes, find_roles
 from jobs.choosing.keys import Keys, find_keys
-from jobs.choosing.missing_marks import Numbers, name_marks
+from jobs.choosing.missing_marks import NumericColumn, find_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
-from jobs.choosing.table import Table
-from jobs.choosing.time_parts import column_within_times, shows_clock
-from jobs.choosing.wide import as_long
+from jobs.choosing.table import InputTable
+from jobs.choosing.time_parts import find_column_within_times, has_clock
+from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.core.stopwatch import Stopwatch
 from jobs.landing.dialects import ANY
 from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.values.key_from_name import name_of
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.values.key_from_name import parse_name
 from jobs.landing.values.spec_columns import take_columns
-from jobs.specs.column_names import part_of_time
+from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.encoding import arrow
@@ -43,50 +43,50 @@ class Columns:
     file's name; parsed (N,): the rows as understood
     """
 
-    table: Table
+    table: InputTable
     files: Files
     roles: Roles
     keys: Keys
     rhythm: Rhythm
     spec: ModelSpec
-    source: Source
+    source: RawRows
     parsed: ParsedRows
     notes: list[str]
 
     @property
-    def measurements(self) -> list[Numbers]:
+    def measurements(self) -> list[NumericColumn]:
         """Return the measured columns."""
         return self.roles.measurements
 
 
-def find_columns(input: str, table: Table, wishes: Wishes, watch: Stopwatch) -> Columns:
+def find_columns(input: str, table: InputTable, wishes: Wishes, watch: Stopwatch) -> Columns:
     """Find the roles of the files' columns, and read the rows with these roles.
 
     Raises:
         UserError: there is no time or measurement, or a wish cannot be met.
     """
     with watch.step("columns"):
-        table = as_long(table, wishes)
+        table = convert_to_long(table, wishes)
         roles = find_roles(table, wishes)
-        measurements, notes = _measurements(roles, wishes)
+        measurements, notes = _limit_measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)
         keys = find_keys(table, roles, wishes)
         _refuse_time_apart(table, roles, keys, wishes)
-        roles = _without_attributes(roles, keys, wishes)
-        measurements, marked = name_marks(roles.measurements, keys.code)
+        roles = _drop_attributes(roles, keys, wishes)
+        measurements, marked = find_marks(roles.measurements, keys.code)
         roles = roles._replace(measurements=measurements)
     with watch.step("rows"):
         files = table.numbers.added_to(table.written, [one.name for one in measurements])
-        spec = skeleton(roles, keys, wishes, files)
-        source = _with_name(table, keys)
+        spec = build_skeleton(roles, keys, wishes, files)
+        source = _add_name_column(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
         rhythm = find_rhythm(keys.code[roles.time.known], parsed.time[roles.time.known])
         spec = spec.model_copy(update={"time_unit": rhythm.unit})
-    notes += [*marked, *left_out_texts(table, roles, keys)]
+    notes += [*marked, *note_left_out_texts(table, roles, keys)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
 
-def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str]]:
+def _limit_measurements(roles: Roles, wishes: Wishes) -> tuple[list[NumericColumn], list[str]]:
     found = roles.measurements
     if wishes.measurement or len(found) <= MOST_MEASUREMENTS:
         return found, []
@@ -96,11 +96,11 @@ def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str
     ]
 
 
-def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
+def _drop_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
     """Return roles without measurements that are constant within each of several keys, unless all are constant."""
     if wishes.measurement or keys.count < 2:
         return roles
-    told = [one for one in roles.measurements if _varies_within(one.values, keys.code)]
+    told = [one for one in roles.measurements if _is_varying_within(one.values, keys.code)]
     if not told:
         return roles
     names = {one.name for one in roles.measurements} - {one.name for one in told}
@@ -108,7 +108,7 @@ def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
     return roles._replace(measurements=told, refused=refused)
 
 
-def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
+def _is_varying_within(values: Floats, code: NDArray[np.int64]) -> bool:
     """Tell if numbers (N,) vary within a key; code (N,): each row's key."""
     good = np.isfinite(values)
     order = np.lexsort((values[good], code[good]))
@@ -116,7 +116,7 @@ def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
     return bool((np.diff(values[good][order])[same_key] != 0).any())
 
 
-def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -> None:
+def _refuse_time_apart(table: InputTable, roles: Roles, keys: Keys, wishes: Wishes) -> None:
     """Refuse files if a column that the found time does not use has a part of the time.
 
     Raises:
@@ -127,7 +127,7 @@ def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -
     rest = ""
     if apart is None and wishes.time is None:
         rest = f"; to go on without it, --time {shlex.quote(time.columns[0])}"
-        apart = column_within_times(table, keys.code, time, [*keys.columns, *time.columns])
+        apart = find_column_within_times(table, keys.code, time, [*keys.columns, *time.columns])
     if apart is None:
         return
     names = " and ".join(f"'{name}'" for name in time.columns)
@@ -139,11 +139,11 @@ def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -
     )
 
 
-def _has_clock(table: Table, name: str) -> bool:
-    return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
+def _has_clock(table: InputTable, name: str) -> bool:
+    return name in table.source.columns and (has_clock(table, name) or find_time_part(name) is not None)
 
 
-def skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
+def build_skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
     """Return a spec with the found columns, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
@@ -176,15 +176,15 @@ def missing_values(roles: Roles) -> list[str]:
     return [*DEFAULT_MISSING, *sorted(absent | marks)]
 
 
-def _with_name(table: Table, keys: Keys) -> Source:
+def _add_name_column(table: InputTable, keys: Keys) -> RawRows:
     if keys.from_name is None:
         return table.source
-    names = np.array([name_of(path) for path in table.files], dtype=object)[table.file]
-    columns = {**table.source.columns, keys.from_name: arrow.texts(names.tolist())}
+    names = np.array([parse_name(path) for path in table.files], dtype=object)[table.file]
+    columns = {**table.source.columns, keys.from_name: arrow.build_texts(names.tolist())}
     return table.source._replace(columns=columns)
 
 
-def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
+def note_left_out_texts(table: InputTable, roles: Roles, keys: Keys) -> list[str]:
     """Return notes on unused columns with few distinct texts, if no column is a key."""
     if any(name in table.source.columns for name in keys.columns):
         return []
@@ -194,15 +194,17 @@ def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
         if count > 1 and name in roles.texts:
             rows = table.source.rows // count
             notes.append(
-                f"{name} holds {count:,} texts, each in about {plural(rows, 'row')}, and is not taken as a key; if "
+                f"{name} holds {count:,} texts, each in about {format_count(rows, 'row')}, and is not taken as a key; if "
                 f"each is a series of its own, give --key {shlex.quote(name)}"
             )
     return notes
 
 
-def file_name(input: str) -> str:
+def name_model(input: str) -> str:
     """Return a model's name from the name of the input: a file, a folder or a glob."""
     path = Path(input)
-    text = path.name if path.is_dir() else name_of(path) if path.is_file() else path.parent.name or "series"
+    text = (
+        path.name if path.is_dir() else parse_name(path) if path.is_file() else path.parent.name or "series"
+    )
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     return name[:64] if name[:1].isalpha() else f"series_{name}"[:64].rstrip("_")

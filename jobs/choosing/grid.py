@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.structures import Structure, compose, definition
+from jobs.choosing.structures import CandidateStructure, build_definition, compose
 from kalman.types import Filter, Rows
 
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ class _Rounds(NamedTuple):
 
 
 def fit_grid(
-    structure: Structure,
+    structure: CandidateStructure,
     rows: kalman.SortedRows,
     keys: int,
     unit: float,
@@ -82,18 +82,18 @@ def fit_grid(
         finer: number of grid refinements; each halves the error of a ratio's logarithm.
     """
     composed = compose(["y"], [structure])
-    model = kalman.build(definition(composed, ["y"]))
+    model = kalman.build(build_definition(composed, ["y"]))
     names = [
         f"season.{one}" if part.name == "season" else one for part in structure.parts for one in part.learned
     ]
     counted = np.array([step ** STEPS.get(name, 1) for name in names])
     powers = np.array([power for _, power in composed.powers])
-    plan = _rounds(rows, unit)
+    plan = _split_rounds(rows, unit)
 
     def likelihoods(points: Floats) -> tuple[Floats, Floats]:
         """Return the log-likelihood (K, C) and the scale (K, C) at C points (p, K, C) of each series."""
         whole = np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
-        return _concentrated(*_evaluate(model, plan, whole))
+        return _concentrate_scale(*_evaluate(model, plan, whole))
 
     first = np.array(list(product(*(GRIDS[name] for name in names)))).T
     best, scale = _climb(np.repeat(first[:, None, :], keys, axis=1), likelihoods, finer)
@@ -103,7 +103,7 @@ def fit_grid(
 
 
 def fit_robust(
-    structure: Structure,
+    structure: CandidateStructure,
     rows: kalman.SortedRows,
     keys: int,
     unit: float,
@@ -119,8 +119,8 @@ def fit_robust(
         robust: options of the robust updates.
     """
     composed = compose(["y"], [structure])
-    model = kalman.build(definition(composed, ["y"], robust))
-    plan = _rounds(rows, unit)
+    model = kalman.build(build_definition(composed, ["y"], robust))
+    plan = _split_rounds(rows, unit)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
     step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few of these differences are between keys
@@ -137,17 +137,17 @@ def _climb(
 
     evaluate: returns the log-likelihood and the scale (K, C) at points.
     """
-    best, value, scale = _best(points, *evaluate(points))
+    best, value, scale = _select_best(points, *evaluate(points))
     for turn in range(finer):
-        points = _around(best, FIRST * FACTOR**turn)
-        other, higher, wide = _best(points, *evaluate(points))
+        points = _build_points_around(best, FIRST * FACTOR**turn)
+        other, higher, wide = _select_best(points, *evaluate(points))
         better = higher > value
         best, scale = np.where(better, other, best), np.where(better, wide, scale)
         value = np.maximum(value, higher)
     return best, scale
 
 
-def _around(best: Floats, reach: float) -> Floats:
+def _build_points_around(best: Floats, reach: float) -> Floats:
     """Return the points (p, K, 3^p) around the best points (p, K): a factor up and down, or a little above zero."""
     factor = 10.0**reach
     p = len(best)
@@ -158,14 +158,14 @@ def _around(best: Floats, reach: float) -> Floats:
     return np.stack([three[i][:, chosen[i]] for i in range(p)])
 
 
-def _best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, Floats, Floats]:
+def _select_best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, Floats, Floats]:
     """Return each series' best point (p, K), its log-likelihood (K,) and scale (K,)."""
     at = np.argmax(value, axis=1)
     series = np.arange(len(at))
     return points[:, series, at], value[series, at], scale[series, at]
 
 
-def _rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
+def _split_rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
     from_last = np.diff(rows.time, prepend=rows.time[:1]) / unit
     first = np.diff(rows.key, prepend=-1) != 0
     starts = np.flatnonzero(first)
@@ -181,24 +181,24 @@ def _rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
 def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
     """Return log-likelihood, sum of NIS and number of rows with a NIS (K, C) at parameters (d, K, C)."""
     _, keys, points = parameters.shape
-    slices = _slices(points, max(1, WIDTH // keys))
-    parts = [_filtered(model, plan, parameters[:, :, some]) for some in slices]
+    slices = _split_slices(points, max(1, WIDTH // keys))
+    parts = [_filter_points(model, plan, parameters[:, :, some]) for some in slices]
     likelihood, nis, count = (np.concatenate(one, axis=1) for one in zip(*parts, strict=True))
     return likelihood, nis, count
 
 
-def _concentrated(likelihood: Floats, nis: Floats, count: Floats) -> tuple[Floats, Floats]:
+def _concentrate_scale(likelihood: Floats, nis: Floats, count: Floats) -> tuple[Floats, Floats]:
     """Return the log-likelihood at the best common scale, and this scale (K, C)."""
     count = np.maximum(count, 1.0)
     scale = np.maximum(nis / count, 1e-300)
     return likelihood + 0.5 * (nis - count * np.log(scale) - count), scale
 
 
-def _slices(size: int, width: int) -> Iterator[slice]:
+def _split_slices(size: int, width: int) -> Iterator[slice]:
     return (slice(at, min(at + width, size)) for at in range(0, size, width))
 
 
-def _filtered(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
+def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
     d, keys, points = parameters.shape
     own = parameters[:, plan.keys].reshape(d, -1)
     state = model.with_parameters(model.initial(own.shape[1]), own)

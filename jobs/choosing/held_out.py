@@ -21,7 +21,7 @@ FEWEST = 16
 MOST_ITERATIONS = 100
 
 
-class Sample(NamedTuple):
+class SplitRows(NamedTuple):
     """Sorted rows of K keys, and which rows (N,) are held out: the last rows of each key.
 
     unit: microseconds per unit of the model's time.
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
         return self.rows.take(~self.held)
 
 
-def held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def mark_held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which sorted rows (N,) are held out: each key's rows after SHARE of its rows with a measurement."""
     seen = np.cumsum(has_value)
     counts = np.bincount(key, has_value, minlength=keys)
@@ -46,7 +46,7 @@ def held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.b
     return seen - before[key] > np.ceil(SHARE * counts)[key]
 
 
-def enough(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def mark_usable_keys(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which keys (K,) have enough measurements to be used."""
     return np.bincount(key, has_value, minlength=keys) >= FEWEST
 
@@ -58,7 +58,7 @@ class Fitted(NamedTuple):
     pooled: Mapping[str, Any]
 
 
-def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
+def fit(definition: Mapping[str, Any], sample: SplitRows) -> Fitted:
     """Learn the parameters in a definition's `learn` from the rows that are not held out; nothing without `learn`.
 
     Raises:
@@ -79,7 +79,7 @@ def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
     return Fitted(None, learner.parameters(found.theta))
 
 
-def predict(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Floats:
+def predict(definition: Mapping[str, Any], fitted: Fitted, sample: SplitRows) -> Floats:
     """Return the predictive log-likelihood (N,) of each row given the earlier rows.
 
     NaN where a row has no measurement, is late, or is flagged (gated, for example).
@@ -92,6 +92,6 @@ def predict(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Fl
     return np.where(np.isnan(sample.rows.y).all(axis=0), np.nan, out.log_likelihood)
 
 
-def held_out_scores(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Floats:
+def score_held_out(definition: Mapping[str, Any], fitted: Fitted, sample: SplitRows) -> Floats:
     """Return the predictive log-likelihood of the held-out rows (H,), in the order of the rows."""
     return predict(definition, fitted, sample)[sample.held]

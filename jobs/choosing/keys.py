@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles, Wishes
-from jobs.choosing.table import Table
+from jobs.choosing.table import InputTable
 from jobs.core.errors import UserError
-from jobs.landing.values.keys import codes_of, join_codes
+from jobs.landing.values.keys import assign_codes, join_codes
 
 Ints = NDArray[np.int64]
 FEW = 0.01
@@ -42,7 +42,7 @@ class Keys(NamedTuple):
     count: int
 
 
-def find_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
+def find_keys(table: InputTable, roles: Roles, wishes: Wishes) -> Keys:
     """Find the key columns, or check the columns that the user names.
 
     Raises:
@@ -51,38 +51,42 @@ def find_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
     if wishes.no_key:
         if wishes.key or wishes.key_from_name is not None:
             raise UserError("--no-key says that all rows are one series: leave out --key and --key-from-name")
-        return _no_key(table, "as given: all rows are one series")
+        return _build_single_key(table, "as given: all rows are one series")
     if wishes.key or wishes.key_from_name is not None:
-        return _given_keys(table, roles, wishes)
-    file, name = table.file, _free_name(table)
-    candidates = _candidates(table, roles)
-    within = _repeats(file, roles)
-    per_file = _constant_in_files(table, roles, candidates)
+        return _build_given_keys(table, roles, wishes)
+    file, name = table.file, _choose_free_name(table)
+    candidates = _sort_candidates(table, roles)
+    within = _compute_repeats(file, roles)
+    per_file = _find_file_constant(table, roles, candidates)
     if within <= FEW:
         if per_file is not None:
-            return _keys([per_file], None, "one value a file", _codes(table, per_file))
-        for find in (_named_apart, _timed_apart):
+            return _build_keys([per_file], None, "one value a file", _encode_column(table, per_file))
+        for find in (_find_named_key, _find_timed_key):
             apart = find(table, roles, candidates)
             if apart is not None:
-                return _keys([apart], None, "its values are different series", _codes(table, apart))
-        if _continue_each_other(table, roles):
-            return _no_key(table, "the files continue each other: all rows are one series")
+                return _build_keys(
+                    [apart], None, "its values are different series", _encode_column(table, apart)
+                )
+        if _are_consecutive(table, roles):
+            return _build_single_key(table, "the files continue each other: all rows are one series")
         why = "each time is once in a file" if len(table.files) > 1 else "each time is there once"
-        return _keys([name], name, f"the file's name: {why}", file)
-    best = _fewest(table, roles, candidates)
+        return _build_keys([name], name, f"the file's name: {why}", file)
+    best = _find_fewest(table, roles, candidates)
     if best is None:
-        return _keys([name], name, "the file's name: no column tells rows of one time apart", file)
+        return _build_keys([name], name, "the file's name: no column tells rows of one time apart", file)
     columns, left, with_file = best
-    code = join_codes([*(_codes(table, column) for column in columns), *([file] if with_file else [])])
+    code = join_codes(
+        [*(_encode_column(table, column) for column in columns), *([file] if with_file else [])]
+    )
     why = "rows of one time differ in it" + ("" if left <= FEW else f"; {left:.1%} still repeat key and time")
-    return _keys([*columns, *([name] if with_file else [])], name if with_file else None, why, code)
+    return _build_keys([*columns, *([name] if with_file else [])], name if with_file else None, why, code)
 
 
-def _no_key(table: Table, why: str) -> Keys:
+def _build_single_key(table: InputTable, why: str) -> Keys:
     return Keys([], None, why, np.zeros(len(table.file), np.int64), 1)
 
 
-def _given_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
+def _build_given_keys(table: InputTable, roles: Roles, wishes: Wishes) -> Keys:
     """Return the user's keys; the file's name is added if rows repeat key and time without it."""
     name, why = wishes.key_from_name, "as given"
     if name is not None:
@@ -91,18 +95,20 @@ def _given_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
     for column in wishes.key:
         if column in taken:
             raise UserError(f"--key {column}: is the time, or a measurement; a column has one role")
-    code = join_codes([np.zeros(len(table.file), np.int64), *(_codes(table, one) for one in wishes.key)])
+    code = join_codes(
+        [np.zeros(len(table.file), np.int64), *(_encode_column(table, one) for one in wishes.key)]
+    )
     both = join_codes([code, table.file])
-    repeats = len(table.files) > 1 and _repeats(code, roles) > FEW
-    if name is None and repeats and _repeats(both, roles) <= FEW:
-        name, why = _free_name(table), "as given, and the file's name"
+    repeats = len(table.files) > 1 and _compute_repeats(code, roles) > FEW
+    if name is None and repeats and _compute_repeats(both, roles) <= FEW:
+        name, why = _choose_free_name(table), "as given, and the file's name"
     if name is None:
-        return _keys([*wishes.key], None, why, code)
-    return _keys([*wishes.key, name], name, why, both)
+        return _build_keys([*wishes.key], None, why, code)
+    return _build_keys([*wishes.key, name], name, why, both)
 
 
-def _check_free(table: Table, name: str) -> None:
-    if name.casefold() in _taken_names(table):
+def _check_free(table: InputTable, name: str) -> None:
+    if name.casefold() in _list_taken_names(table):
         raise UserError(
             f"--key-from-name {name}: the files have a column of that name; use --key, or another name"
         )
@@ -110,17 +116,17 @@ def _check_free(table: Table, name: str) -> None:
         raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
 
 
-def _free_name(table: Table) -> str:
+def _choose_free_name(table: InputTable) -> str:
     """Return a free column name for a key that is the file's name."""
-    taken = _taken_names(table)
+    taken = _list_taken_names(table)
     return next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
 
 
-def _taken_names(table: Table) -> set[str]:
+def _list_taken_names(table: InputTable) -> set[str]:
     return {name.casefold() for name in (*table.source.columns, *table.partial)}
 
 
-def _continue_each_other(table: Table, roles: Roles) -> bool:
+def _are_consecutive(table: InputTable, roles: Roles) -> bool:
     """Tell if files do not overlap in time, and most begin about a step after another ends: a file per month, say."""
     known = roles.time.known
     file, time = table.file[known], roles.time.micros[known]
@@ -138,20 +144,20 @@ def _continue_each_other(table: Table, roles: Roles) -> bool:
     return bool((joins <= JOIN * np.median(within)).mean() >= 0.5)
 
 
-def _keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Keys:
+def _build_keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Keys:
     return Keys(columns, from_name, why, code, int(code.max()) + 1)
 
 
-def _candidates(table: Table, roles: Roles) -> list[str]:
+def _sort_candidates(table: InputTable, roles: Roles) -> list[str]:
     """Return columns that may be keys, columns with a typical key name first."""
     return sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
 
 
-def _codes(table: Table, name: str) -> Ints:
-    return codes_of(table.source.columns[name])
+def _encode_column(table: InputTable, name: str) -> Ints:
+    return assign_codes(table.source.columns[name])
 
 
-def _repeats(code: Ints, roles: Roles) -> float:
+def _compute_repeats(code: Ints, roles: Roles) -> float:
     """Return the share of rows that repeat key and time of an earlier row."""
     known = roles.time.known
     pairs = np.stack([code[known], roles.time.micros[known]])
@@ -160,41 +166,41 @@ def _repeats(code: Ints, roles: Roles) -> float:
     return float(again.sum() / max(known.sum(), 1))
 
 
-def _constant_in_files(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+def _find_file_constant(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
     """Return a column with one value per file that separates files of the same time: a file per place and month."""
     for name in candidates:
-        codes = _codes(table, name)
+        codes = _encode_column(table, name)
         values, files = int(codes.max()) + 1, len(table.files)
         if len(np.unique(codes * files + table.file)) != files:
             continue
         if values == files:
             if values > 1 or KEY.search(name) is not None and DESCRIBES.search(name) is None:
                 return name
-        elif values > 1 and _repeats(codes, roles) <= FEW:
-            if _names_series(name) or not _continue_each_other(table, roles):
+        elif values > 1 and _compute_repeats(codes, roles) <= FEW:
+            if _is_series_name(name) or not _are_consecutive(table, roles):
                 return name
     return None
 
 
-def _names_series(name: str) -> bool:
+def _is_series_name(name: str) -> bool:
     """Tell if a column has a typical name for a device or a place."""
     return SERIES.search(name) is not None and DESCRIBES.search(name) is None
 
 
-def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+def _find_named_key(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
     """Return a column with a typical device name, or with a key's name if it separates a measurement's values."""
     for name in candidates:
-        codes = _codes(table, name)
-        if codes.max() == 0 or KEY.search(name) is None and not _names_series(name):
+        codes = _encode_column(table, name)
+        if codes.max() == 0 or KEY.search(name) is None and not _is_series_name(name):
             continue
-        if _names_series(name) and np.median(np.bincount(codes)) >= OFTEN:
+        if _is_series_name(name) and np.median(np.bincount(codes)) >= OFTEN:
             return name
-        if any(_share_between(codes, one.values) > APART for one in roles.measurements):
+        if any(_compute_share_between(codes, one.values) > APART for one in roles.measurements):
             return name
     return None
 
 
-def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+def _find_timed_key(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
     """Return a column of texts that take turns, each with separate times or a separate path.
 
     An example is devices that report independently: each device's times are far more regular than all times together,
@@ -206,7 +212,7 @@ def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
     if _is_regular(np.diff(time)):
         return None
     for name in candidates:
-        codes = _codes(table, name)[known][order]
+        codes = _encode_column(table, name)[known][order]
         counts = np.bincount(codes)
         if len(counts) < 2 or np.median(counts) < OFTEN or name not in roles.texts:
             continue
@@ -215,8 +221,8 @@ def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
             continue
         by_code = np.argsort(codes, kind="stable")
         within = np.diff(codes[by_code]) == 0
-        own = _spread(np.diff(time[by_code])[within])
-        if own < CALMER * _spread(np.diff(time)):
+        own = _compute_spread(np.diff(time[by_code])[within])
+        if own < CALMER * _compute_spread(np.diff(time)):
             return name
         for one in roles.measurements:
             values = one.values[known][order]
@@ -234,13 +240,13 @@ def _is_regular(steps: Ints) -> bool:
     return bool((np.abs(steps - usual) <= 0.1 * usual).mean() > 0.8)
 
 
-def _spread(steps: Ints) -> float:
+def _compute_spread(steps: Ints) -> float:
     """Return the spread of the logarithms of steps."""
     low, high = np.quantile(np.log(np.maximum(steps, 1)), [0.1, 0.9])
     return float(high - low)
 
 
-def _share_between(codes: Ints, values: NDArray[np.float64]) -> float:
+def _compute_share_between(codes: Ints, values: NDArray[np.float64]) -> float:
     good = np.isfinite(values)
     codes, values = codes[good], values[good]
     if len(values) == 0 or values.var() == 0:
@@ -250,17 +256,19 @@ def _share_between(codes: Ints, values: NDArray[np.float64]) -> float:
     return float(((means[codes] - values.mean()) ** 2).mean() / values.var())
 
 
-def _fewest(table: Table, roles: Roles, candidates: list[str]) -> tuple[list[str], float, bool] | None:
+def _find_fewest(
+    table: InputTable, roles: Roles, candidates: list[str]
+) -> tuple[list[str], float, bool] | None:
     """Return the fewest columns that make key and time (nearly) unique; with the file's name if that helps."""
     names = candidates[:8]
-    codes = {name: _codes(table, name) for name in names}
+    codes = {name: _encode_column(table, name) for name in names}
     best: tuple[float, int, list[str], bool] | None = None
-    none = _repeats(table.file, roles)
+    none = _compute_repeats(table.file, roles)
     for count in range(1, min(MOST_COLUMNS, len(names)) + 1):
         for chosen in combinations(names, count):
             for with_file in (False, True) if len(table.files) > 1 else (False,):
                 parts = [*(codes[name] for name in chosen), *([table.file] if with_file else [])]
-                left = _repeats(join_codes(parts), roles)
+                left = _compute_repeats(join_codes(parts), roles)
                 one = (0.0 if left <= FEW else round(left, 3), count + with_file, list(chosen), with_file)
                 if best is None or one[:2] < best[:2]:
                     best = one

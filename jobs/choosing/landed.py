@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.queries import literal, open_queries, quoted
+from jobs.storage.queries import open_queries, quote_name, quote_text
 from jobs.storage.tables import measurements
 
 
-def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, rows: int) -> Source:
+def read_landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, rows: int) -> RawRows:
     """Return the last landed rows of the keys with the lowest hashes.
 
     Args:
@@ -26,9 +26,9 @@ def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, r
     Raises:
         UserError: nothing has landed, or a column is missing.
     """
-    key = ", ".join(map(quoted, spec.key))
+    key = ", ".join(map(quote_name, spec.key))
     partition = f"PARTITION BY {key}" if key else ""
-    place = f"row_number() OVER ({partition} ORDER BY {quoted(spec.time)} DESC) AS _place"
+    place = f"row_number() OVER ({partition} ORDER BY {quote_name(spec.time)} DESC) AS _place"
     with open_queries(root) as queries:
         schema = queries.add("landed", measurements(spec.name))
         absent = [] if schema is None else [name for name in columns if name not in schema.names]
@@ -43,16 +43,18 @@ def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, r
             sample = sorted(known, key=lambda row: hashlib.sha256(repr(row).encode()).digest())[:keys]
             where = " OR ".join(map(_is_key, sample)) or "false"
         found = queries.run(
-            f"SELECT {', '.join(map(quoted, columns))} FROM (SELECT *, {place} FROM landed WHERE {where}) "
+            f"SELECT {', '.join(map(quote_name, columns))} FROM (SELECT *, {place} FROM landed WHERE {where}) "
             f"WHERE _place <= {rows}"
         )
     if not found.num_rows:
         raise UserError(f"nothing has landed for {spec.name}; ingest files first, or give --input")
     arrays = {name: found[name].combine_chunks() for name in columns}
-    return Source(arrays, found.num_rows)
+    return RawRows(arrays, found.num_rows)
 
 
 def _is_key(row: dict[str, Any]) -> str:
     """Return the SQL condition for the rows of a key."""
-    values = {name: literal(value) if isinstance(value, str) else str(value) for name, value in row.items()}
-    return f"({' AND '.join(f'{quoted(name)} = {value}' for name, value in values.items())})"
+    values = {
+        name: quote_text(value) if isinstance(value, str) else str(value) for name, value in row.items()
+    }
+    return f"({' AND '.join(f'{quote_name(name)} = {value}' for name, value in values.items())})"

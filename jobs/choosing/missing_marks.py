@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.report import plural
+from jobs.core.report import format_count
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,7 +27,7 @@ _NINES = re.compile(r"-?(?:9{2,}(?:[.]9+)?|9[.]9+|[78]{3,}(?:[.][78]+)?|6999|-?1
 _LIMITS = (32767.0, -32768.0, 65535.0, 2147483647.0, -2147483648.0, 4294967295.0, 9.96921e36, 3.4028235e38)
 
 
-class Numbers(NamedTuple):
+class NumericColumn(NamedTuple):
     """Column as numbers.
 
     values (N,) numbers, NaN where missing
@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
     marks: Mapping[float, int] = MappingProxyType({})
 
 
-def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbers], list[str]]:
+def find_marks(measurements: Sequence[NumericColumn], group: Ints) -> tuple[list[NumericColumn], list[str]]:
     """Return measurements with all their marks, and notes on these.
 
     A spec's mark holds for all measurements, so a number that is a real value of another measurement is not a mark.
@@ -50,10 +50,10 @@ def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbe
         measurements: M columns of N values.
         group: (N,) number of each row's series.
     """
-    found: list[Numbers] = []
+    found: list[NumericColumn] = []
     notes: list[str] = []
     for one in measurements:
-        values, more = without_marks(one.values, group)
+        values, more = drop_marks(one.values, group)
         marks = {**one.marks, **more}
         known = values[np.isfinite(values)]
         for mark, count in list(marks.items()):
@@ -61,7 +61,7 @@ def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbe
                 (it.name for it in measurements if it is not one and (it.values == mark).any()), None
             )
             what = (
-                f"{one.name}: {mark:.15g} in {plural(count, 'row')} is far outside of the others, {known.min():g} to "
+                f"{one.name}: {mark:.15g} in {format_count(count, 'row')} is far outside of the others, {known.min():g} to "
                 f"{known.max():g}"
             )
             if other is None:
@@ -77,7 +77,7 @@ def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbe
     return found, notes
 
 
-def without_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, dict[float, int]]:
+def drop_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, dict[float, int]]:
     """Return values with NaN in place of marks for missing values, and these marks with their counts.
 
     Args:
@@ -86,13 +86,13 @@ def without_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, di
             has other numbers more often; without it, only commonly used marks.
     """
     marks: dict[float, int] = {}
-    while (mark := _outermost(values, group)) is not None:
+    while (mark := _find_outermost(values, group)) is not None:
         marks[mark] = int((values == mark).sum())
         values = np.where(values == mark, np.nan, values)
     return values, marks
 
 
-def _outermost(values: Floats, group: Ints | None) -> float | None:
+def _find_outermost(values: Floats, group: Ints | None) -> float | None:
     """Return the smallest or largest value if it stands for a missing value, else None."""
     known = values[np.isfinite(values)]
     if len(known) <= LEAST:

@@ -13,25 +13,25 @@ from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.held_out import FEWEST
 from jobs.choosing.rhythm import Rhythm
-from jobs.choosing.search import Choice, Final, finish, search
+from jobs.choosing.search import Final, StructureChoice, finish, search
 from jobs.choosing.seasons import Season, find_season
-from jobs.choosing.series import Series, sample_series
-from jobs.choosing.structures import structures
+from jobs.choosing.series import SampledSeries, sample_series
+from jobs.choosing.structures import list_structures
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
-from jobs.landing.checking import payloads
-from jobs.landing.file_rows import files_of
+from jobs.landing.checking import build_payloads
+from jobs.landing.file_rows import list_input_files
 from jobs.landing.parsing import parse
-from jobs.landing.reading import ALWAYS_READ, reader_of
-from jobs.landing.remarks import absent_in
-from jobs.landing.values.rejected import clock_notes, explained
+from jobs.landing.reading import ALWAYS_READ, select_reader
+from jobs.landing.remarks import find_absent_notes
+from jobs.landing.values.rejected import describe_clock_changes, explain_reason
 from jobs.landing.values.spec_columns import take_columns
-from jobs.offline.filtering import Fit, in_order, nis_ratio, unflagged_nis
+from jobs.offline.filtering import ModelFit, compute_nis_ratio, order_accepted_rows, select_unflagged_nis
 from jobs.offline.filtering import fit as fit_of
-from jobs.offline.quantity import seen
+from jobs.offline.quantity import project_states
 from jobs.state.encoding import arrow
 from jobs.state.encoding.keys import ALL_ROWS
 from jobs.state.row_filter import RowFilter
@@ -61,19 +61,19 @@ class Filtered(NamedTuple):
     deviation: Floats
     innovations: Floats
     nis: Floats
-    fit: Fit
+    fit: ModelFit
     ratio: float | None
     of_spec: float | None
 
 
 @dataclass(frozen=True)
-class Found(Columns):
+class ModelFinding(Columns):
     """Result of the search. names: each key as text; seconds: duration of each phase, in order."""
 
     names: list[str]
     season: Season | None
-    series: Series
-    choice: Choice
+    series: SampledSeries
+    choice: StructureChoice
     final: Final
     filtered: Filtered
     seconds: dict[str, float]
@@ -84,7 +84,7 @@ class Found(Columns):
         return int((~self.parsed.accepted).sum())
 
 
-def find(input: str, wishes: Wishes) -> Found:
+def find(input: str, wishes: Wishes) -> ModelFinding:
     """Find a model for the files of an input.
 
     Raises:
@@ -92,14 +92,14 @@ def find(input: str, wishes: Wishes) -> Found:
     """
     watch = Stopwatch()
     with watch.step("read"):
-        table = read_table(files_of(input, ALWAYS_READ))
+        table = read_table(list_input_files(input, ALWAYS_READ))
     columns = find_columns(input, table, wishes, watch)
     rhythm, parsed = columns.rhythm, columns.parsed
     with watch.step("rows"):
-        _, rows = in_order(parsed)
-        names = _names(columns)
+        _, rows = order_accepted_rows(parsed)
+        names = _format_keys(columns)
     if not len(rows.key):
-        raise UserError(f"{input}: every row is rejected, the first for: {_first_cause(columns)}")
+        raise UserError(f"{input}: every row is rejected, the first for: {_explain_first_rejection(columns)}")
     with watch.step("season"):
         series = sample_series(rows, parsed.keys, wishes.keys, wishes.rows)
         if series is None:
@@ -108,26 +108,26 @@ def find(input: str, wishes: Wishes) -> Found:
                 "--key, or fewer measurements with --measurement; of short series write the spec yourself "
                 "(docs/models.md)"
             )
-        season = _season(rows, series, rhythm)
+        season = _find_season(rows, series, rhythm)
     if season is not None:
-        most = _rows_for(season, rhythm, wishes.rows)
+        most = _count_fit_rows(season, rhythm, wishes.rows)
         series = sample_series(rows, parsed.keys, wishes.keys, most) or series
     unit = float(UNIT_US[rhythm.unit])
     with watch.step("fit and rank"):
-        choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
+        choice = search(series, list_structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
     with watch.step("fit the choice"):
         final = finish(series, columns.spec.measurement, choice, unit, rhythm.step_in_units)
     with watch.step("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
     columns.notes.extend(
         [
-            *absent_in(columns.spec, parsed, table.files),
-            *(note.removeprefix("note: ") for note in clock_notes(columns.spec, parsed.clocks)),
-            *_doubts(columns, final),
-            *long_series(rows, len(final.definition["states"])),
+            *find_absent_notes(columns.spec, parsed, table.files),
+            *(note.removeprefix("note: ") for note in describe_clock_changes(columns.spec, parsed.clocks)),
+            *_list_doubts(columns, final),
+            *note_long_series(rows, len(final.definition["states"])),
         ]
     )
-    return Found(
+    return ModelFinding(
         **vars(columns),
         names=names,
         season=season,
@@ -139,28 +139,32 @@ def find(input: str, wishes: Wishes) -> Found:
     )
 
 
-def _first_cause(columns: Columns) -> str:
+def _explain_first_rejection(columns: Columns) -> str:
     """Return why the first row of the files is rejected, with the remedy."""
-    reader = reader_of(columns.spec, str(columns.table.files[0]))
+    reader = select_reader(columns.spec, str(columns.table.files[0]))
     source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
     parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
     place = int(np.argmin(parsed.accepted))
     first = np.arange(source.rows) == place
-    return explained(columns.spec, str(parsed.reason[place]), payloads(source, first)[place].as_py())
+    return explain_reason(
+        columns.spec, str(parsed.reason[place]), build_payloads(source, first)[place].as_py()
+    )
 
 
-def _names(found: Columns) -> list[str]:
+def _format_keys(found: Columns) -> list[str]:
     """Return each key as text: its columns' values joined by a slash."""
     parsed, keys = found.parsed, found.keys
     if not keys.columns:
         return [ALL_ROWS]
     first = np.full(parsed.keys, 0)
     first[parsed.key[::-1]] = np.arange(len(parsed.key))[::-1]
-    columns = [found.source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
+    columns = [
+        found.source.columns[name].take(arrow.build_integers(first)).to_pylist() for name in keys.columns
+    ]
     return ["/".join(str(value) for value in values) for values in zip(*columns, strict=True)]
 
 
-def _season(rows: kalman.SortedRows, series: Series, rhythm: Rhythm) -> Season | None:
+def _find_season(rows: kalman.SortedRows, series: SampledSeries, rhythm: Rhythm) -> Season | None:
     """Return the season of the first measurement with a season, or None."""
     starts = np.searchsorted(rows.key, series.keys)
     ends = np.searchsorted(rows.key, series.keys, "right")
@@ -177,16 +181,16 @@ def _season(rows: kalman.SortedRows, series: Series, rhythm: Rhythm) -> Season |
     return None
 
 
-def _rows_for(season: Season, rhythm: Rhythm, rows: int) -> int:
+def _count_fit_rows(season: Season, rhythm: Rhythm, rows: int) -> int:
     """Return the number of rows per key for fitting: enough for four periods, within a limit on the cost."""
     return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
 
 
-def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, unit: float) -> Filtered:
+def _filter(rows: kalman.SortedRows, keys: int, series: SampledSeries, final: Final, unit: float) -> Filtered:
     model = kalman.build(final.definition)
     as_written = kalman.initial_states(model, keys)
     _, out = kalman.run(model, as_written, rows, unit)
-    of_spec = nis_ratio(unflagged_nis(out), rows.y)
+    of_spec = compute_nis_ratio(select_unflagged_nis(out), rows.y)
     own = np.repeat(final.usual[:, None], keys, axis=1)
     own[:, series.keys] = final.parameters
     states = as_written._replace(values=model.with_parameters(as_written.values, own))
@@ -194,18 +198,18 @@ def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, un
     innovations = out.extra[INNOVATION]
     n = len(final.composed.states)
     covariance = unpack(out.covariance).reshape(n, n, -1).transpose(2, 0, 1)
-    measured = [seen(out.mean.T, covariance, np.array(row), 0.0) for row in final.composed.H]
+    measured = [project_states(out.mean.T, covariance, np.array(row), 0.0) for row in final.composed.H]
     mean, variance = (np.array(one) for one in zip(*measured, strict=True))
     sampled = np.isin(rows.key, series.keys)
     number = np.searchsorted(series.keys, rows.key[sampled])
-    nis = unflagged_nis(out)[sampled]
+    nis = select_unflagged_nis(out)[sampled]
     judged = fit_of(number, nis, len(series.keys), innovations[:, sampled])
-    ratio = nis_ratio(nis, rows.y[:, sampled])
+    ratio = compute_nis_ratio(nis, rows.y[:, sampled])
     deviation = np.sqrt(np.maximum(variance, 0.0))
     return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
 
 
-def _doubts(found: Columns, final: Final) -> list[str]:
+def _list_doubts(found: Columns, final: Final) -> list[str]:
     """Return the doubts that a person should check."""
     table, roles, keys = found.table, found.roles, found.keys
     notes: list[str] = []
@@ -229,13 +233,13 @@ def _doubts(found: Columns, final: Final) -> list[str]:
         )
     if final.still:
         notes.append(
-            f"for {final.still:,} of {plural(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
+            f"for {final.still:,} of {format_count(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
             "of the state (level, slope or season) never changes"
         )
     return notes
 
 
-def long_series(rows: kalman.SortedRows, states: int) -> list[str]:
+def note_long_series(rows: kalman.SortedRows, states: int) -> list[str]:
     """Return a note on faster learning if all rows of the longest series would take minutes."""
     longest = int(np.argmax(np.bincount(rows.key)))
     time = rows.time[rows.key == longest]

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from jobs.choosing.model_finding import Found
-from jobs.offline.picture_parts import date_axis
+from jobs.choosing.model_finding import ModelFinding
+from jobs.offline.picture_parts import format_date_axis
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
     INK,
     MEASURED,
     Line,
-    coverage_text,
+    apply_style,
     draw_estimate,
     draw_innovations,
     draw_nis,
     fit_values,
-    joined,
-    styled,
+    format_coverage,
+    join_title,
 )
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ ROWS = 1_500
 """Number of last rows of a series that are drawn."""
 
 
-@styled
-def draw(path: Path, name: str, found: Found) -> None:
+@apply_style
+def draw(path: Path, name: str, found: ModelFinding) -> None:
     """Save the picture: series with their estimates on the left; ranking, innovations and NIS on the right."""
-    shown = _shown(found)
+    shown = _select_series(found)
     picture = plt.figure(figsize=(13.0, 2.2 + 2.2 * max(len(shown), 2)), layout="constrained")
     halves: Any = picture.subfigures(1, 2, width_ratios=[3, 2])
     left, right = halves
@@ -49,7 +49,7 @@ def draw(path: Path, name: str, found: Found) -> None:
     mine = found.filtered.rows.key == key
     time = found.filtered.rows.time[mine].astype("datetime64[us]")
     draw_innovations(innovations, time[-ROWS:], found.filtered.innovations[m, mine][-ROWS:])
-    date_axis(innovations, 3, 6)
+    format_date_axis(innovations, 3, 6)
     draw_nis(
         nis, found.filtered.nis[np.isin(found.filtered.rows.key, found.series.keys)], len(found.measurements)
     )
@@ -60,27 +60,27 @@ def draw(path: Path, name: str, found: Found) -> None:
         plt.close(picture)
 
 
-def _shown(found: Found) -> list[tuple[int, int]]:
+def _select_series(found: ModelFinding) -> list[tuple[int, int]]:
     """Return the (key, measurement) pairs to draw: several measurements of a single key, else the first keys."""
     keys = found.series.keys
     pairs = [(int(key), m) for key in keys[:SHOWN] for m in range(len(found.measurements))]
     return pairs[:SHOWN]
 
 
-def _draw_series(ax: Axes, found: Found, key: int, m: int) -> None:
+def _draw_series(ax: Axes, found: ModelFinding, key: int, m: int) -> None:
     filtered = found.filtered
     mine = np.flatnonzero(filtered.rows.key == key)[-ROWS:]
     time = filtered.rows.time[mine].astype("datetime64[us]")
     line = Line(filtered.mean[m, mine], filtered.deviation[m, mine])
     measured = filtered.rows.y[m, mine]
     draw_estimate(ax, time, measured, [line])
-    date_axis(ax, 4, 9)
+    format_date_axis(ax, 4, 9)
     fit_values(ax, measured, [line])
-    text = coverage_text(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
-    ax.set_title(joined(f"{found.names[key]}: {found.measurements[m].name}", text))
+    text = format_coverage(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
+    ax.set_title(join_title(f"{found.names[key]}: {found.measurements[m].name}", text))
 
 
-def _draw_ranking(ax: Axes, found: Found) -> None:
+def _draw_ranking(ax: Axes, found: ModelFinding) -> None:
     scores = found.choice.ranking.scores[::-1]
     chosen = set(found.choice.names)
     for at, one in enumerate(scores):

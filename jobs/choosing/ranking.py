@@ -36,7 +36,7 @@ FEW = 5
 """Number of keys from which one key may lose: otherwise a single key could veto a gain of all others."""
 
 
-class Score(NamedTuple):
+class ModelScore(NamedTuple):
     """Score of one model.
 
     name, place     name of the model, and its index in the order given
@@ -64,7 +64,7 @@ class Score(NamedTuple):
         """Tell if the best model is better than this model by more than noise."""
         return self.behind > APART * self.error or self.capped > APART * self.capped_error
 
-    def is_near(self, best: Score) -> bool:
+    def is_near(self, best: ModelScore) -> bool:
         """Tell if this model is within one standard error, or TIE, of the best of a group of models."""
         return self.behind - best.behind <= max(self.error, TIE) and (
             self.capped - best.capped <= max(self.capped_error, TIE)
@@ -74,27 +74,27 @@ class Score(NamedTuple):
 class Ranking(NamedTuple):
     """Scores, the best first; numbers of keys and rows behind them; means (M, K) of models, in the order given."""
 
-    scores: list[Score]
+    scores: list[ModelScore]
     keys: int
     rows: int
     means: Floats
 
     @property
-    def best(self) -> Score:
+    def best(self) -> ModelScore:
         """Return the score of the best model."""
         return self.scores[0]
 
     @property
-    def equals(self) -> list[Score]:
+    def equals(self) -> list[ModelScore]:
         """Return the best model, followed by the models that do not differ from it."""
         return [self.best, *(one for one in self.scores[1:] if not one.is_apart)]
 
-    def may_replace_the_simplest(self, one: Score, share: float = EVERY) -> bool:
+    def may_replace_the_simplest(self, one: ModelScore, share: float = EVERY) -> bool:
         """Tell if at most a share 1 - `share` of the keys, or one key of FEW or more, lose with a model."""
         losers = round((1.0 - one.at_least) * self.keys)
         return losers <= max((1.0 - share) * self.keys, float(self.keys >= FEW))
 
-    def of(self, name: str) -> Score:
+    def of(self, name: str) -> ModelScore:
         """Return the score of a model."""
         return next(one for one in self.scores if one.name == name)
 
@@ -127,47 +127,49 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats]) -> Ranking:
     behind = table[best] - table
     capped = np.minimum(behind, MOST)
     found = [
-        Score(
+        ModelScore(
             names[int(m)],
             int(m),
             float(overall[m]),
             float((winner == m).mean()),
             float(overall[best] - overall[m]),
-            0.0 if m == best else standard_error(code, behind[m]),
-            float(1.0 - losing(code, table[0] - table[m]).mean()),
+            0.0 if m == best else compute_standard_error(code, behind[m]),
+            float(1.0 - find_losing_keys(code, table[0] - table[m]).mean()),
             int(missing[m]),
             float((np.bincount(code, capped[m]) / counts).mean()),
-            0.0 if m == best else standard_error(code, capped[m]),
+            0.0 if m == best else compute_standard_error(code, capped[m]),
         )
         for m in order
     ]
     return Ranking(found, len(counts), len(key), means)
 
 
-def standard_error(code: Ints, differences: Floats) -> float:
+def compute_standard_error(code: Ints, differences: Floats) -> float:
     """Return the standard error of the mean over keys of each key's mean difference (H,); infinite if unknown."""
     counts = np.bincount(code)
     means = np.bincount(code, differences) / counts
     if len(counts) >= SEVERAL:
         return float(means.std(ddof=1) / np.sqrt(len(counts)))
     ends = np.cumsum(counts)
-    variances = [_variance_of_mean(differences[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+    variances = [
+        _compute_mean_variance(differences[end - n : end]) for n, end in zip(counts, ends, strict=True)
+    ]
     return float(np.sqrt(sum(variances))) / len(counts)
 
 
-def losing(code: Ints, differences: Floats) -> NDArray[np.bool_]:
+def find_losing_keys(code: Ints, differences: Floats) -> NDArray[np.bool_]:
     """Return which keys (K,) have a mean difference (H,) above TIE and above its noise."""
     counts = np.bincount(code)
     means = np.bincount(code, differences) / counts
     found = means > TIE
     ends = np.cumsum(counts)
     for k in np.flatnonzero(found).tolist():
-        error = np.sqrt(_variance_of_mean(differences[ends[k] - counts[k] : ends[k]]))
+        error = np.sqrt(_compute_mean_variance(differences[ends[k] - counts[k] : ends[k]]))
         found[k] = means[k] > APART * error
     return found
 
 
-def _variance_of_mean(values: Floats) -> float:
+def _compute_mean_variance(values: Floats) -> float:
     """Return the variance of a series' (n,) mean, with autocovariances up to a lag of about n^(1/3)."""
     n = len(values)
     if n < 4:
@@ -180,7 +182,7 @@ def _variance_of_mean(values: Floats) -> float:
     return max(total, float(away @ away) / n / n) / n
 
 
-def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> Score:
+def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> ModelScore:
     """Return the simplest model that is near the best.
 
     This is the one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that do

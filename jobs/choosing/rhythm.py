@@ -57,11 +57,11 @@ def find_rhythm(key: NDArray[np.int64], time: NDArray[np.int64]) -> Rhythm:
     late = int((np.diff(time[in_file])[np.diff(key[in_file]) == 0] < 0).sum())
     gaps = positive[positive > GAP * step]
     return Rhythm(
-        step, regular, len(gaps), int(gaps.max(initial=0)), int((steps == 0).sum()), late, _unit(step)
+        step, regular, len(gaps), int(gaps.max(initial=0)), int((steps == 0).sum()), late, _choose_unit(step)
     )
 
 
-def _unit(step: int) -> str:
+def _choose_unit(step: int) -> str:
     """Return the longest unit up to the step; a week only for whole weeks."""
     units = sorted(UNIT_US, key=UNIT_US.__getitem__, reverse=True)
     fitting = [
@@ -70,7 +70,7 @@ def _unit(step: int) -> str:
     return fitting[0] if fitting else "microsecond"
 
 
-def span(micros: float) -> str:
+def format_span(micros: float) -> str:
     """Format a time span for a person: `5 min`, `1.5 d`."""
     for name, short in _NAMES:
         if micros >= UNIT_US[name] and (name != "week" or micros % UNIT_US[name] == 0):

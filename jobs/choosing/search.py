@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.choosing.grid import fit_grid, fit_robust
-from jobs.choosing.held_out import Fitted, Sample, held_out_scores
+from jobs.choosing.held_out import Fitted, SplitRows, score_held_out
 from jobs.choosing.ranking import Ranking, choose, rank
-from jobs.choosing.series import Series
+from jobs.choosing.series import SampledSeries
 from jobs.choosing.structures import (
     HUBER,
     ROBUST,
     STUDENT_T,
+    CandidateStructure,
     Composed,
-    Structure,
+    build_definition,
     compose,
-    definition,
 )
 from jobs.core.errors import UserError
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ LEAST = 1e-7
 """Smallest start value in the spec for a learned number, relative to the noise: a search cannot begin at zero."""
 
 
-class Choice(NamedTuple):
+class StructureChoice(NamedTuple):
     """Choice of structures for all measurements.
 
     ranking  ranking over all measurements; of_measurement: ranking for each measurement
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
     ranking: Ranking
     of_measurement: list[Ranking]
-    chosen: list[Structure]
+    chosen: list[CandidateStructure]
     robust: dict[str, Any] | None
     failed: dict[str, str]
     is_wanted: bool = False
@@ -59,8 +59,12 @@ class Choice(NamedTuple):
 
 
 def search(
-    series: Series, tried: list[Structure], unit: float, step: float, wanted: str | None = None
-) -> Choice:
+    series: SampledSeries,
+    tried: list[CandidateStructure],
+    unit: float,
+    step: float,
+    wanted: str | None = None,
+) -> StructureChoice:
     """Fit each structure on the first rows of each series, and rank all by the held-out rows.
 
     Args:
@@ -76,7 +80,7 @@ def search(
     sample = series.single(unit)
     several = len(series.rows.y) > 1
     weights = HUBER if several else STUDENT_T
-    scores, failed = _scores(sample, tried, weights, unit, step)
+    scores, failed = _compute_scores(sample, tried, weights, unit, step)
     if tried[0].name not in scores:
         raise UserError(f"no structure can be fitted: {failed.get(tried[0].name)}")
     # Simple structures first: each before its robust variant, and both before a structure with more states.
@@ -86,7 +90,7 @@ def search(
     key = sample.rows.key[sample.held]
     try:
         ranking = rank(names, key, list(scores.values()))
-        of_measurement = _by_measurement(series, names, key, scores)
+        of_measurement = _rank_by_measurement(series, names, key, scores)
     except ValueError as error:
         raise UserError(f"the structures cannot be compared: {error}") from error
     name = wanted or choose(ranking, names).name
@@ -94,16 +98,18 @@ def search(
     same_kind = [one for one in names if one.endswith(ROBUST) == is_robust]
     structures = {one.name: one for one in tried}
     chosen = [
-        structures[(wanted or _among(one, same_kind)).removesuffix(ROBUST)]
+        structures[(wanted or _choose_among(one, same_kind)).removesuffix(ROBUST)]
         if several
         else structures[name.removesuffix(ROBUST)]
         for one in of_measurement
     ]
-    return Choice(ranking, of_measurement, chosen, weights if is_robust else None, failed, wanted is not None)
+    return StructureChoice(
+        ranking, of_measurement, chosen, weights if is_robust else None, failed, wanted is not None
+    )
 
 
-def _scores(
-    sample: Sample, tried: list[Structure], weights: dict[str, Any], unit: float, step: float
+def _compute_scores(
+    sample: SplitRows, tried: list[CandidateStructure], weights: dict[str, Any], unit: float, step: float
 ) -> tuple[dict[str, Floats], dict[str, str]]:
     """Return the scores of the held-out rows under each structure, plain and robust, and why others failed."""
     measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
@@ -116,8 +122,8 @@ def _scores(
             for suffix, robust in (("", None), (ROBUST, weights)):
                 if robust is not None:
                     found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER)
-                model = definition(composed, ["y"], robust)
-                values = held_out_scores(model, Fitted(found.parameters, {}), sample)
+                model = build_definition(composed, ["y"], robust)
+                values = score_held_out(model, Fitted(found.parameters, {}), sample)
                 predicted = int(np.isfinite(values).sum())
                 if predicted < 0.9 * measured:
                     failed[structure.name + suffix] = (
@@ -130,7 +136,9 @@ def _scores(
     return scores, failed
 
 
-def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str, Floats]) -> list[Ranking]:
+def _rank_by_measurement(
+    series: SampledSeries, names: list[str], key: Any, scores: dict[str, Floats]
+) -> list[Ranking]:
     count = len(series.keys)
     found: list[Ranking] = []
     for m in range(len(series.rows.y)):
@@ -139,7 +147,7 @@ def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str
     return found
 
 
-def _among(ranking: Ranking, names: list[str]) -> str:
+def _choose_among(ranking: Ranking, names: list[str]) -> str:
     """Return the choice among the named models of a ranking."""
     kept = [one for one in ranking.scores if one.name in names]
     return choose(ranking._replace(scores=kept), names).name
@@ -163,7 +171,9 @@ class Final(NamedTuple):
     ratio: float
 
 
-def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
+def finish(
+    series: SampledSeries, measurements: list[str], choice: StructureChoice, unit: float, step: float
+) -> Final:
     """Fit the choice on all sampled rows of each key, and convert its parameters to the files' units."""
     composed = compose(measurements, choice.chosen)
     sample = series.single(unit)
@@ -187,12 +197,12 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
     ratios = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
     noise_of = np.array([usual[own[i]] for i, _ in composed.powers])
     least = np.array([LEAST * noise for noise in noise_of] + [0.0] * len(noise))
-    described = _with_values(composed, np.maximum(usual, least))
-    model = definition(described, measurements, choice.robust)
+    described = _replace_values(composed, np.maximum(usual, least))
+    model = build_definition(described, measurements, choice.robust)
     return Final(described, model, parameters, usual, int(still.sum()), max(ratios, default=1.0))
 
 
-def _with_values(composed: Composed, values: Floats) -> Composed:
+def _replace_values(composed: Composed, values: Floats) -> Composed:
     """Return the model with `values` (d,) in place of the search's start values."""
     written = [float(f"{value:.4g}") for value in values]
     process = copy.deepcopy(composed.process)
@@ -203,5 +213,5 @@ def _with_values(composed: Composed, values: Floats) -> Composed:
         target = next((one for one in process.get("parts", []) if one["name"] == part), process)
         target[field] = value
     packed = written[len(composed.learned) - 1 :]
-    R = [list(row) for row in symmetric(packed)]
+    R = [list(row) for row in unpack_symmetric(packed)]
     return composed._replace(process=process, R=R)

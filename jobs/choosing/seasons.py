@@ -57,7 +57,7 @@ def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -
         series: times in microseconds (n,), sorted, and values (n,), NaN where missing.
         step: usual step, in microseconds.
     """
-    spectra = [one for time, y in series if (one := _spectrum(time, y, step)) is not None]
+    spectra = [one for time, y in series if (one := _compute_spectrum(time, y, step)) is not None]
     if not spectra:
         return None
     best: Season | None = None
@@ -66,7 +66,7 @@ def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -
             continue
         peak = float(np.median([one.at(1 / period) for one in spectra]))
         if peak >= CALENDAR_PEAK and (best is None or peak > best.peak):
-            best = Season(period, f"a {name}", _harmonics(spectra, period, step), peak)
+            best = Season(period, f"a {name}", _count_harmonics(spectra, period, step), peak)
     if best is not None:
         return best
     tops = [one.frequency[np.argmax(one.ratio)] for one in spectra]
@@ -75,10 +75,10 @@ def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -
     if peak < PEAK:
         return None
     period = 1 / frequency
-    return Season(period, f"{period / step:.1f} steps", _harmonics(spectra, period, step), peak)
+    return Season(period, f"{period / step:.1f} steps", _count_harmonics(spectra, period, step), peak)
 
 
-def _harmonics(spectra: list[_Spectrum], period: float, step: int) -> int:
+def _count_harmonics(spectra: list[_Spectrum], period: float, step: int) -> int:
     found = 1
     for j in range(2, MOST_HARMONICS + 1):
         if period / j >= 2.0 * step and np.median([one.at(j / period) for one in spectra]) >= HARMONIC:
@@ -86,7 +86,7 @@ def _harmonics(spectra: list[_Spectrum], period: float, step: int) -> int:
     return found
 
 
-def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None:
+def _compute_spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None:
     """Return the periodogram of a series on the grid of its usual step; gaps are filled by linear interpolation."""
     good = np.isfinite(y)
     time, y = time[good], y[good]
@@ -108,11 +108,11 @@ def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None
         return None
     # The background of a wandering level falls like 1 / f^2: remove this trend, then compare neighbours.
     flat = power * np.maximum(k, 1.0) ** 2
-    ratio = np.array([flat[j] / max(_background(flat, j), 1e-300) for j in kept.tolist()])
+    ratio = np.array([flat[j] / max(_compute_background(flat, j), 1e-300) for j in kept.tolist()])
     return _Spectrum(kept / (n * float(step)), ratio)
 
 
-def _background(flat: Floats, j: int) -> float:
+def _compute_background(flat: Floats, j: int) -> float:
     low, high = max(int(j / 2), 1), min(2 * j + 4, len(flat))
     around = np.r_[flat[low : max(j - 2, low)], flat[j + 3 : high]]
     return float(np.median(around)) if len(around) >= 3 else float("inf")

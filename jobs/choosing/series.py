@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.held_out import Sample, enough, held_out
+from jobs.choosing.held_out import SplitRows, mark_held_out, mark_usable_keys
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Series(NamedTuple):
+class SampledSeries(NamedTuple):
     """Sampled rows of K keys, and the sizes of their series.
 
     rows   N sorted rows, keys numbered 0 to K - 1, measurements (m, N) in the files' units
@@ -27,20 +27,20 @@ class Series(NamedTuple):
     middle: Floats
     size: Floats
 
-    def standard(self) -> kalman.SortedRows:
+    def standardize(self) -> kalman.SortedRows:
         """Return the rows with measurements of standard size."""
         of = self.rows.key
         return self.rows._replace(y=(self.rows.y - self.middle[:, of]) / self.size[:, of])
 
-    def single(self, unit: float) -> Sample:
+    def single(self, unit: float) -> SplitRows:
         """Return each measurement of each key as a separate series: measurement m of key k is key m K + k."""
-        rows, count = self.standard(), len(self.keys)
+        rows, count = self.standardize(), len(self.keys)
         m = len(rows.y)
         key = np.concatenate([rows.key + i * count for i in range(m)])
         y = rows.y.reshape(1, -1)
         seen = np.isfinite(y[0])
         rows = kalman.SortedRows(key, np.tile(rows.time, m), y, np.empty((0, y.size)))
-        return Sample(rows, m * count, held_out(key, m * count, seen), unit)
+        return SplitRows(rows, m * count, mark_held_out(key, m * count, seen), unit)
 
 
 class Sampled(NamedTuple):
@@ -62,7 +62,7 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
     """
     fit = np.ones(keys, bool)
     for values in rows.y:
-        fit &= enough(rows.key, keys, np.isfinite(values))
+        fit &= mark_usable_keys(rows.key, keys, np.isfinite(values))
     able = np.flatnonzero(fit)
     if not len(able):
         return None
@@ -75,17 +75,17 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
     return Sampled(chosen, places, number[rows.key[places]])
 
 
-def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Series | None:
+def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> SampledSeries | None:
     """Sample rows by `sample_rows`, and compute the sizes of the series."""
     found = sample_rows(rows, keys, most_keys, most_rows)
     if found is None:
         return None
     taken = rows.take(found.places)._replace(key=found.number)
-    middle, size = _sizes(taken, len(found.keys))
-    return Series(taken, found.keys, middle, size)
+    middle, size = _measure_sizes(taken, len(found.keys))
+    return SampledSeries(taken, found.keys, middle, size)
 
 
-def _sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:
+def _measure_sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:
     """Return the median and the size of the changes (m, K) of each series, both robust to outliers."""
     middle, size = np.zeros((len(rows.y), keys)), np.ones((len(rows.y), keys))
     ends = np.searchsorted(rows.key, np.arange(keys + 1))
@@ -94,11 +94,11 @@ def _sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:
             known = values[np.isfinite(values)]
             if len(known):
                 middle[m, k] = np.median(known)
-                size[m, k] = _size(known)
+                size[m, k] = _measure_size(known)
     return middle, size
 
 
-def _size(values: Floats) -> float:
+def _measure_size(values: Floats) -> float:
     """Return the (positive) size of a series' changes, or of its values if it hardly changes."""
     changes = np.diff(values)
     for one in (changes, values - np.median(values)):

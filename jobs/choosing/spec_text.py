@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jobs.choosing.model_finding import Found
+from jobs.choosing.model_finding import ModelFinding
 from jobs.choosing.ranking import Ranking
-from jobs.choosing.rhythm import span
+from jobs.choosing.rhythm import format_span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
-from jobs.core.report import plural
-from jobs.landing.values.number_writing import setting_text
+from jobs.core.report import format_count
+from jobs.landing.values.number_writing import format_setting
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
-from jobs.specs.yaml_text import flow_text
+from jobs.specs.yaml_text import format_flow
 from jobs.state.kernel import load_checked_spec
 
 
-def spec_text(name: str, input: str, found: Found) -> str:
+def format_spec(name: str, input: str, found: ModelFinding) -> str:
     """Return the spec as text: every chosen field, with its reason."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
@@ -29,27 +29,29 @@ def spec_text(name: str, input: str, found: Found) -> str:
         "it freely.",
         f"name: {name}",
         "version: 1",
-        f"key: {flow_text(keys.columns)}{_pad(keys.why)}",
+        f"key: {format_flow(keys.columns)}{_format_margin(keys.why)}",
     ]
     if keys.from_name is not None:
-        lines.append(f"key_from_name: {flow_text(keys.from_name)}{_pad('the value is the name of the file')}")
-    lines += _written(found)
+        lines.append(
+            f"key_from_name: {format_flow(keys.from_name)}{_format_margin('the value is the name of the file')}"
+        )
+    lines += _format_files(found)
     lines.append(
-        f"time: {flow_text(time.written)}"
-        + (_pad("the columns make the time together") if time.parts else "")
+        f"time: {format_flow(time.written)}"
+        + (_format_margin("the columns make the time together") if time.parts else "")
     )
     if time.time_format is not None:
         lines.append(f"time_format: {json.dumps(time.time_format)}")
     if found.spec.time_zone != "UTC":
         lines.append(f"time_zone: {found.spec.time_zone}")
     lines += [
-        f"time_unit: {rhythm.unit}{_pad(f'the usual step is {span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
-        *_comment(_rhythm_words(found)),
-        f"measurement: {flow_text([one.name for one in found.measurements])}",
+        f"time_unit: {rhythm.unit}{_format_margin(f'the usual step is {format_span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
+        *_format_comment(_format_rhythm(found)),
+        f"measurement: {format_flow([one.name for one in found.measurements])}",
     ]
     if len(found.spec.missing_values) > len(DEFAULT_MISSING):
         lines.append(f"missing_values: {json.dumps(found.spec.missing_values, ensure_ascii=False)}")
-    lines += [*_refused(found), *_ranked(found), *_model(found)]
+    lines += [*_format_refused(found), *_format_ranking(found), *_format_model(found)]
     if rhythm.repeats:
         lines += [
             f"# {rhythm.repeats:,} rows repeat key and time of another; each counts, unless the first one does:",
@@ -58,7 +60,7 @@ def spec_text(name: str, input: str, found: Found) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _written(found: Found) -> list[str]:
+def _format_files(found: ModelFinding) -> list[str]:
     """Return the settings for files that readers need."""
     files = found.files
     said = files.model_dump(exclude_defaults=True)
@@ -70,15 +72,15 @@ def _written(found: Found) -> list[str]:
     if files.wide is not None:
         each = "series" if files.wide.time is None else "time"
         why = f"a column for each {each}: each filled cell is a row"
-    return [setting_text(said) + (_pad(why) if why else "")]
+    return [format_setting(said) + (_format_margin(why) if why else "")]
 
 
-def _rhythm_words(found: Found) -> str:
+def _format_rhythm(found: ModelFinding) -> str:
     rhythm = found.rhythm
     words = []
     if rhythm.gaps:
         words.append(
-            f"{rhythm.gaps:,} pauses are longer, up to {span(rhythm.longest)}: the state moves by the time that passed"
+            f"{rhythm.gaps:,} pauses are longer, up to {format_span(rhythm.longest)}: the state moves by the time that passed"
         )
     if found.season is not None:
         words.append(
@@ -87,7 +89,7 @@ def _rhythm_words(found: Found) -> str:
     return "; ".join(words)
 
 
-def _refused(found: Found) -> list[str]:
+def _format_refused(found: ModelFinding) -> list[str]:
     if not found.roles.refused:
         return []
     lines = ["# Other columns:"]
@@ -98,7 +100,7 @@ def _refused(found: Found) -> list[str]:
     return lines if len(lines) > 1 else []
 
 
-def _ranked(found: Found) -> list[str]:
+def _format_ranking(found: ModelFinding) -> list[str]:
     """Return the ranking as a comment."""
     ranking = found.choice.ranking
     lines = [
@@ -109,20 +111,20 @@ def _ranked(found: Found) -> list[str]:
     for one in ranking.scores:
         mark = "  <- chosen" if one.name in chosen else ""
         lines.append(f"#   {one.name:<22} {0.0 - one.behind:+.3f} +- {one.error:.3f}{mark}")
-    return [*lines, *_comment(why_chosen(found))]
+    return [*lines, *_format_comment(explain_choice(found))]
 
 
-def why_chosen(found: Found) -> str:
+def explain_choice(found: ModelFinding) -> str:
     """Explain the choice in at most three short sentences."""
     names, ranking = found.choice.names, found.choice.ranking
     if len(set(names)) > 1:
         each = zip((one.name for one in found.measurements), names, strict=True)
         return "chosen: " + ", ".join(f"{name} for {measurement}" for measurement, name in each)
-    why = "as --structure asks" if found.choice.is_wanted else reason(ranking, names[0])
+    why = "as --structure asks" if found.choice.is_wanted else explain_structure(ranking, names[0])
     return f"chosen: {names[0]}, {why}"
 
 
-def reason(ranking: Ranking, name: str) -> str:
+def explain_structure(ranking: Ranking, name: str) -> str:
     """Explain why a structure is chosen, from its place in the ranking."""
     one, best = ranking.of(name), ranking.best
     if one is best:
@@ -134,49 +136,55 @@ def reason(ranking: Ranking, name: str) -> str:
         losers = round((1 - best.at_least) * ranking.keys)
         return (
             f"the simplest. {best.name} is better on average ({one.behind:.3f} a row), but worse for {losers:,} of "
-            f"{plural(ranking.keys, 'series', '')}. To take it: --structure {shlex.quote(best.name)}"
+            f"{format_count(ranking.keys, 'series', '')}. To take it: --structure {shlex.quote(best.name)}"
         )
     if not one.is_apart:
         return f"the simplest of those that cannot be told apart from {best.name}"
     return f"{one.behind:.3f} a row behind {best.name}"
 
 
-def _model(found: Found) -> list[str]:
+def _format_model(found: ModelFinding) -> list[str]:
     composed, robust = found.final.composed, found.choice.robust
     several = len(found.series.keys) > 1
     of = f"the medians of {len(found.series.keys):,} keys" if several else "the values learned from its rows"
     lines = [
         "filter: linear",
-        f"states: {flow_text(composed.states)}",
-        *(["process:", *_process(composed.process)] if "parts" in composed.process else []),
-        *([] if "parts" in composed.process else [f"process: {flow_text(composed.process)}{_pad(of)}"]),
+        f"states: {format_flow(composed.states)}",
+        *(["process:", *_format_process(composed.process)] if "parts" in composed.process else []),
+        *(
+            []
+            if "parts" in composed.process
+            else [f"process: {format_flow(composed.process)}{_format_margin(of)}"]
+        ),
     ]
     observation: dict[str, Any] = {"R": composed.R}
     if len(found.measurements) > 1:
         observation = {"H": composed.H, **observation}
     lines += [
-        f"observation: {flow_text(observation)}",
-        "initial: {diffuse: true}" + _pad("nothing is known of a key before its first rows"),
-        f"learn: {{parameters: {flow_text(composed.learned)}, scope: key}}"
-        + _pad("what pretrain learns, for each key"),
+        f"observation: {format_flow(observation)}",
+        "initial: {diffuse: true}" + _format_margin("nothing is known of a key before its first rows"),
+        f"learn: {{parameters: {format_flow(composed.learned)}, scope: key}}"
+        + _format_margin("what pretrain learns, for each key"),
     ]
     if robust is not None:
-        lines.append(f"robust: {flow_text(robust)}" + _pad("rows far from their prediction count less"))
+        lines.append(
+            f"robust: {format_flow(robust)}" + _format_margin("rows far from their prediction count less")
+        )
     return lines
 
 
-def _process(process: dict[str, Any]) -> Iterable[str]:
+def _format_process(process: dict[str, Any]) -> Iterable[str]:
     yield f"  kind: {process['kind']}"
     yield "  parts:"
     for part in process["parts"]:
-        yield f"    - {flow_text(part)}"
+        yield f"    - {format_flow(part)}"
 
 
-def _comment(text: str) -> list[str]:
+def _format_comment(text: str) -> list[str]:
     return [f"# {text}"] if text else []
 
 
-def _pad(comment: str) -> str:
+def _format_margin(comment: str) -> str:
     return f"    # {comment}"
 
 

@@ -16,7 +16,7 @@ STUDENT_T: dict[str, Any] = {"student_t": {"degrees": 4.0}}
 HUBER: dict[str, Any] = {"huber": {"threshold": 1.345}}
 
 
-class Part(NamedTuple):
+class ProcessPart(NamedTuple):
     """Part of a process: name within the model, definition, states, row of H for the states, learned numbers.
 
     powers: power of the measurement's unit in each learned number: 2 for a variance, 0 for a rate
@@ -30,25 +30,25 @@ class Part(NamedTuple):
     powers: tuple[int, ...]
 
 
-class Structure(NamedTuple):
+class CandidateStructure(NamedTuple):
     """Structure for one measurement: its name, its meaning, its parts."""
 
     name: str
     meaning: str
-    parts: tuple[Part, ...]
+    parts: tuple[ProcessPart, ...]
 
 
-def structures(rhythm: Rhythm, season: Season | None) -> list[Structure]:
+def list_structures(rhythm: Rhythm, season: Season | None) -> list[CandidateStructure]:
     """Return the structures to try, the simplest first, for measurements of standard size one.
 
     The start values of the variances make a step half noise, half movement.
     """
     step = rhythm.step_in_units
-    level = Part(
+    level = ProcessPart(
         "level", {"kind": "random_walk", "variance": 0.5 / step}, ("level",), (1.0,), ("variance",), (2,)
     )
     variances = {"level_variance": 0.4 / step, "slope_variance": 1e-3 / step**3}
-    trend = Part(
+    trend = ProcessPart(
         "trend",
         {"kind": "local_linear_trend", **variances},
         ("level", "slope"),
@@ -56,7 +56,7 @@ def structures(rhythm: Rhythm, season: Season | None) -> list[Structure]:
         ("level_variance", "slope_variance"),
         (2, 2),
     )
-    damped = Part(
+    damped = ProcessPart(
         "trend",
         {"kind": "damped_trend", **variances, "damping": 0.1 / step},
         ("level", "slope"),
@@ -65,20 +65,24 @@ def structures(rhythm: Rhythm, season: Season | None) -> list[Structure]:
         (2, 2, 0),
     )
     found = [
-        Structure(LEVEL, "a level that wanders", (level,)),
-        Structure("trend", "a level with a slope, both wander", (trend,)),
-        Structure("damped", "a level with a slope that fades", (damped,)),
+        CandidateStructure(LEVEL, "a level that wanders", (level,)),
+        CandidateStructure("trend", "a level with a slope, both wander", (trend,)),
+        CandidateStructure("damped", "a level with a slope that fades", (damped,)),
     ]
     if season is None:
         return found
     return [
         *found,
-        Structure("season", f"a level and {season.name}'s season", (level, _waves(season, rhythm))),
-        Structure("trend season", f"a trend and {season.name}'s season", (trend, _waves(season, rhythm))),
+        CandidateStructure(
+            "season", f"a level and {season.name}'s season", (level, _build_season(season, rhythm))
+        ),
+        CandidateStructure(
+            "trend season", f"a trend and {season.name}'s season", (trend, _build_season(season, rhythm))
+        ),
     ]
 
 
-def _waves(season: Season, rhythm: Rhythm) -> Part:
+def _build_season(season: Season, rhythm: Rhythm) -> ProcessPart:
     """Return the part of a process with the waves of a season."""
     process = {
         "kind": "seasonal_trigonometric",
@@ -88,7 +92,7 @@ def _waves(season: Season, rhythm: Rhythm) -> Part:
     }
     letters = "abcdefgh"[: season.harmonics]
     states = tuple(f"{part}_{letter}" for letter in letters for part in ("wave", "turn"))
-    return Part("season", process, states, (1.0, 0.0) * season.harmonics, ("variance",), (2,))
+    return ProcessPart("season", process, states, (1.0, 0.0) * season.harmonics, ("variance",), (2,))
 
 
 class Composed(NamedTuple):
@@ -105,7 +109,7 @@ class Composed(NamedTuple):
     powers: list[tuple[int, int]]
 
 
-def compose(measurements: Sequence[str], chosen: Sequence[Structure]) -> Composed:
+def compose(measurements: Sequence[str], chosen: Sequence[CandidateStructure]) -> Composed:
     """Compose one structure per measurement into one model."""
     alone = len(measurements) == 1
     states: list[str] = []
@@ -129,7 +133,7 @@ def compose(measurements: Sequence[str], chosen: Sequence[Structure]) -> Compose
     return Composed(states, process, rows, R, [*learned, "R"], powers)
 
 
-def definition(
+def build_definition(
     composed: Composed, measurements: Sequence[str], robust: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the definition for `kalman.build`, with parameters that are learned per key."""

@@ -11,12 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import FORMATS, found_dialect, parts, read_part, written_as
+from jobs.landing.csv_parquet import FORMATS, list_parts, read_dialect, read_part, read_settings
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
-from jobs.landing.file_rows import columns_of, member_rows, take_rows
+from jobs.landing.file_rows import read_columns_schema, read_member_rows, take_rows
 from jobs.landing.json_rows import is_json
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source, joined
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, RawRows, join_parts
 from jobs.landing.values.number_writing import Writing, find_writing
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
@@ -27,7 +27,7 @@ MOST_ROWS = 1_000_000
 LEAST_OF_A_FILE, MOST_OF_A_FILE = 2_000, 100_000
 
 
-class Table(NamedTuple):
+class InputTable(NamedTuple):
     """Rows of files.
 
     files   files that were read; found: number of files
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
     files: list[Path]
     found: int
-    source: Source
+    source: RawRows
     file: NDArray[np.int64]
     partial: dict[str, str]
     cut: bool
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     numbers: Writing
 
 
-def read_table(paths: list[Path]) -> Table:
+def read_table(paths: list[Path]) -> InputTable:
     """Read the files, or an even sample of them, each from its beginning.
 
     Raises:
@@ -59,11 +59,11 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    written = ANY if is_json(chosen[0]) else written_as(chosen[0])
-    names, partial = _common_columns(chosen, written)
+    written = ANY if is_json(chosen[0]) else read_settings(chosen[0])
+    names, partial = _list_common_columns(chosen, written)
     if not names:
         raise UserError(f"{chosen[0]}: no column is in every file; give files of one kind")
-    read = [_beginning(path, names, most, written) for path in chosen]
+    read = [_read_beginning(path, names, most, written) for path in chosen]
     sources = [source for source, _ in read]
     if not sum(source.rows for source in sources):
         raise UserError(
@@ -72,21 +72,21 @@ def read_table(paths: list[Path]) -> Table:
             + "; give a file with rows"
         )
     file = np.repeat(np.arange(len(chosen)), [source.rows for source in sources])
-    source = joined(sources, names)
+    source = join_parts(sources, names)
     is_csv = chosen[0].name.lower().endswith(FORMATS[:2])
-    separator = found_dialect(chosen[0], (), written).separator if is_csv else COMMA
+    separator = read_dialect(chosen[0], (), written).separator if is_csv else COMMA
     numbers = find_writing(source.columns, DEFAULT_MISSING, separator)
     written = numbers.added_to(written)
     some = any(cut for _, cut in read)
     source = source._replace(decimal=written.decimal)
-    return Table(chosen, len(paths), source, file, partial, some, written, numbers)
+    return InputTable(chosen, len(paths), source, file, partial, some, written, numbers)
 
 
-def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
+def _list_common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
     """Return the columns that all files have in one type, and why other columns are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
-        schemas.append(columns_of(path, [], written))
+        schemas.append(read_columns_schema(path, [], written))
     partial: dict[str, str] = {}
     for schema, path in zip(schemas, paths, strict=True):
         for other, at in ((schemas[0], path), (schema, paths[0])):
@@ -101,23 +101,23 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
     return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
 
 
-def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[Source, bool]:
+def _read_beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[RawRows, bool]:
     """Return the first rows of a file, and whether the file has more rows."""
-    whole = joined(take_rows(_rows_of(path, names, written), most + 1), names)
-    return _first(whole, names, most), whole.rows > most
+    whole = join_parts(take_rows(_read_rows(path, names, written), most + 1), names)
+    return _take_first(whole, names, most), whole.rows > most
 
 
-def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:
+def _read_rows(path: Path, names: list[str], written: Files) -> Iterator[RawRows]:
     if is_json(path):
-        yield from member_rows(path, columns_of(path, names), names)
+        yield from read_member_rows(path, read_columns_schema(path, names), names)
         return
-    for part in parts(path, named=written):
+    for part in list_parts(path, named=written):
         yield from read_part(part, names)
 
 
-def _first(source: Source, names: list[str], most: int) -> Source:
+def _take_first(source: RawRows, names: list[str], most: int) -> RawRows:
     columns = {
         name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, FIELDS, BYTES)
     }
     problems = None if source.problems is None else source.problems[:most]
-    return Source(columns, min(source.rows, most), problems)
+    return RawRows(columns, min(source.rows, most), problems)

@@ -11,14 +11,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.choosing.table import Table
-from jobs.choosing.times import ENOUGH, HINT, TimeColumn, are_most, sample_texts, time_of, usual_range
+from jobs.choosing.table import InputTable
+from jobs.choosing.times import (
+    ENOUGH,
+    HINT,
+    TimeColumn,
+    are_most,
+    compute_usual_range,
+    convert_to_times,
+    sample_column_texts,
+)
 from jobs.core.errors import UserError
-from jobs.core.time_readings import forms_of
-from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, date_us, time_of_day
+from jobs.core.time_readings import find_forms
+from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, parse_date_us, parse_time_of_day
 from jobs.landing.values.time_columns import combine_times
 from jobs.landing.values.times import read_times
-from jobs.specs.column_names import part_of_time, time_parts
+from jobs.specs.column_names import find_time_part, find_time_parts
 from jobs.state.encoding import arrow
 
 _MARKED = re.compile(r"[:h]|[.].*[.]")
@@ -38,20 +46,24 @@ class DateForm(NamedTuple):
     note: str | None = None
 
 
-def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
+def join_given_parts(
+    table: InputTable, columns: list[str], zone: tzinfo, time_format: str | None
+) -> TimeColumn:
     """Return the time that the user's columns make together.
 
     Raises:
         UserError: the columns do not make a time.
     """
     try:
-        parts = time_parts(columns)
+        parts = find_time_parts(columns)
     except ValueError as error:
         raise UserError(f"--time {','.join(columns)}: {error}") from error
-    if len(columns) == 2 and "time" in parts and clock_part(table, parts["time"]) == "hour":
+    if len(columns) == 2 and "time" in parts and find_clock_part(table, parts["time"]) == "hour":
         parts = {"date": parts["date"], "hour": parts["time"]}
     date = (
-        _date_form(table, parts["date"], is_given=True) if "date" in parts and time_format is None else None
+        _find_date_form(table, parts["date"], is_given=True)
+        if "date" in parts and time_format is None
+        else None
     )
     found = _combine(table, parts, zone, date or DateForm(time_format))
     if found is None:
@@ -62,29 +74,31 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
     return found
 
 
-def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
+def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
     """Return the time that several columns make together, or None."""
-    for parts, date in _candidates(table):
+    for parts, date in _list_candidates(table):
         found = _combine(table, parts, zone, date if time_format is None else DateForm(time_format))
         if found is not None:
             return found
     return None
 
 
-def clock_part(table: Table, name: str) -> str | None:
+def find_clock_part(table: InputTable, name: str) -> str | None:
     """Return the part of a time of day that a column has, by its values and its name, or None."""
-    column, named = table.source.columns[name], part_of_time(name)
+    column, named = table.source.columns[name], find_time_part(name)
     if pa.types.is_time(column.type):
         return "time"
     is_text, is_clock = pa.types.is_string(column.type), named in CLOCK_PARTS
     if not is_text and not (is_clock and arrow.is_number(column.type)):
         return None
-    texts = sample_texts(column)
-    if is_text and are_most(texts, lambda text: time_of_day(text.strip()) if _MARKED.search(text) else None):
+    texts = sample_column_texts(column)
+    if is_text and are_most(
+        texts, lambda text: parse_time_of_day(text.strip()) if _MARKED.search(text) else None
+    ):
         return "time"
     if named is None or not is_clock:
         return None
-    numbers = whole_numbers(column)
+    numbers = select_whole_numbers(column)
     if named in ("minute", "second") or named == "time" and numbers is None:
         return named if _can_be(texts, named) else None
     if numbers is None:
@@ -94,27 +108,27 @@ def clock_part(table: Table, name: str) -> str | None:
     return "hhmm" if (named == "hhmm" or numbers.max() >= 100) and _can_be(texts, "hhmm") else None
 
 
-def shows_clock(table: Table, name: str) -> bool:
+def has_clock(table: InputTable, name: str) -> bool:
     """Tell if a column has times of day, or spans of them such as 00:00-01:00."""
-    if clock_part(table, name) is not None:
+    if find_clock_part(table, name) is not None:
         return True
     column = table.source.columns[name]
-    return pa.types.is_string(column.type) and are_most(sample_texts(column), _HAS_CLOCK.search)
+    return pa.types.is_string(column.type) and are_most(sample_column_texts(column), _HAS_CLOCK.search)
 
 
 def _can_be(texts: Sequence[str], part: str) -> bool:
     """Tell if nearly all texts can be read as a part of a time."""
     if part in CLOCK_PARTS:
-        return are_most(texts, lambda text: time_of_day(text.strip(), part))
+        return are_most(texts, lambda text: parse_time_of_day(text.strip(), part))
     rest = {"year": "2000", "month": "1"}
-    return are_most(texts, lambda text: date_us({**rest, part: text.strip()}))
+    return are_most(texts, lambda text: parse_date_us({**rest, part: text.strip()}))
 
 
-def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
+def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     """Return the whole numbers in a column (distinct for texts) if nearly all values are whole, else None."""
     kind = column.type
     if pa.types.is_string(kind):
-        if not are_most(sample_texts(column), _NUMBER.fullmatch):
+        if not are_most(sample_column_texts(column), _NUMBER.fullmatch):
             return None
         texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
         values = np.array([float(text) if _NUMBER.fullmatch(text) else np.nan for text in texts])
@@ -127,8 +141,8 @@ def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     return whole if len(whole) and len(whole) >= ENOUGH * len(values) else None
 
 
-def column_within_times(
-    table: Table, code: NDArray[np.int64], time: TimeColumn, taken: Sequence[str]
+def find_column_within_times(
+    table: InputTable, code: NDArray[np.int64], time: TimeColumn, taken: Sequence[str]
 ) -> str | None:
     """Return a column that numbers the rows of one key and time, as an hour beside a date does, or None.
 
@@ -152,8 +166,8 @@ def column_within_times(
         values = len(encoded.dictionary)
         if (
             abs(values - usual) > 0.1 * usual + 2
-            or whole_numbers(column) is None
-            and not shows_clock(table, name)
+            or select_whole_numbers(column) is None
+            and not has_clock(table, name)
         ):
             continue
         codes = arrow.to_numpy(encoded.indices, values).astype(np.int64)[known]
@@ -162,15 +176,15 @@ def column_within_times(
     return None
 
 
-def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
+def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateForm]]:
     """Yield columns that may make a time together, by part, with the form of the date; times of day come first."""
     names = list(table.source.columns)
-    clocks = {name: part for name in names if (part := clock_part(table, name)) is not None}
-    dates = {name: form for name in names if (form := _date_form(table, name)) is not None}
-    days = [(parts, DateForm()) for parts in _days(table)]
+    clocks = {name: part for name in names if (part := find_clock_part(table, name)) is not None}
+    dates = {name: form for name in names if (form := _find_date_form(table, name)) is not None}
+    days = [(parts, DateForm()) for parts in _list_days(table)]
     hinted = sorted(dates, key=lambda name: HINT.search(name) is None)
     for date, form in (*(({"date": name}, dates[name]) for name in hinted), *days):
-        rest = [name for name in clocks if name not in date.values() and _varies(table, name)]
+        rest = [name for name in clocks if name not in date.values() and _is_varying(table, name)]
         for wanted in ("time", "hhmm", "hour"):
             name = next((name for name in rest if clocks[name] == wanted), None)
             if name is None:
@@ -184,15 +198,15 @@ def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
     yield from days
 
 
-def _days(table: Table) -> Iterator[dict[str, str]]:
+def _list_days(table: InputTable) -> Iterator[dict[str, str]]:
     """Yield columns that together make days or months."""
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
-        part = part_of_time(name)
+        part = find_time_part(name)
         if part is None or part not in DATE_PARTS or part in found:
             continue
         if pa.types.is_string(column.type) or arrow.is_number(column.type):
-            texts = sample_texts(column)
+            texts = sample_column_texts(column)
             is_flag = part == "year" and "0" in texts
             if not is_flag and _can_be(texts, part):
                 found[part] = name
@@ -208,34 +222,34 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
             return
 
 
-def _date_form(table: Table, name: str, is_given: bool = False) -> DateForm | None:
+def _find_date_form(table: InputTable, name: str, is_given: bool = False) -> DateForm | None:
     """Return the form of a column's dates, or None if it has no dates.
 
     is_given: the user named it as the date, so its name need not look like a date, and its times of day may differ.
     """
     column = table.source.columns[name]
-    numbers = whole_numbers(column)
+    numbers = select_whole_numbers(column)
     if numbers is not None:
-        if not is_given and part_of_time(name) != "date" and HINT.search(name) is None:
+        if not is_given and find_time_part(name) != "date" and HINT.search(name) is None:
             return None
-        fitting = forms_of(*usual_range(numbers))
+        fitting = find_forms(*compute_usual_range(numbers))
         if "%Y%m%d" in fitting:
             return DateForm()
         return DateForm("spreadsheet_days") if "spreadsheet_days" in fitting else None
     if arrow.is_number(column.type) and not is_given:
         return None
-    found = time_of(table, name, UTC, is_given=is_given)
+    found = convert_to_times(table, name, UTC, is_given=is_given)
     if isinstance(found, str):
         return None
     is_day = len(np.unique(found.micros[found.known] % UNIT_US["day"])) == 1
     return DateForm(found.time_format, found.note) if is_given or is_day else None
 
 
-def _varies(table: Table, name: str) -> bool:
+def _is_varying(table: InputTable, name: str) -> bool:
     return len(table.source.columns[name].drop_null().unique()) > 1
 
 
-def _combine(table: Table, parts: dict[str, str], zone: tzinfo, date: DateForm) -> TimeColumn | None:
+def _combine(table: InputTable, parts: dict[str, str], zone: tzinfo, date: DateForm) -> TimeColumn | None:
     """Return the time that columns make together; None if too few rows have a time."""
     columns = {part: table.source.columns[name] for part, name in parts.items()}
     combined = combine_times(columns, parts, date.time_format)

@@ -12,14 +12,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.choosing.table import Table
+from jobs.choosing.table import InputTable
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
-from jobs.core.time_readings import EPOCHS, USUAL_FORMATS, YEARS, TimeReading, forms_of, lacks_date, named
+from jobs.core.time_readings import (
+    EPOCHS,
+    USUAL_FORMATS,
+    YEARS,
+    TimeReading,
+    describe_readings,
+    find_forms,
+    lacks_date,
+)
 from jobs.core.times import UNIT_US, TimeParser
 from jobs.landing.values.time_columns import as_texts
-from jobs.landing.values.times import now_us, read_times
-from jobs.specs.column_names import time_parts
+from jobs.landing.values.times import read_now_us, read_times
+from jobs.specs.column_names import find_time_parts
 from jobs.state.encoding import arrow
 
 _COUNTED = {
@@ -97,14 +105,14 @@ class TimeColumn(NamedTuple):
         if not self.parts:
             return self.name
         try:
-            by_name = time_parts(list(self.columns))
+            by_name = find_time_parts(list(self.columns))
         except ValueError:
             return dict(self.parts)
         return list(self.columns) if by_name == self.parts else dict(self.parts)
 
 
-def time_of(
-    table: Table, name: str, zone: tzinfo = UTC, time_format: str | None = None, is_given: bool = False
+def convert_to_times(
+    table: InputTable, name: str, zone: tzinfo = UTC, time_format: str | None = None, is_given: bool = False
 ) -> TimeColumn | str:
     """Return a column as times, or the reason why it does not hold times.
 
@@ -123,42 +131,47 @@ def time_of(
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _read(table, name, None, zone)
     if pa.types.is_string(kind):
-        return _text(table, name, zone, hinted)
+        return _convert_texts(table, name, zone, hinted)
     if arrow.is_number(kind):
-        return _number(table, name, zone, hinted, column.cast(pa.float64(), safe=False))
+        return _convert_numbers(table, name, zone, hinted, column.cast(pa.float64(), safe=False))
     return f"holds {kind}"
 
 
-def sample_texts(column: pa.Array) -> list[str]:
+def sample_column_texts(column: pa.Array) -> list[str]:
     """Return an even sample of a column's distinct values as texts, without blank texts."""
     values = column.drop_null().unique()
     if not len(values):
         return []
     rows = np.unique(np.linspace(0, len(values) - 1, TRIED).astype(np.int64))
-    return [text for text in as_texts(values.take(arrow.integers(rows))) if text.strip()]
+    return [text for text in as_texts(values.take(arrow.build_integers(rows))) if text.strip()]
 
 
-def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | str:
+def _convert_texts(table: InputTable, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | str:
     column = table.source.columns[name]
-    tried = sample_texts(column)
+    tried = sample_column_texts(column)
     if not tried:
         return "is empty"
     if are_most(tried, _PLAIN.fullmatch):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
-        return _number(table, name, zone, hinted, arrow.numbers(np.array(values)))
+        return _convert_numbers(table, name, zone, hinted, arrow.build_numbers(np.array(values)))
     usual = [form for form in USUAL_FORMATS if _count_read(tried[::LOOKED_AT], TimeParser(form, zone))]
     fitting = [form for form in (None, *usual) if are_most(tried, TimeParser(form, zone))]
     if not fitting:
         if lacks_date(tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
         return (
-            _several(table, column, tried, zone, usual) or f"holds text that is no time, such as {tried[0]!r}"
+            _find_mixed_forms(table, column, tried, zone, usual)
+            or f"holds text that is no time, such as {tried[0]!r}"
         )
     forms = fitting[:1] if fitting[0] is None else fitting
-    return _best(table, name, forms, zone, lambda one: (-one.known.mean(), _disorder(table, one)))
+    return _choose_best(
+        table, name, forms, zone, lambda one: (-one.known.mean(), _compute_disorder(table, one))
+    )
 
 
-def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]) -> str | None:
+def _find_mixed_forms(
+    table: InputTable, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]
+) -> str | None:
     """Return a sentence on a column that mixes two forms of times, with examples; None for any other column."""
     rest, named = tried, []
     for _ in range(2):
@@ -184,8 +197,8 @@ def _count_read(texts: Sequence[str], read: Callable[[str], object]) -> int:
     return sum(read(text) is not None for text in texts)
 
 
-def _best(
-    table: Table,
+def _choose_best(
+    table: InputTable,
     name: str,
     forms: Sequence[str | None],
     zone: tzinfo,
@@ -203,19 +216,17 @@ def _best(
         return next(one for one in read if isinstance(one, str))
     best = min(found, key=merit)
     as_good = [one for one in found if merit(one)[0] == merit(best)[0]]
-    return best._replace(note=_alternatives(best, as_good))
+    return best._replace(note=_note_alternatives(best, as_good))
 
 
-def _alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
+def _note_alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
     """Return a note on formats that give another time for the first value than the chosen format."""
     first = int(best.known.argmax())
     readings = [TimeReading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
     others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
     if not others:
         return None
-    return (
-        f"{best.name}: read as {named(readings[:1])}; {named(others)} would fit too: --time-format says which"
-    )
+    return f"{best.name}: read as {describe_readings(readings[:1])}; {describe_readings(others)} would fit too: --time-format says which"
 
 
 def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
@@ -223,14 +234,14 @@ def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
     return bool((one.micros[both] == other.micros[both]).all())
 
 
-def _disorder(table: Table, found: TimeColumn) -> tuple[int, float, int]:
+def _compute_disorder(table: InputTable, found: TimeColumn) -> tuple[int, float, int]:
     """Return how often time goes back within a file, the spread of ordered steps, and how many steps differ."""
     steps = np.diff(found.micros)[np.diff(table.file) == 0]
     orders = np.log10(np.maximum(steps, 1))
     return int((steps < 0).sum()), round(float(orders.std()), 1) if len(steps) else 0.0, len(np.unique(steps))
 
 
-def _read(table: Table, name: str, form: str | None, zone: tzinfo) -> TimeColumn | str:
+def _read(table: InputTable, name: str, form: str | None, zone: tzinfo) -> TimeColumn | str:
     column = table.source.columns[name]
     try:
         micros, known = read_times(column, form, zone, name)
@@ -242,13 +253,15 @@ def _read(table: Table, name: str, form: str | None, zone: tzinfo) -> TimeColumn
     return TimeColumn(name, form, micros, known)
 
 
-def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Array) -> TimeColumn | str:
+def _convert_numbers(
+    table: InputTable, name: str, zone: tzinfo, hinted: bool, column: pa.Array
+) -> TimeColumn | str:
     values = arrow.to_numpy(column, np.nan)
     known = values[np.isfinite(values)]
     if not len(known):
         return "is empty"
-    low, high = usual_range(known)
-    rising = _rises(values, table.file)
+    low, high = compute_usual_range(known)
+    rising = _is_rising(values, table.file)
     whole = bool((known == np.floor(known)).all())
     if whole and YEARS[0] <= low and high <= YEARS[1] and (rising or re.search("year", name, re.IGNORECASE)):
         return "holds years; write them as dates, such as 1871-01-01"
@@ -259,16 +272,16 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     ]
     hinted = hinted or bool(hints)
     forms = [
-        form for form in forms_of(low, high) if hinted and rising or form in EPOCHS and (hinted or rising)
+        form for form in find_forms(low, high) if hinted and rising or form in EPOCHS and (hinted or rising)
     ]
     if rising and whole and low >= SURE_DIGITS:
-        forms += [form for form in forms_of(low, high) if form not in COUNTS and form not in forms]
+        forms += [form for form in find_forms(low, high) if form not in COUNTS and form not in forms]
     forms = [form for form in forms if form in hints] or forms
     if forms:
         # Dates of digits, read as a count, have irregular steps at month ends. So only formats with the same steps
         # are alternatives.
-        found = _best(table, name, forms, zone, lambda one: (_disorder(table, one),))
-        return found if isinstance(found, str) else _too_far_ahead(found) or found
+        found = _choose_best(table, name, forms, zone, lambda one: (_compute_disorder(table, one),))
+        return found if isinstance(found, str) else _explain_far_ahead(found) or found
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
@@ -282,26 +295,26 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     )
 
 
-def _too_far_ahead(found: TimeColumn) -> str | None:
+def _explain_far_ahead(found: TimeColumn) -> str | None:
     """Return why numbers are not times if their format puts them in the distant future; else None."""
     middle = int(np.median(found.micros[found.known]))
-    if middle <= now_us() + FAR_AHEAD_US:
+    if middle <= read_now_us() + FAR_AHEAD_US:
         return None
-    reading = named([TimeReading(str(found.time_format), middle)])
+    reading = describe_readings([TimeReading(str(found.time_format), middle)])
     return (
         f"holds numbers that as {reading} are times of the future; if they "
         f"count from another beginning, name it, such as --time {found.name} --time-format 'hours since 1900-01-01'"
     )
 
 
-def usual_range(numbers: NDArray[np.float64]) -> tuple[float, float]:
+def compute_usual_range(numbers: NDArray[np.float64]) -> tuple[float, float]:
     """Return the range that contains nearly all of the numbers."""
     ordered = np.sort(numbers)
     low, high = (float(ordered[round(q * (len(ordered) - 1))]) for q in (0.01, 0.99))
     return low, high
 
 
-def _rises(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
+def _is_rising(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
     """Tell if numbers rise from row to row within a file, or restart with each of several series."""
     steps = np.diff(values)[np.diff(file) == 0]
     if not (steps > 0).any():

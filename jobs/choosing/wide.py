@@ -8,13 +8,13 @@ from datetime import UTC
 
 import numpy as np
 
-from jobs.choosing.columns import Wishes, numbers_in
-from jobs.choosing.table import Table
+from jobs.choosing.columns import Wishes, convert_to_numbers
+from jobs.choosing.table import InputTable
 from jobs.choosing.time_parts import find_parts
-from jobs.choosing.times import TimeColumn, time_of
+from jobs.choosing.times import TimeColumn, convert_to_times
 from jobs.core.times import MONTH_NAME
-from jobs.landing.shapes.wide_files import HOUR_NAME, long_rows, wide_columns
-from jobs.specs.column_names import part_of_time
+from jobs.landing.shapes.wide_files import HOUR_NAME, build_long_rows, find_wide_columns
+from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Wide
 from jobs.state.encoding import arrow
 
@@ -39,7 +39,7 @@ _QUANTITIES = frozenset(
 _UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
 
 
-def as_long(table: Table, given: Wishes) -> Table:
+def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
     """Return a table of wide files as long rows, with the setting for it; any other table unchanged.
 
     given: the user's choices; a given key or measurement means that the files are not wide.
@@ -48,31 +48,31 @@ def as_long(table: Table, given: Wishes) -> Table:
         return table
     names = [name for name in table.source.columns if name != given.time]
     found = (
-        _columns_of_times(table, names)
-        or _columns_of_parts(table, names)
-        or _columns_of_series(table, names, given)
+        _find_time_columns(table, names)
+        or _find_part_columns(table, names)
+        or _find_series_columns(table, names, given)
     )
     if found is None:
         return table
     wide, series = found
     kept = [given.time] if given.time else []
     if wide.key is not None:
-        kept = [name for name in names if isinstance(time_of(table, name), TimeColumn)][:1] or kept
+        kept = [name for name in names if isinstance(convert_to_times(table, name), TimeColumn)][:1] or kept
         dropped = [name for name in table.source.columns if name not in (*series, *kept)]
     else:
         others = [name for name in names if name not in series]
         # For example, the mean of a year's months.
         dropped = [name for name in others if _is_measured(table, name)]
         kept = [name for name in others if name not in dropped]
-    columns = wide_columns(
+    columns = find_wide_columns(
         table.written.model_copy(update={"wide": wide}), [*kept, wide.names, wide.measurement]
     )
     if columns is None:
         return table
     columns = columns._replace(listed=tuple(series))
-    number = arrow.integers(table.file)
+    number = arrow.build_integers(table.file)
     source = table.source._replace(columns={**table.source.columns, _FILE: number})
-    rows = long_rows(source, columns, [*kept, wide.names, wide.measurement, _FILE])
+    rows = build_long_rows(source, columns, [*kept, wide.names, wide.measurement, _FILE])
     file = arrow.to_numpy(rows.columns.pop(_FILE))
     long = table._replace(
         source=rows,
@@ -83,7 +83,11 @@ def as_long(table: Table, given: Wishes) -> Table:
         },
         written=table.written.model_copy(update={"wide": wide}),
     )
-    if wide.time is not None and isinstance(time_of(long, wide.time), str) and find_parts(long, UTC) is None:
+    if (
+        wide.time is not None
+        and isinstance(convert_to_times(long, wide.time), str)
+        and find_parts(long, UTC) is None
+    ):
         return table
     return long
 
@@ -91,20 +95,20 @@ def as_long(table: Table, given: Wishes) -> Table:
 _FILE = "\0file"
 
 
-def _columns_of_times(table: Table, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
+def _find_time_columns(table: InputTable, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
     """Return the setting for files with a column for each time (named by years or dates), and these columns."""
     series = [name for name in names if _TIME_NAME.fullmatch(name)]
     others = [name for name in names if name not in series]
-    if len(series) < FEWEST_TIMES or not all(_holds_numbers(table, name) for name in series):
+    if len(series) < FEWEST_TIMES or not all(_has_numbers(table, name) for name in series):
         return None
-    if any(isinstance(time_of(table, name), TimeColumn) for name in others):
+    if any(isinstance(convert_to_times(table, name), TimeColumn) for name in others):
         return None
-    time, value = _free("time", names), _free("value", names)
+    time, value = _choose_free_name("time", names), _choose_free_name("value", names)
     listed = [] if all(name[0].isdigit() for name in series) else series
     return Wide(time=time, measurement=value, columns=listed), series
 
 
-def _columns_of_parts(table: Table, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
+def _find_part_columns(table: InputTable, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
     """Return the setting for files with a column for each hour of a date or month of a year, and these columns."""
     for part, pattern, fewest in _PARTS:
         series = [name for name in names if pattern.fullmatch(name.strip())]
@@ -113,22 +117,25 @@ def _columns_of_parts(table: Table, names: Sequence[str]) -> tuple[Wide, list[st
             fewest <= len(series)
             and part not in names
             and any(
-                part_of_time(name) in ("date", "year") or isinstance(time_of(table, name), TimeColumn)
+                find_time_part(name) in ("date", "year")
+                or isinstance(convert_to_times(table, name), TimeColumn)
                 for name in others
             )
-            and all(_holds_numbers(table, name) for name in series)
+            and all(_has_numbers(table, name) for name in series)
         ):
-            return Wide(time=part, measurement=_free("value", names), columns=series), series
+            return Wide(time=part, measurement=_choose_free_name("value", names), columns=series), series
     return None
 
 
-def _columns_of_series(table: Table, names: Sequence[str], given: Wishes) -> tuple[Wide, list[str]] | None:
+def _find_series_columns(
+    table: InputTable, names: Sequence[str], given: Wishes
+) -> tuple[Wide, list[str]] | None:
     """Return the setting for files with a column for each series, and these columns."""
-    times = [name for name in names if isinstance(time_of(table, name), TimeColumn)]
+    times = [name for name in names if isinstance(convert_to_times(table, name), TimeColumn)]
     if len(times) + (given.time is not None) != 1:
         return None
     numbers = [name for name in names if name not in times]
-    series = [name for name in numbers if name and _holds_numbers(table, name)]
+    series = [name for name in numbers if name and _has_numbers(table, name)]
     texts = [
         name
         for name in numbers
@@ -138,17 +145,17 @@ def _columns_of_series(table: Table, names: Sequence[str], given: Wishes) -> tup
         return None
     time = given.time or times[0]
     listed = [] if len(series) == len(numbers) else series
-    key, value = _free("series", [time, *names]), _free("value", [time, *names])
+    key, value = _choose_free_name("series", [time, *names]), _choose_free_name("value", [time, *names])
     return Wide(key=key, measurement=value, columns=listed), series
 
 
-def _are_of_one_kind(table: Table, series: Sequence[str]) -> bool:
+def _are_of_one_kind(table: InputTable, series: Sequence[str]) -> bool:
     """Tell if columns look like series of one kind: similar sizes, and names that differ by a number or in part."""
     if len(series) < FEWEST:
         return False
     skeletons = {re.sub(r"[0-9]+|(?<=[^A-Za-z])[A-Z](?=$|[^A-Za-z])", "#", name) for name in series}
     if len(skeletons) == 1 and "#" in next(iter(skeletons)):
-        return _sizes_are_near(table, series, 1000.0)
+        return _are_sizes_near(table, series, 1000.0)
     if len(series) >= FEWEST_CODES and all(
         _CODE.fullmatch(name) and name not in _QUANTITIES for name in series
     ):
@@ -158,36 +165,36 @@ def _are_of_one_kind(table: Table, series: Sequence[str]) -> bool:
     shared = all(len(one) > 1 for one in parts) and any(
         len({one[place] for one in parts}) == 1 for place in (0, -1)
     )
-    return (shared or len(units) == 1 and None not in units) and _sizes_are_near(table, series, NEAR)
+    return (shared or len(units) == 1 and None not in units) and _are_sizes_near(table, series, NEAR)
 
 
-def _sizes_are_near(table: Table, series: Sequence[str], factor: float) -> bool:
+def _are_sizes_near(table: InputTable, series: Sequence[str], factor: float) -> bool:
     sizes = []
     for name in series:
-        found = numbers_in(table, name)
+        found = convert_to_numbers(table, name)
         if isinstance(found, str):
             continue  # an empty column
         sizes.append(float(np.median(np.abs(found.values[np.isfinite(found.values)]))))
     return bool(sizes) and max(sizes) <= factor * max(min(sizes), 1e-300)
 
 
-def _is_measured(table: Table, name: str) -> bool:
+def _is_measured(table: InputTable, name: str) -> bool:
     """Tell if a column has numbers with fractions, which are neither a key nor a part of a time."""
-    found = numbers_in(table, name)
+    found = convert_to_numbers(table, name)
     if isinstance(found, str):
         return False
     values = found.values[np.isfinite(found.values)]
     return bool((values != np.floor(values)).any())
 
 
-def _holds_numbers(table: Table, name: str) -> bool:
+def _has_numbers(table: InputTable, name: str) -> bool:
     return (
-        not isinstance(numbers_in(table, name), str)
+        not isinstance(convert_to_numbers(table, name), str)
         or not table.source.columns[name].null_count < table.source.rows
     )
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
+def _choose_free_name(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name = f"{name}_"
     return name

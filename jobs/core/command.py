@@ -18,11 +18,11 @@ from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from jobs.core.errors import INPUT_ERROR, Terminated, UserError, printable, show
+from jobs.core.errors import INPUT_ERROR, Terminated, UserError, escape_unprintable, show
 from jobs.core.report import Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
-from jobs.core.signals import sigterm_raises
-from jobs.core.times import duration_us
+from jobs.core.signals import raise_on_sigterm
+from jobs.core.times import parse_duration_us
 
 P = ParamSpec("P")
 PROGRAM = "kalman-pipeline"
@@ -55,12 +55,12 @@ MODULES = {"import": "import_states"}
 """Module by verb, for verbs that are keywords of Python and so cannot name an importable module."""
 
 
-def module_of(verb: str) -> str:
+def name_module(verb: str) -> str:
     """Return the name of a verb's module in `jobs`."""
     return MODULES.get(verb, verb)
 
 
-def verb_of(file: Path) -> str:
+def parse_verb(file: Path) -> str:
     """Return the verb of a file in `jobs`."""
     return next((verb for verb, module in MODULES.items() if module == file.stem), file.stem)
 
@@ -82,14 +82,14 @@ class Command(Generic[P]):
 
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Add the verb to an application as a command."""
-        app.command(name, help=self.help_text)(self._callback())
+        app.command(name, help=self.help_text)(self._build_callback())
 
     @property
     def help_text(self) -> str:
         """The help text of the command."""
         return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
 
-    def announcement(self, name: str, options: Mapping[str, Any]) -> str:
+    def format_announcement(self, name: str, options: Mapping[str, Any]) -> str:
         """Return a line that announces the command: its name, its model and the first sentence of its help."""
         given = options.get("model") or ()
         models = [given] if isinstance(given, str) else given
@@ -98,14 +98,14 @@ class Command(Generic[P]):
 
     def main(self) -> None:
         """Run the file of a verb as a program: `if __name__ == "__main__": run.main()`."""
-        _main(self.add_to, verb_of(self.file))
+        _run_verb(self.add_to, parse_verb(self.file))
 
     @property
     def file(self) -> Path:
         """The file of the verb."""
         return Path(inspect.getfile(self.function))
 
-    def _callback(self) -> Callable[..., None]:
+    def _build_callback(self) -> Callable[..., None]:
         """Return the function that typer calls: typer's context takes the place of the settings."""
         hints = get_type_hints(self.function, include_extras=True)
         given = list(inspect.signature(self.function).parameters.values())[1:]
@@ -117,7 +117,9 @@ class Command(Generic[P]):
         def callback(ctx: typer.Context, **options: Any) -> None:
             if self.announced and not ctx.obj.quiet:
                 name = ctx.command_path.partition(" ")[2]
-                print(printable(self.announcement(name, options)), file=sys.stderr, flush=True)
+                print(
+                    escape_unprintable(self.format_announcement(name, options)), file=sys.stderr, flush=True
+                )
             _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 
         callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
@@ -142,7 +144,7 @@ class Actions:
     def main(self) -> None:
         """Run the file of the verb as a program."""
         some = next(iter(self.actions.values()))
-        _main(self.add_to, verb_of(some.file))
+        _run_verb(self.add_to, parse_verb(some.file))
 
 
 def command(function: Callable[P, Report]) -> Command[P]:
@@ -155,7 +157,7 @@ def answer(function: Callable[P, Report]) -> Command[P]:
     return Command(function, announced=False)
 
 
-def target_of(monitor: bool, skill: bool) -> str:
+def select_query(monitor: bool, skill: bool) -> str:
     """Return the query that a command addresses: the model's stream, its monitor or its forecast skill.
 
     Raises:
@@ -166,19 +168,19 @@ def target_of(monitor: bool, skill: bool) -> str:
     return "monitor" if monitor else "skill" if skill else "stream"
 
 
-def duration_of(option: str, text: str) -> timedelta:
+def parse_duration_option(option: str, text: str) -> timedelta:
     """Return the duration in an option's text.
 
     Raises:
         UserError: the text is not a duration.
     """
     try:
-        return timedelta(microseconds=duration_us(text))
+        return timedelta(microseconds=parse_duration_us(text))
     except ValueError as error:
         raise UserError(f"{option} {text}: {error}; write a duration such as 30min or 2h") from error
 
 
-def application() -> typer.Typer:
+def build_application() -> typer.Typer:
     """Return the command line without verbs: the global options, and errors as one line each."""
     app = typer.Typer(
         name=PROGRAM,
@@ -189,17 +191,17 @@ def application() -> typer.Typer:
         help="Kalman filters for millions of keys: trained in batch, continued in a stream, run by Airflow.",
         epilog="Options above may be given before or after the verb.",
     )
-    app.callback()(_settings)
+    app.callback()(_load_settings)
     return app
 
 
-def _main(add: Callable[[typer.Typer, str], None], verb: str) -> None:
+def _run_verb(add: Callable[[typer.Typer, str], None], verb: str) -> None:
     """Run one verb with the options of the command line, including the global options."""
     leave_own_folder()
-    app = application()
+    app = build_application()
     add(app, verb)
     words = sys.argv[1:]
-    app(args=submitted(verb, words) if _is_submitted() else [verb, *words], prog_name=PROGRAM)
+    app(args=insert_verb(verb, words) if _is_submitted() else [verb, *words], prog_name=PROGRAM)
 
 
 def _is_submitted() -> bool:
@@ -207,7 +209,7 @@ def _is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def submitted(verb: str, words: Sequence[str]) -> list[str]:
+def insert_verb(verb: str, words: Sequence[str]) -> list[str]:
     """Return the command line of a verb that spark-submit has started.
 
     Only words before the first option of the verb can be global options: a value is never read as a global option.
@@ -226,7 +228,7 @@ def leave_own_folder() -> None:
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]
 
 
-def hoist(args: Sequence[str]) -> list[str]:
+def hoist_global_options(args: Sequence[str]) -> list[str]:
     """Move the global options to the front, so that they may be given before or after the verb."""
     front: list[str] = []
     rest: list[str] = []
@@ -254,17 +256,17 @@ class _Commands(TyperGroup):
     ) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         if not _is_submitted():
-            words = hoist(words)
+            words = hoist_global_options(words)
         try:
             code = super().main(words, *rest, standalone_mode=False, **extra)
         except Exception as error:
-            code = _usage(error)
+            code = _show_usage_error(error)
         if not standalone_mode:
             return code
         sys.exit(code)
 
 
-def _usage(error: Exception) -> int:
+def _show_usage_error(error: Exception) -> int:
     """Show a usage error of typer, which contains its own copy of click, as one line."""
     describe = getattr(error, "format_message", None)
     if describe is None:
@@ -279,7 +281,7 @@ def _usage(error: Exception) -> int:
     return show(UserError(f"{message[:1].lower()}{message[1:]} (see {PROGRAM}{verb} --help)"))
 
 
-def _settings(
+def _load_settings(
     ctx: typer.Context,
     warehouse: Annotated[
         str | None,
@@ -303,7 +305,7 @@ def _settings(
 def _execute(run: Callable[[], Report], settings: Settings) -> None:
     """Run a verb and show its report; return the exit code of the error, if any, or of the report."""
     try:
-        with sigterm_raises():
+        with raise_on_sigterm():
             report = run()
             report.save()
             report.show(settings.json)

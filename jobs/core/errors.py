@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TextIO
 
-from jobs.core.redaction import redacted
+from jobs.core.redaction import redact_secrets
 
 INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
@@ -62,7 +62,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
     """
     error, out = _interrupt(error) or error, stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
-        out.write(redacted("".join(traceback.format_exception(error))))
+        out.write(redact_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, UserError):
         lines, code = error.message.splitlines() or ["unknown problem"], error.exit_code
     elif isinstance(error, KeyboardInterrupt):
@@ -77,9 +77,9 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = [BUSY], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
-        lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
+        lines, code = [f"{type(error).__name__}: {extract_first_line(error)}{where}"], RUN_FAILED
     for line in lines:
-        print(printable(f"error: {redacted(line)}"), file=out)
+        print(escape_unprintable(f"error: {redact_secrets(line)}"), file=out)
     return code
 
 
@@ -101,17 +101,17 @@ def _is_model_error(error: BaseException) -> bool:
     return isinstance(kind, type) and isinstance(error, kind)
 
 
-def first_line(error: BaseException, limit: int = 300) -> str:
+def extract_first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of an exception's message, cut to `limit` characters."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
     # Py4J begins with the name of its call, which does not help a reader.
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
-    return printable(text, limit)
+    return escape_unprintable(text, limit)
 
 
-def printable(text: str, limit: int = _LONGEST_LINE) -> str:
+def escape_unprintable(text: str, limit: int = _LONGEST_LINE) -> str:
     """Return a line with unprintable characters escaped, cut to `limit` characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
@@ -119,15 +119,15 @@ def printable(text: str, limit: int = _LONGEST_LINE) -> str:
 
 def is_full(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, reports a full disk."""
-    return _says(error, _FULL)
+    return _has_sign(error, _FULL)
 
 
 def is_busy(error: BaseException) -> bool:
     """Return whether an error means that the machine was too busy to start one of Spark's Python processes in time."""
-    return _says(error, _BUSY)
+    return _has_sign(error, _BUSY)
 
 
-def _says(error: BaseException | None, signs: Sequence[str]) -> bool:
+def _has_sign(error: BaseException | None, signs: Sequence[str]) -> bool:
     """Return whether the text of an error, or of one of its causes, contains one of the signs."""
     while error is not None:
         if any(sign in str(error) for sign in signs):
@@ -136,19 +136,19 @@ def _says(error: BaseException | None, signs: Sequence[str]) -> bool:
     return False
 
 
-def raised_in_python(error: BaseException) -> str:
+def extract_python_error(error: BaseException) -> str:
     """Return the message of the innermost exception raised in Spark's Python workers, else the error's first line."""
     raised = [
         line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Mismatch): ", line)
     ]
-    return raised[-1].partition(": ")[2] if raised else first_line(error)
+    return raised[-1].partition(": ")[2] if raised else extract_first_line(error)
 
 
 def _keep_traceback(error: BaseException) -> str:
     try:
         handle, path = tempfile.mkstemp(prefix="kalman-pipeline-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8") as log:
-            log.write(redacted("".join(traceback.format_exception(error))))
+            log.write(redact_secrets("".join(traceback.format_exception(error))))
     except OSError:
         return "no file, as the temporary folder is not writable"
     return path

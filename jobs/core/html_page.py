@@ -28,7 +28,7 @@ class Card(NamedTuple):
     more: str = ""
 
 
-def page(title: str, *parts: str) -> str:
+def format_page(title: str, *parts: str) -> str:
     """Return a whole page of parts in HTML below its title."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -38,20 +38,20 @@ def page(title: str, *parts: str) -> str:
     )
 
 
-def paragraph(text: str, kind: str = "") -> str:
+def format_paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph, with text in backticks as code; kind: its CSS class, such as `verdict good`."""
     named = f' class="{html.escape(kind)}"' if kind else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
     return f"<p{named}>{marked}</p>"
 
 
-def section(title: str, text: str, *parts: str) -> str:
+def format_section(title: str, text: str, *parts: str) -> str:
     """Return a section of parts in HTML below its title and a text."""
-    above = f"<h2>{html.escape(title)}</h2>{paragraph(text) if text else ''}"
+    above = f"<h2>{html.escape(title)}</h2>{format_paragraph(text) if text else ''}"
     return f"<section>{above}{''.join(parts)}</section>"
 
 
-def cards(some: Iterable[Card]) -> str:
+def format_cards(some: Iterable[Card]) -> str:
     """Return cards beside each other, as many as fit."""
     parts = [
         f'<div class="card"><b>{html.escape(one.value)}</b><span>{html.escape(one.name)}</span>'
@@ -65,7 +65,7 @@ class Html(str):
     """HTML that is not escaped where a text is expected."""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:
     """Return a table. If it has many columns, a phone shows its rows and cells below each other.
 
     Cells are texts or `Html`. of_texts: align the columns as texts, not as numbers.
@@ -74,7 +74,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = F
     top = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(
         "<tr>"
-        + "".join(f'<td data-name="{name}">{_cell(cell)}</td>' for name, cell in zip(names, row, strict=True))
+        + "".join(
+            f'<td data-name="{name}">{_format_cell(cell)}</td>' for name, cell in zip(names, row, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
@@ -82,7 +84,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = F
     return f'<div class="wide"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     """Return a cell's text, where long words may break after an underscore: some names are wider than a phone."""
     if isinstance(text, Html):
         return text
@@ -94,7 +96,7 @@ MANY = 5
 """
 
 
-def bars(rows: Iterable[tuple[str, float, str]]) -> str:
+def format_bars(rows: Iterable[tuple[str, float, str]]) -> str:
     """Return bars below each other: a name, a length from 0 to 1, and a number."""
     parts = [
         f'<div class="bar"><span>{html.escape(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
@@ -104,37 +106,37 @@ def bars(rows: Iterable[tuple[str, float, str]]) -> str:
     return f'<div class="bars">{"".join(parts)}</div>'
 
 
-def picture(source: str, alt: str) -> str:
+def format_picture(source: str, alt: str) -> str:
     """Return a picture as wide as its column, which scrolls sideways on a phone; source: a data URI."""
     return f'<div class="wide"><img alt="{html.escape(alt)}" src="{source}"></div>'
 
 
-def pictures(some: Iterable[tuple[str, str]]) -> str:
+def format_pictures(some: Iterable[tuple[str, str]]) -> str:
     """Return pictures (data URI, description) for half the page's width: two beside each other, on a phone one."""
-    return beside(*(half(source, alt) for source, alt in some))
+    return place_side_by_side(*(format_half_picture(source, alt) for source, alt in some))
 
 
-def half(source: str, alt: str) -> str:
+def format_half_picture(source: str, alt: str) -> str:
     """Return a picture for half the page's width; source: a data URI."""
     return f'<img class="half" alt="{html.escape(alt)}" src="{source}">'
 
 
-def beside(*parts: str) -> str:
+def place_side_by_side(*parts: str) -> str:
     """Return parts in HTML two beside each other, on a phone one."""
     return f'<div class="two">{"".join(parts)}</div>'
 
 
-def link(target: str, text: str) -> Html:
+def format_link(target: str, text: str) -> Html:
     """Return a link that opens outside of the frame in which Airflow shows its pages."""
     return Html(f'<a href="{html.escape(target)}" target="_top">{html.escape(text)}</a>')
 
 
-def links(some: Iterable[tuple[str, str]]) -> Html:
+def format_links(some: Iterable[tuple[str, str]]) -> Html:
     """Return links (target, text) below each other."""
-    return Html("<br>".join(link(target, text) for target, text in some))
+    return Html("<br>".join(format_link(target, text) for target, text in some))
 
 
-def code(text: str) -> Html:
+def format_code(text: str) -> Html:
     """Return a text as code."""
     return Html(f"<code>{html.escape(text)}</code>")
 

@@ -17,8 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.errors import UserError, printable
-from jobs.core.regular_files import OF_SYSTEM, UnfitFile, is_of_system, lies_below, open_regular
+from jobs.core.errors import UserError, escape_unprintable
+from jobs.core.regular_files import OF_SYSTEM, UnfitFile, is_of_system, is_within, open_regular
 
 _SHOWN = 80
 LEADS_OUT = "it is a link that leads out of the folder; to read it, give the link itself as --input"
@@ -37,7 +37,7 @@ _warnings: set[str] = set()
 """Warnings already printed."""
 
 
-def known_inputs() -> KnownInputs:
+def get_known_inputs() -> KnownInputs:
     """Return the inputs of this process, for `know_inputs` in another one."""
     return _known
 
@@ -63,25 +63,25 @@ def open_input(path: str | Path) -> BufferedReader:
         OSError: it cannot be opened.
     """
     try:
-        return open_regular(path, _folders_of(path))
+        return open_regular(path, _find_folders(path))
     except UnfitFile as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def part_files(path: Path) -> list[Path]:
+def list_part_files(path: Path) -> list[Path]:
     """Return a file itself, or the files in a folder that Spark wrote, sorted, without links that lead out of it."""
     if not path.is_dir():
         return [path]
-    folders = _folders_of(path) or [know_folder(path)]
-    return sorted(file for file in path.rglob("*") if file.is_file() and stays_below(file, folders))
+    folders = _find_folders(path) or [know_folder(path)]
+    return sorted(file for file in path.rglob("*") if file.is_file() and is_below(file, folders))
 
 
-def _folders_of(path: str | Path) -> list[str] | None:
+def _find_folders(path: str | Path) -> list[str] | None:
     """Return the folders that a path must stay in; None if the user named the path, or it is in no known folder."""
     written = os.path.abspath(path)
     if written in _known.files:
         return None
-    return [real for folder, real in _known.folders.items() if lies_below(written, folder)] or None
+    return [real for folder, real in _known.folders.items() if is_within(written, folder)] or None
 
 
 def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -95,7 +95,7 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     for text in inputs:
         if "://" in text:
             raise UserError(f"{text}: only files on a local or mounted file system can be read")
-        names = _named(text, endings)
+        names = _list_named(text, endings)
         if not names:
             raise UserError(f"{text}: no such file, or no {', '.join(endings)} file in that folder")
         for name in names:
@@ -107,19 +107,19 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
 
-def names_several(text: str, suffixes: Sequence[str]) -> bool:
+def is_several_files(text: str, suffixes: Sequence[str]) -> bool:
     """Return whether an input is a folder of files or a glob; a folder with a file's ending is one file of Spark.
 
     Raises:
         UserError: the text cannot be a path.
     """
-    path = path_of(text)
+    path = parse_path(text)
     if path.is_dir():
         return not path.name.lower().endswith(tuple(suffixes))
     return not path.exists() and bool(set(text) & set("*?["))
 
 
-def path_of(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """Return a path as the user wrote it, after a check that it is valid on this system.
 
     Raises:
@@ -150,24 +150,24 @@ def path_of(text: str) -> Path:
     return path
 
 
-def inputs_in(folder: Path, endings: tuple[str, ...]) -> list[str]:
+def list_inputs(folder: Path, endings: tuple[str, ...]) -> list[str]:
     """Return the sorted inputs in a folder, and warn once about links that lead out of it."""
     some = (one for one in folder.iterdir() if one.name[0] not in "._")
-    return _within(folder, (one for one in some if one.name.lower().endswith(endings)))
+    return _select_within(folder, (one for one in some if one.name.lower().endswith(endings)))
 
 
-def _named(text: str, endings: tuple[str, ...]) -> list[str]:
-    path = path_of(text)
+def _list_named(text: str, endings: tuple[str, ...]) -> list[str]:
+    path = parse_path(text)
     if path.is_dir():
-        return inputs_in(path, endings)
+        return list_inputs(path, endings)
     if path.is_file():
         return [str(path)]
     prefix = re.split(r"[^/]*[*?[]", str(path), maxsplit=1)[0]
     folder = Path(prefix or ".")
-    return _within(folder, _globbed(folder, str(path), str(path)[len(prefix) :]))
+    return _select_within(folder, _expand_glob(folder, str(path), str(path)[len(prefix) :]))
 
 
-def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
+def _expand_glob(folder: Path, text: str, pattern: str) -> Iterable[Path]:
     """Return the paths that match a glob; `**` follows no links to folders, which may lead in circles.
 
     Args:
@@ -181,11 +181,11 @@ def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
     return (one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts))
 
 
-def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
+def _select_within(folder: Path, paths: Iterable[Path]) -> list[str]:
     """Return the sorted inputs among paths found in a folder, and warn about links that lead out of it."""
     real = [know_folder(folder)]
     found = sorted(str(one) for one in paths if is_input(one))
-    stay = [name for name in found if stays_below(Path(name), real)]
+    stay = [name for name in found if is_below(Path(name), real)]
     for name in sorted({*found} - {*stay}):
         warn_once(f"{name}: is not read: {LEADS_OUT}")
     return stay
@@ -195,13 +195,13 @@ def warn_once(text: str) -> None:
     """Print a warning, unless it was printed before."""
     if text not in _warnings:
         _warnings.add(text)
-        print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
+        print(escape_unprintable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
-def stays_below(path: str | Path, folders: Sequence[str]) -> bool:
+def is_below(path: str | Path, folders: Sequence[str]) -> bool:
     """Return whether a path leads to a place below one of some folders, whose paths have no links."""
     real = os.path.realpath(path)
-    return any(lies_below(real, folder) for folder in folders)
+    return any(is_within(real, folder) for folder in folders)
 
 
 def has_text_name(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 
-def started_at(pid: int) -> float | None:
+def read_start_time(pid: int) -> float | None:
     """Return the start time of a process, or None if it has ended; id and start time identify a process.
 
     On Linux the time is in seconds since the machine's boot, as the time of day changes when the clock is set.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from jobs.core.report import plural, rate, span
+from jobs.core.report import format_count, format_rate, format_span
 
 LINE_SECONDS = 3.0
 """Minimum seconds between lines without a terminal."""
@@ -88,15 +88,15 @@ class Progress:
         seconds = time.monotonic() - self._started
         parts: list[str] = []
         if self.total is not None:
-            parts.append(f"{self.done:,} of {plural(self.total, self.noun, self.ending)}")
+            parts.append(f"{self.done:,} of {format_count(self.total, self.noun, self.ending)}")
         elif self.done:
-            parts.append(plural(self.done, self.noun, self.ending))
+            parts.append(format_count(self.done, self.noun, self.ending))
         if self.total is not None and 0 < self.done < self.total and seconds >= RATED_SECONDS:
-            parts.append(rate(self.done, seconds, self.noun + self.ending))
-            parts.append(f"{span(seconds * (self.total - self.done) / self.done)} left")
-        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._part_texts()])
+            parts.append(format_rate(self.done, seconds, self.noun + self.ending))
+            parts.append(f"{format_span(seconds * (self.total - self.done) / self.done)} left")
+        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._format_parts()])
 
-    def _part_texts(self) -> list[str]:
+    def _format_parts(self) -> list[str]:
         """Return the finished share of the current activity, and its remaining time."""
         if self._parts is None or not self._detail:
             return []
@@ -107,7 +107,11 @@ class Progress:
         if total < FEWEST_PARTS:
             return []
         seconds = time.monotonic() - self._activity_began
-        left = [f"{span(seconds * (total - done) / done)} left"] if done and seconds >= RATED_SECONDS else []
+        left = (
+            [f"{format_span(seconds * (total - done) / done)} left"]
+            if done and seconds >= RATED_SECONDS
+            else []
+        )
         return [f"{done:,} of {total:,} tasks", *left]
 
     def __exit__(
@@ -125,7 +129,7 @@ class Progress:
 
     def _line(self) -> None:
         """Print a line if something has changed since the last line."""
-        parts = self._part_texts()[:1]
+        parts = self._format_parts()[:1]
         state = f"{self.done} {self._detail} {parts}"
         if state == self._told or not (self.done or self._detail):
             return
@@ -146,10 +150,10 @@ class BytesRead:
             self._read += size
             # A file read again, because another file of its group could not land, counts twice.
             self._progress.note(
-                f"read {min(100, 100 * self._read // self._total)} % of {megabytes(self._total)}"
+                f"read {min(100, 100 * self._read // self._total)} % of {format_megabytes(self._total)}"
             )
 
 
-def megabytes(size: int) -> str:
+def format_megabytes(size: int) -> str:
     """Return a size in words."""
     return f"{max(size / 1e6, 0.1):,.{0 if size >= 1e7 else 1}f} MB"

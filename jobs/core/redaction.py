@@ -52,14 +52,14 @@ def is_secret(name: str) -> bool:
     return _NAMED.search(name) is not None
 
 
-def register(name: str, value: str) -> None:
+def register_secret(name: str, value: str) -> None:
     """Hide a setting's value from now on, and each quoted part of it, if the name stands for a secret."""
     if is_secret(name):
         parts = [value, *re.findall(r"""["']([^"']+)["']""", value)]
         _registered.update(part for part in parts if len(part) >= _SHORTEST)
 
 
-def redacted(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return a text without the known secrets."""
     here = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)}
     for value in sorted(here | _registered, key=len, reverse=True):
@@ -71,7 +71,7 @@ def redacted(text: str) -> str:
 
 def show_name(name: str, most: int = 60) -> str:
     """Return the name of a column, or a value, for a message: without secrets, on one line, shortened."""
-    text = redacted(name)
+    text = redact_secrets(name)
     text = text if text.isprintable() else text.encode("unicode_escape").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."
 

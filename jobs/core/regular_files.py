@@ -40,8 +40,8 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
     try:
-        status, real = os.fstat(handle), _real_path(handle, path)
-        if within is not None and not any(lies_below(real, folder) for folder in within):
+        status, real = os.fstat(handle), _resolve_path(handle, path)
+        if within is not None and not any(is_within(real, folder) for folder in within):
             raise UnfitFile("is a link that leads out of its folder")
         if is_of_system(real, status):
             raise UnfitFile(OF_SYSTEM)
@@ -55,15 +55,15 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
 
 def is_of_system(real: str, status: os.stat_result) -> bool:
     """Return whether a file shows the state of the system, by its real path or by its file system."""
-    return any(lies_below(real, folder) or status.st_dev == _device(folder) for folder in SYSTEM)
+    return any(is_within(real, folder) or status.st_dev == _find_device(folder) for folder in SYSTEM)
 
 
-def lies_below(real: str, folder: str) -> bool:
+def is_within(real: str, folder: str) -> bool:
     """Return whether a real path is a folder or lies in it."""
     return real == folder or real.startswith(folder.rstrip("/") + "/")
 
 
-def _device(folder: str) -> int | None:
+def _find_device(folder: str) -> int | None:
     """Return the id (`st_dev`) of the file system mounted at a folder; None if none is mounted there."""
     try:
         here = os.stat(folder).st_dev
@@ -72,7 +72,7 @@ def _device(folder: str) -> int | None:
     return None if here == os.stat("/").st_dev else here
 
 
-def _real_path(handle: int, path: str | Path) -> str:
+def _resolve_path(handle: int, path: str | Path) -> str:
     """Return the path of an open file, with links resolved."""
     try:
         return os.readlink(f"/proc/self/fd/{handle}")
@@ -102,7 +102,7 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
     return content
 
 
-def secret_file(path: Path, most: int) -> bytes:
+def read_secret_file(path: Path, most: int) -> bytes:
     """Return the content of a file with secrets, as `read_regular` does; a link must not lead out of its folder.
 
     So nobody can replace the secret by a link to another file.

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from jobs.core.errors import RUN_FAILED
-from jobs.core.redaction import redacted
+from jobs.core.redaction import redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable with the file for a command's report, set by Airflow's operator."""
@@ -25,24 +25,24 @@ _AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
 """Settings of a console that prints texts unchanged: a key may be called `[red]` or `:bell:`."""
 
 
-def plural(number: int, noun: str, ending: str = "s") -> str:
+def format_count(number: int, noun: str, ending: str = "s") -> str:
     """Return a number with its noun: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
-def number(value: float | None, form: str, otherwise: str = "–") -> str:
+def format_number(value: float | None, form: str, otherwise: str = "–") -> str:
     """Return a number as text; without a number, return `otherwise`."""
     return otherwise if value is None else format(value, form)
 
 
-def some(names: Sequence[str], most: int = 3) -> str:
+def format_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first names of a list as text: `a, b, c and 6 others`."""
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} others"
 
 
-def rate(count: float, seconds: float, noun: str = "rows") -> str:
+def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
     """Return a rate per second, below 10 with one decimal; per minute or per hour where it would be below 1."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         number = count * size / max(seconds, 1e-9)
@@ -51,7 +51,7 @@ def rate(count: float, seconds: float, noun: str = "rows") -> str:
     raise AssertionError
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """Return a duration, rounded down, in the largest unit of which it has at least two: `3 h`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -83,10 +83,10 @@ class Report:
         """Print the report on standard output: one JSON document, or the text for a person."""
         out = stream or sys.stdout
         if as_json:
-            print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
+            print(json.dumps(convert_to_json(self.data), indent=2, allow_nan=False), file=out)
         else:
             for line in self.lines if self.renderable is None else ():
-                print(redacted(line), file=out)
+                print(redact_secrets(line), file=out)
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
                 # A log has no width, and rich would cut its lines to 80 columns.
@@ -102,7 +102,7 @@ class Report:
         """
         path = os.environ.get(REPORT_FILE)
         if path:
-            text = json.dumps({"lines": self.lines, "data": plain(self.data)}, allow_nan=False)
+            text = json.dumps({"lines": self.lines, "data": convert_to_json(self.data)}, allow_nan=False)
             with suppress(OSError):
                 Path(path).write_text(text, encoding="utf-8")
 
@@ -130,18 +130,18 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
         return report
 
 
-def plain(value: Any) -> Any:
+def convert_to_json(value: Any) -> Any:
     """Convert `value` to JSON's types: a number that is not finite to null, an unknown type to text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): convert_to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [convert_to_json(item) for item in value]
     for convert in ("tolist", "isoformat"):  # NumPy scalars and arrays; dates and times
         if hasattr(value, convert):
             result = getattr(value, convert)()
-            return result if isinstance(result, str) else plain(result)
+            return result if isinstance(result, str) else convert_to_json(result)
     return str(value)

@@ -21,7 +21,7 @@ _MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
-def warehouse_root(text: str, base: Path | None = None) -> str:
+def parse_warehouse_root(text: str, base: Path | None = None) -> str:
     """Return a warehouse's root in one spelling: an absolute path, also of a `file:` URI, or the URI of a store.
 
     base: folder of relative paths, by default the working directory.
@@ -32,7 +32,7 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     scheme, rest = _split(text)
     if scheme is None:
         path = Path(os.path.expanduser(text))
-        return _one_spelling(path if base is None else base / path)
+        return _normalize_path(path if base is None else base / path)
     if scheme in _OTHER_S3:
         raise UserError(f"a warehouse in S3 is written {S3}://bucket/folder, and this one is {text}")
     if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest, re.DOTALL):
@@ -40,12 +40,12 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
             f"a warehouse in S3 is a folder of a bucket, {S3}://bucket/folder, and this one is {text}"
         )
     if scheme == "file":
-        local = local_path(text)
+        local = find_local_path(text)
         if local is None:
             raise UserError(
                 f"the warehouse {text} is not understood: write a folder as a path, or as file:///folder"
             )
-        return _one_spelling(local)
+        return _normalize_path(local)
     if scheme == "hdfs":
         raise UserError(
             f"a warehouse cannot be at {text}: the library that commits to tables may wait for ever for HDFS when it "
@@ -61,13 +61,13 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     found = _MISREAD.search(root) or _MISREAD_IN_STORE.search(root.partition("://")[2])
     if found is not None:
         raise UserError(
-            f"a warehouse cannot be at {_printable(root)}: its URI has '{_printable(found[0])}' in it, and the "
+            f"a warehouse cannot be at {_escape_text(root)}: its URI has '{_escape_text(found[0])}' in it, and the "
             "clients of the store would take it for different folders; choose a name without it"
         )
     return root
 
 
-def _one_spelling(path: Path) -> str:
+def _normalize_path(path: Path) -> str:
     """Return the absolute path of a folder in a spelling that Python, Java and delta-rs all understand.
 
     Raises:
@@ -92,24 +92,24 @@ def refuse_misread(folder: str, what: str = "a warehouse") -> str:
     found = _MISREAD.search(real)
     if found is None:
         return folder
-    leads = "" if real == folder else f", which is {_printable(real)}"
+    leads = "" if real == folder else f", which is {_escape_text(real)}"
     part = found[0]
-    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{_printable(part)}' in it"
+    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{_escape_text(part)}' in it"
     meant = unquote(real)
     hint = f" (if {meant} is meant, write that)" if meant != real and os.path.isdir(meant) else ""
     raise UserError(
-        f"{what} cannot be at {_printable(folder)}{leads}: the path {why}, and the library that commits to Delta "
+        f"{what} cannot be at {_escape_text(folder)}{leads}: the path {why}, and the library that commits to Delta "
         "tables would take it for another folder, as it does with a percent sign before two hexadecimal digits, a "
         f"backslash, and control characters such as a line break; rename the folder or choose another one{hint}"
     )
 
 
-def _printable(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Return a text with escapes for the characters that would spoil a line."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def local_path(root: str) -> Path | None:
+def find_local_path(root: str) -> Path | None:
     """Return the path of a local folder, given as a path or a `file:` URI; None for any other URI."""
     scheme, rest = _split(root)
     if scheme is None:

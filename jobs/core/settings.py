@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.core.roots import warehouse_root
+from jobs.core.roots import parse_warehouse_root
 
 # 4: a failed task is retried, as on a cluster; plain local[*] fails at the first lost Python worker.
 DEFAULT_MASTER = "local[*,4]"
@@ -53,7 +53,7 @@ class Settings:
         """
         env = os.environ
         return cls(
-            warehouse=warehouse_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
+            warehouse=parse_warehouse_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
             models=Path(os.path.expanduser(models or env.get("KALMAN_MODELS") or "models")).absolute(),
             master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
             jars=Path(

@@ -13,7 +13,7 @@ from jobs.core.errors import Terminated
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -120,12 +120,12 @@ class step:  # noqa: N801 - reads as a keyword
         return timed
 
 
-def each(name: str, items: Iterable[T]) -> Iterable[T]:
+def time_items(name: str, items: Iterable[T]) -> Iterable[T]:
     """Return the items, timed as a step if the task has a stopwatch."""
     return items if _running is None else _running.each(name, items)
 
 
-def watched(
+def time_batches(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
     """Time a function from batches to batches. Its seconds without waiting for batches go to `into`."""
@@ -141,6 +141,6 @@ def watched(
     return work
 
 
-def added(one: Seconds, other: Seconds) -> Seconds:
+def add_seconds(one: Seconds, other: Seconds) -> Seconds:
     """Return the sum of seconds by step."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}

@@ -32,7 +32,7 @@ _SCIENTIFIC = re.compile(r"[+-]?[0-9](?:[.][0-9]{7,})[eE][+]?[0-9]{1,2}")
 """A number with an exponent and at least eight digits; with fewer digits a spreadsheet has rounded the time."""
 
 
-def wall_us(moment: datetime) -> int:
+def compute_wall_us(moment: datetime) -> int:
     """Return the microseconds from 1970-01-01 00:00 to a naive time, both on the same clock."""
     seconds = (
         (moment.toordinal() - EPOCH_DAY) * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
@@ -59,32 +59,32 @@ class Count(NamedTuple):
     def to_us(self, digits: int, scale: int) -> int:
         """Return the microseconds of the number digits / scale, on the count's clock."""
         if self.is_years:
-            return _year_us(digits, scale)
+            return _compute_year_us(digits, scale)
         if self.is_rounded:
             millis = (2 * digits * (self.micros // 1000) + scale) // (2 * scale)
             return millis * 1000 + self.origin
         size = abs(digits) * self.micros // (scale * self.parts)
         return (-size if digits < 0 else size) + self.origin
 
-    def of_us(self, micros: int) -> float:
+    def convert_us(self, micros: int) -> float:
         """Return the number that represents a time in microseconds since 1970; a year only approximately."""
         if self.is_years:
             return 1970.0 + micros / (365.2425 * _DAY)
         return (micros - self.origin) * self.parts / self.micros
 
 
-def _year_us(digits: int, scale: int) -> int:
+def _compute_year_us(digits: int, scale: int) -> int:
     """Return the microseconds of a year with a fraction, rounded to milliseconds; for other years, an invalid time."""
     year, part = divmod(digits, scale)
     if not 1 <= year <= 9998:
         return MAX_US + 1
-    start = wall_us(datetime(year, 1, 1))
-    length = (wall_us(datetime(year + 1, 1, 1)) - start) // 1000
+    start = compute_wall_us(datetime(year, 1, 1))
+    length = (compute_wall_us(datetime(year + 1, 1, 1)) - start) // 1000
     return start + (2 * part * length + scale) // (2 * scale) * 1000
 
 
-def _since(year: int, month: int = 1, day: int = 1) -> int:
-    return wall_us(datetime(year, month, day))
+def _compute_origin(year: int, month: int = 1, day: int = 1) -> int:
+    return compute_wall_us(datetime(year, month, day))
 
 
 COUNTS: Mapping[str, Count] = {
@@ -92,26 +92,26 @@ COUNTS: Mapping[str, Count] = {
     "epoch_milliseconds": Count(1_000),
     "epoch_microseconds": Count(1),
     "epoch_nanoseconds": Count(1, 1_000),
-    "spreadsheet_days": Count(_DAY, 1, _since(1899, 12, 30), True, True),
+    "spreadsheet_days": Count(_DAY, 1, _compute_origin(1899, 12, 30), True, True),
     "epoch_days": Count(_DAY, is_local=True, is_rounded=True),
     "julian_days": Count(_DAY, 1, -210_866_760_000 * _SECOND, False, True),
     "matlab_days": Count(_DAY, 1, -719_529 * _DAY, True, True),
-    "modified_julian_days": Count(_DAY, 1, _since(1858, 11, 17), False, True),
+    "modified_julian_days": Count(_DAY, 1, _compute_origin(1858, 11, 17), False, True),
     "decimal_years": Count(1, is_local=True, is_years=True),
-    "windows_filetime": Count(1, 10, _since(1601)),
+    "windows_filetime": Count(1, 10, _compute_origin(1601)),
     "dotnet_ticks": Count(1, 10, MIN_US, True),
-    "webkit_microseconds": Count(1, 1, _since(1601)),
-    "sas_seconds": Count(_SECOND, 1, _since(1960), True),
-    "sas_days": Count(_DAY, 1, _since(1960), True, True),
-    "stata_days": Count(_DAY, 1, _since(1960), True, True),
-    "stata_milliseconds": Count(1_000, 1, _since(1960), True),
-    "cocoa_seconds": Count(_SECOND, 1, _since(2001)),
-    "gps_seconds": Count(_SECOND, 1, _since(1980, 1, 6)),
-    "ntp_seconds": Count(_SECOND, 1, _since(1900)),
-    "labview_seconds": Count(_SECOND, 1, _since(1904)),
-    "spss_seconds": Count(_SECOND, 1, _since(1582, 10, 14), True),
+    "webkit_microseconds": Count(1, 1, _compute_origin(1601)),
+    "sas_seconds": Count(_SECOND, 1, _compute_origin(1960), True),
+    "sas_days": Count(_DAY, 1, _compute_origin(1960), True, True),
+    "stata_days": Count(_DAY, 1, _compute_origin(1960), True, True),
+    "stata_milliseconds": Count(1_000, 1, _compute_origin(1960), True),
+    "cocoa_seconds": Count(_SECOND, 1, _compute_origin(2001)),
+    "gps_seconds": Count(_SECOND, 1, _compute_origin(1980, 1, 6)),
+    "ntp_seconds": Count(_SECOND, 1, _compute_origin(1900)),
+    "labview_seconds": Count(_SECOND, 1, _compute_origin(1904)),
+    "spss_seconds": Count(_SECOND, 1, _compute_origin(1582, 10, 14), True),
     "python_ordinal_days": Count(_DAY, 1, MIN_US - _DAY, True, True),
-    "spreadsheet_days_1904": Count(_DAY, 1, _since(1904), True, True),
+    "spreadsheet_days_1904": Count(_DAY, 1, _compute_origin(1904), True, True),
     "epoch_minutes": Count(60 * _SECOND),
     "epoch_hours": Count(3_600 * _SECOND),
 }
@@ -132,7 +132,7 @@ def count_of(time_format: str | None) -> Count | None:
         begin = datetime(*(int(part or 0) for part in match.groups()[1:-1]))  # pyright: ignore[reportArgumentType]
     except ValueError:
         return None
-    return Count(UNIT_US[match[1]], 1, wall_us(begin), match[8] is None, match[1] == "day")
+    return Count(UNIT_US[match[1]], 1, compute_wall_us(begin), match[8] is None, match[1] == "day")
 
 
 def count_us(text: str, count: Count) -> int | None:

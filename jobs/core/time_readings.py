@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from jobs.core.time_counts import COUNTS, UNIT_US, to_datetime, wall_us
+from jobs.core.time_counts import COUNTS, UNIT_US, compute_wall_us, to_datetime
 from jobs.core.times import TimeParser
 
 _CLOCKS = (
@@ -76,14 +76,14 @@ EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_na
 _OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # equal to sas_days
 EARLY_US = 94_694_400_000_000
 """Three years. Counts so near to their origin are rare, while numbers in too small a unit all fall there."""
-_RECENT_US = wall_us(datetime(1990, 1, 1))
-_FINE_US = wall_us(datetime(2000, 1, 1))
+_RECENT_US = compute_wall_us(datetime(1990, 1, 1))
+_FINE_US = compute_wall_us(datetime(2000, 1, 1))
 _FINE = ("epoch_microseconds", "epoch_nanoseconds")
 """Counts that programs have written only since the year 2000."""
 _RARE = ("epoch_minutes", "epoch_hours")
 _FEWEST_DAYS = 10_000
 """Smaller numbers are years, or days from another origin, rather than days from the origins of programs."""
-_OLD_US, _FAR_US = wall_us(datetime(1900, 1, 1)), wall_us(datetime(2103, 1, 1))
+_OLD_US, _FAR_US = compute_wall_us(datetime(1900, 1, 1)), compute_wall_us(datetime(2103, 1, 1))
 YEARS = (1500, 2200)
 """Plausible years of dates written as digits."""
 _PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
@@ -102,15 +102,15 @@ class TimeReading(NamedTuple):
         return str(moment.date() if moment == datetime(moment.year, moment.month, moment.day) else moment)
 
 
-def forms_of(low: float, high: float) -> list[str]:
+def find_forms(low: float, high: float) -> list[str]:
     """Return the formats in which numbers from `low` to `high` are plausible times, the likeliest first.
 
     Times of recent years come before older times; future times count only if no other format fits.
     """
-    now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
+    now = compute_wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
     tiers: dict[str, int] = {}
     for form in (*EPOCHS, *_compact(low, high), *_OTHER_COUNTS):
-        ends = [one for one in (_micros(form, low), _micros(form, high)) if one is not None]
+        ends = [one for one in (_compute_micros(form, low), _compute_micros(form, high)) if one is not None]
         if len(ends) == 2 and _is_plausible(form, low, min(ends), max(ends)):
             recent = _FINE_US if form in _FINE else _RECENT_US
             tiers[form] = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
@@ -136,26 +136,26 @@ def lacks_date(text: str) -> bool:
     return re.match(r"\s*[0-9]{1,2}:[0-9]{2}(?![0-9])", text) is not None
 
 
-def readings_of(text: str) -> list[TimeReading]:
+def find_readings(text: str) -> list[TimeReading]:
     """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
     if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
         return []
-    forms = forms_of(float(text), float(text)) if _PLAIN.fullmatch(text) else USUAL_FORMATS
+    forms = find_forms(float(text), float(text)) if _PLAIN.fullmatch(text) else USUAL_FORMATS
     found = ((form, TimeParser(form, UTC)(text)) for form in forms)
     return [TimeReading(form, micros) for form, micros in found if micros is not None]
 
 
-def named(readings: list[TimeReading]) -> str:
+def describe_readings(readings: list[TimeReading]) -> str:
     """Describe readings in words: each format, and the time in it."""
     return ", ".join(f"{one.form} ({one})" for one in readings[:_MOST])
 
 
-def numbers_remedy(first: float | None) -> str:
+def suggest_number_formats(first: float | None) -> str:
     """Return the remedy for a column of numbers, with the first number's time in each format that fits."""
     setting = "set time_format in the spec to one of"
-    readings = [] if first is None else readings_of(f"{first:.9f}".rstrip("0").rstrip("."))
+    readings = [] if first is None else find_readings(f"{first:.9f}".rstrip("0").rstrip("."))
     if readings:
-        return f"{first} may be {named(readings)}: {setting} these"
+        return f"{first} may be {describe_readings(readings)}: {setting} these"
     return (
         f"{setting} epoch_seconds (10 digits today), epoch_milliseconds (13), epoch_microseconds (16), "
         f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_OTHER_COUNTS[1:])}"
@@ -173,7 +173,7 @@ def _compact(low: float, high: float) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*whole, *(form for form in shortened if not form.startswith("%Y")))))
 
 
-def _micros(form: str, value: float) -> int | None:
+def _compute_micros(form: str, value: float) -> int | None:
     count = COUNTS.get(form)
     if count is None:
         return TimeParser(form, UTC)(str(int(value)))

@@ -73,7 +73,7 @@ _NEEDS = (
 """Parts of a time that require another part, and the message if it is missing."""
 
 
-def _clock(marks: str) -> str:
+def _build_clock_pattern(marks: str) -> str:
     """Return the pattern of a time of day with its zone; `marks` may stand between hours, minutes and seconds."""
     return (
         f"(?P<hour>[0-9]{{2}}|[0-9](?=[{marks}]| ?[AaPp]))(?:[{marks}](?P<minute>[0-9]{{2}})"
@@ -85,7 +85,7 @@ def _clock(marks: str) -> str:
 _ISO = (
     "(?P<year>[0-9]{4})(?:-(?P<month>[0-9]{2})(?:-(?P<day>[0-9]{2}))?|-(?P<day_of_year>[0-9]{3})"
     "|-?W(?P<week>[0-9]{2})(?:-?(?P<weekday>[1-7]))?|[- ]?[Qq](?P<quarter>[1-4]))"
-    f"(?:(?:[Tt]| {{1,2}}){_clock(':')})?"
+    f"(?:(?:[Tt]| {{1,2}}){_build_clock_pattern(':')})?"
 )
 """ISO 8601 and similar forms: AM and PM, a comma before fractions, UTC, months and quarters."""
 _WHOLE = "(?:[.]0*)?"
@@ -100,7 +100,7 @@ DATE_PARTS: Mapping[str, re.Pattern[str]] = {
 }
 """Patterns of the parts of a date in separate columns."""
 _DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"
-_MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_clock(':.h')}"
+_MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_build_clock_pattern(':.h')}"
 """A time of day with separators; spreadsheets may write their day 0 before it."""
 _DIGITS = f"(?P<hour>{_TWO})(?P<minute>[0-9]{{2}})(?P<second>[0-9]{{2}})?{_WHOLE}"
 _HOUR, _MINUTE = f"(?P<hour>{_TWO})", f"(?P<minute>{_TWO}){_WHOLE}"
@@ -142,7 +142,7 @@ class TimeOfDay(NamedTuple):
     offset: int | None = None
 
 
-def duration_us(text: str) -> int:
+def parse_duration_us(text: str) -> int:
     """Return the microseconds of a duration such as 90d, 12h, 30min, 45s, 500ms or 2w.
 
     Raises:
@@ -155,7 +155,7 @@ def duration_us(text: str) -> int:
 
 
 @cache
-def _time_pattern(time_format: str | None) -> TimePattern:
+def _compile_pattern(time_format: str | None) -> TimePattern:
     """Compile a time format (None: ISO 8601) to a regular expression.
 
     Raises:
@@ -163,7 +163,7 @@ def _time_pattern(time_format: str | None) -> TimePattern:
     """
     if time_format is None:
         return TimePattern(re.compile(_ISO))
-    tokens = _tokens(time_format)
+    tokens = _split_format(time_format)
     codes = [code for code, _ in tokens]
     _check_complete([_DIRECTIVES[code][0] for code in codes if code])
     regex = ""
@@ -184,7 +184,7 @@ def _time_pattern(time_format: str | None) -> TimePattern:
     return TimePattern(re.compile(regex), width, lost)
 
 
-def _tokens(time_format: str) -> list[tuple[str, str]]:
+def _split_format(time_format: str) -> list[tuple[str, str]]:
     """Return each directive's letter, or "" and a literal character; fractions after %S are a part of it.
 
     Raises:
@@ -232,7 +232,7 @@ class TimeParser:
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
         self._zone = zone
         self._count = count_of(time_format)
-        self._pattern = TimePattern(re.compile("")) if self._count else _time_pattern(time_format)
+        self._pattern = TimePattern(re.compile("")) if self._count else _compile_pattern(time_format)
         self._match = self._pattern.regex.fullmatch
 
     @property
@@ -250,14 +250,14 @@ class TimeParser:
             if not match:
                 return None
             parts = match.groupdict()
-            value, zone, is_local = _wall_us(parts), parts.get("zone"), not parts.get("epoch")
+            value, zone, is_local = _compute_wall_us(parts), parts.get("zone"), not parts.get("epoch")
         if value is None:
             return None
         if zone is not None:
-            offset = _offset(zone, value, self._zone)
+            offset = _parse_offset(zone, value, self._zone)
             value = MAX_US + 1 if offset is None else value - offset
         elif is_local and self._zone is not UTC and MIN_US <= value <= MAX_US:
-            value = local_us(value, self._zone)
+            value = convert_local_us(value, self._zone)
         return value if MIN_US <= value <= MAX_US else None
 
     def _whole(self, text: str) -> str:
@@ -269,7 +269,7 @@ class TimeParser:
         return digits.zfill(self._pattern.width) if 0 < short <= self._pattern.lost else digits
 
 
-def date_us(texts: Mapping[str, str]) -> int | None:
+def parse_date_us(texts: Mapping[str, str]) -> int | None:
     """Return the microseconds from 1970 to a date with parts in separate columns; None if it is not a date.
 
     texts: trimmed values of the columns of `DATE_PARTS`.
@@ -280,10 +280,10 @@ def date_us(texts: Mapping[str, str]) -> int | None:
         if match is None:
             return None
         parts |= match.groupdict()
-    return _wall_us(parts)
+    return _compute_wall_us(parts)
 
 
-def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
+def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
     """Parse a trimmed text of a separate column as a time of day or a part of it; None if it is not valid.
 
     part: content of the column, a name of `CLOCK_PARTS`.
@@ -296,29 +296,31 @@ def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
         return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as a fraction of a day
     if seconds := parts.get("seconds"):
         return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
-    micros, zone = _clock_us(parts), parts.get("zone")
-    offset = None if zone is None else _offset(zone, 0, UTC)
+    micros, zone = _compute_clock_us(parts), parts.get("zone")
+    offset = None if zone is None else _parse_offset(zone, 0, UTC)
     return None if micros is None or offset is None and zone is not None else TimeOfDay(micros, offset)
 
 
-def _wall_us(parts: _Parts) -> int | None:
+def _compute_wall_us(parts: _Parts) -> int | None:
     """Return the microseconds from 1970 to a time on its clock; None if the date or time does not exist."""
     epoch = parts.get("epoch")
     if epoch:
-        return int(epoch) * 1_000_000 + _micros(parts)
-    clock = _clock_us(parts)
+        return int(epoch) * 1_000_000 + _parse_fraction(parts)
+    clock = _compute_clock_us(parts)
     try:
-        return None if clock is None else (_day_of(parts).toordinal() - EPOCH_DAY) * UNIT_US["day"] + clock
+        return (
+            None if clock is None else (_compute_day(parts).toordinal() - EPOCH_DAY) * UNIT_US["day"] + clock
+        )
     except (ValueError, OverflowError):
         return None
 
 
-def _micros(parts: _Parts) -> int:
+def _parse_fraction(parts: _Parts) -> int:
     fraction = parts.get("fraction")
     return int(fraction.ljust(6, "0")[:6]) if fraction else 0
 
 
-def _clock_us(parts: _Parts) -> int | None:
+def _compute_clock_us(parts: _Parts) -> int | None:
     """Return the microseconds of a time of day; None if the time does not exist."""
     part = parts.get
     hour, minute, second = int(part("hour") or 0), int(part("minute") or 0), int(part("second") or 0)
@@ -328,11 +330,11 @@ def _clock_us(parts: _Parts) -> int | None:
         if not 1 <= hour <= 12:
             return None
         hour = hour % 12 + 12 * (half[0] in "Pp")
-    clock = (hour * 3600 + minute * 60 + second) * 1_000_000 + _micros(parts)
+    clock = (hour * 3600 + minute * 60 + second) * 1_000_000 + _parse_fraction(parts)
     return clock if minute <= 59 and second <= 59 and clock <= UNIT_US["day"] else None
 
 
-def _day_of(parts: _Parts) -> date:
+def _compute_day(parts: _Parts) -> date:
     """Return the day of a time; if it is not written, the first day of its week, month, quarter or year.
 
     Raises:
@@ -340,7 +342,7 @@ def _day_of(parts: _Parts) -> date:
     """
     part = parts.get
     year, month, day = part("year") or part("week_year"), part("month"), part("day")
-    number = int(year) if year else _whole_year(part("short_year"))
+    number = int(year) if year else _complete_year(part("short_year"))
     if month and not month.isdigit():
         month = _MONTH_NAMES.index(month[:3].lower()) // 3 + 1
     if month and day:
@@ -358,18 +360,18 @@ def _day_of(parts: _Parts) -> date:
     return date(number, 3 * int(quarter) - 2 if quarter else int(month or 1), 1)
 
 
-def _whole_year(text: str | None) -> int:
+def _complete_year(text: str | None) -> int:
     """Return the full year of two digits: 1969 to 2068, as in C."""
     number = int(text or 0)
     return number + (1900 if number >= 69 else 2000)
 
 
-def zone_of(name: str) -> tzinfo:
+def load_zone(name: str) -> tzinfo:
     """Return the time zone of an IANA name; UTC is always the same object, compared by `is`."""
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
-def local_us(wall: int, zone: tzinfo) -> int:
+def convert_local_us(wall: int, zone: tzinfo) -> int:
     """Return the microseconds since 1970 UTC of a time on the clocks of `zone`; both count from 1970.
 
     Of a time that occurs twice, as clocks go back, the earlier one is meant. A time that is skipped, as they go
@@ -379,7 +381,7 @@ def local_us(wall: int, zone: tzinfo) -> int:
     return wall - offset // timedelta(microseconds=1)
 
 
-def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
+def _parse_offset(zone: str, wall: int, local: tzinfo) -> int | None:
     """Return the microseconds by which a clock is ahead of UTC; None if the offset is impossible or unknown.
 
     Args:

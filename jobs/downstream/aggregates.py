@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.errors import UserError, first_line
+from jobs.core.errors import UserError, extract_first_line
 from kalman.models.named import Named
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ LOWEST = -1074
 _HALF = 27
 
 
-class Aggregate(NamedTuple):
+class WindowAggregate(NamedTuple):
     """Aggregate: name, kind, level of a quantile, and the user's function of kind `function`."""
 
     name: str
@@ -42,7 +42,7 @@ class Aggregate(NamedTuple):
         return self.kind in ("quantile", "function")
 
 
-class Moments(NamedTuple):
+class ReadingMoments(NamedTuple):
     """Exact sums of one group's readings: count, least, greatest, sum and sum of squares as integers."""
 
     count: int
@@ -76,19 +76,19 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
     mantissa, place = mantissa >> small, place + small
     sign = np.where(values < 0, -1, 1)
     high, low = mantissa >> _HALF, mantissa & ((1 << _HALF) - 1)
-    sums = _digits(len(count), group, [(place, mantissa, sign)])
+    sums = _compute_digits(len(count), group, [(place, mantissa, sign)])
     parts = (
         (2 * place + 2 * _HALF, high * high),
         (2 * place + _HALF + 1, high * low),
         (2 * place, low * low),
     )
-    squares = _digits(len(count), group, [(at, part, np.ones_like(part)) for at, part in parts])
+    squares = _compute_digits(len(count), group, [(at, part, np.ones_like(part)) for at, part in parts])
     head = np.stack([count, least.view(np.int64), greatest.view(np.int64)], 1)
     whole = np.concatenate([head, sums, squares], 1).astype("<i8")
     return [row.tobytes() for row in whole]
 
 
-def _digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Ints:
+def _compute_digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Ints:
     """Return first digit's place, number of digits, and digits of each group's sum of sign * part * 2^place."""
     first = min((int(place.min()) // DIGIT for place, _, _ in parts if len(place)), default=0)
     last = max((int(place.max()) // DIGIT for place, _, _ in parts if len(place)), default=0) + 3
@@ -107,15 +107,15 @@ def _digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) 
     return np.concatenate([np.tile([first, digits.shape[1]], (groups, 1)), digits], 1)
 
 
-def merged(parts: Sequence[bytes], keep: bool) -> bytes:
+def merge_accumulators(parts: Sequence[bytes], keep: bool) -> bytes:
     """Return the accumulator that adds up all parts."""
     if len(parts) == 1:
         return parts[0]
     if keep:
         return np.sort(np.concatenate([np.frombuffer(one, "<f8") for one in parts])).tobytes()
-    several = [moments(one) for one in parts]
-    return packed(
-        Moments(
+    several = [unpack_moments(one) for one in parts]
+    return pack_moments(
+        ReadingMoments(
             sum(one.count for one in several),
             min(one.least for one in several),
             max(one.greatest for one in several),
@@ -125,7 +125,7 @@ def merged(parts: Sequence[bytes], keep: bool) -> bytes:
     )
 
 
-def packed(found: Moments) -> bytes:
+def pack_moments(found: ReadingMoments) -> bytes:
     """Return the shortest encoding of an accumulator."""
     head = np.array([found.count, *np.array([found.least, found.greatest]).view(np.int64)], "<i8")
     parts = [head.tobytes()]
@@ -139,7 +139,7 @@ def packed(found: Moments) -> bytes:
     return b"".join(parts)
 
 
-def moments(accumulator: bytes) -> Moments:
+def unpack_moments(accumulator: bytes) -> ReadingMoments:
     """Decode an accumulator into numbers."""
     numbers = np.frombuffer(accumulator, "<i8")
     least, greatest = (float(one) for one in numbers[1:3].view("<f8"))
@@ -149,10 +149,12 @@ def moments(accumulator: bytes) -> Moments:
         digits = numbers[at + 2 : at + 2 + length].tolist()
         found.append(sum(digit << (DIGIT * i) for i, digit in enumerate(digits) if digit) << (DIGIT * first))
         at += 2 + length
-    return Moments(int(numbers[0]), least, greatest, found[0], found[1])
+    return ReadingMoments(int(numbers[0]), least, greatest, found[0], found[1])
 
 
-def results(accumulators: Sequence[bytes], aggregates: Sequence[Aggregate], keep: bool) -> dict[str, Floats]:
+def compute_aggregates(
+    accumulators: Sequence[bytes], aggregates: Sequence[WindowAggregate], keep: bool
+) -> dict[str, Floats]:
     """Return each aggregate (G,) of groups; NaN where it is undefined (no readings, or the spread of one reading).
 
     Raises:
@@ -161,32 +163,34 @@ def results(accumulators: Sequence[bytes], aggregates: Sequence[Aggregate], keep
     values = [np.frombuffer(one, "<f8") for one in accumulators] if keep else []
     start = np.cumsum([0, *map(len, values)])
     flat = np.concatenate(values) if values else np.zeros(0)
-    sums = [moments(one) for one in (accumulate(flat, start, False) if keep else accumulators)]
+    sums = [unpack_moments(one) for one in (accumulate(flat, start, False) if keep else accumulators)]
     found = {}
     for one in aggregates:
         if one.kind == "quantile":
             assert one.level is not None
-            found[one.name] = np.array([_quantile(some, one.level) for some in values])
+            found[one.name] = np.array([_compute_quantile(some, one.level) for some in values])
         elif one.kind == "function":
-            found[one.name] = _of_function(one, flat, start)
+            found[one.name] = _apply_function(one, flat, start)
         else:
             found[one.name] = np.array([_OF_MOMENTS[one.kind](some) for some in sums], float)
     return found
 
 
-def _quantile(values: Floats, level: float) -> float:
+def _compute_quantile(values: Floats, level: float) -> float:
     """Return a quantile of ascending readings, with linear interpolation (Hyndman & Fan 1996, type 7)."""
     return float(np.quantile(values, level)) if len(values) else math.nan
 
 
-def _of_function(one: Aggregate, values: Floats, start: Ints) -> Floats:
+def _apply_function(one: WindowAggregate, values: Floats, start: Ints) -> Floats:
     assert one.function is not None
     what = f"aggregate {one.name}: {one.function.name}"
     function = one.function.function
     try:
         found = np.asarray(function(values.copy(), start.copy()), float)
     except Exception as error:
-        raise UserError(f"{what} failed ({type(error).__name__}: {first_line(error)}): mend it") from error
+        raise UserError(
+            f"{what} failed ({type(error).__name__}: {extract_first_line(error)}): mend it"
+        ) from error
     if found.shape != (len(start) - 1,):
         raise UserError(
             f"{what} returned an array of shape {found.shape}, which must be {(len(start) - 1,)}: mend it"
@@ -194,7 +198,7 @@ def _of_function(one: Aggregate, values: Floats, start: Ints) -> Floats:
     return found
 
 
-def _ratio(above: int, below: int, power: int) -> float:
+def _compute_ratio(above: int, below: int, power: int) -> float:
     """Return above / below * 2^power, rounded once."""
     try:
         return above / (below << -power) if power < 0 else (above << power) / below
@@ -202,19 +206,19 @@ def _ratio(above: int, below: int, power: int) -> float:
         return math.inf if above > 0 else -math.inf
 
 
-def _variance(of: Moments) -> float:
+def _compute_variance(of: ReadingMoments) -> float:
     n = of.count
     if n < 2:
         return math.nan
-    return _ratio(n * of.squares - of.total * of.total, n * (n - 1), 2 * LOWEST)
+    return _compute_ratio(n * of.squares - of.total * of.total, n * (n - 1), 2 * LOWEST)
 
 
-_OF_MOMENTS: Mapping[str, Callable[[Moments], float]] = {
+_OF_MOMENTS: Mapping[str, Callable[[ReadingMoments], float]] = {
     "count": lambda of: of.count,
     "min": lambda of: of.least if of.count else math.nan,
     "max": lambda of: of.greatest if of.count else math.nan,
-    "sum": lambda of: _ratio(of.total, 1, LOWEST),
-    "mean": lambda of: _ratio(of.total, of.count, LOWEST) if of.count else math.nan,
-    "variance": _variance,
-    "stddev": lambda of: math.sqrt(_variance(of)) if of.count > 1 else math.nan,
+    "sum": lambda of: _compute_ratio(of.total, 1, LOWEST),
+    "mean": lambda of: _compute_ratio(of.total, of.count, LOWEST) if of.count else math.nan,
+    "variance": _compute_variance,
+    "stddev": lambda of: math.sqrt(_compute_variance(of)) if of.count > 1 else math.nan,
 }

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.core import clock
-from jobs.core.errors import first_line
-from jobs.downstream.queries import driver_log, queries_of
+from jobs.core.errors import extract_first_line
+from jobs.downstream.queries import list_queries, open_driver_log
 from jobs.lineage.generations import stream_taken_error
 from jobs.spark.warehouse import Warehouse
 from jobs.supervision.driver_identity import LIVENESS_SECONDS, DriverIdentity
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def registered_driver(
+def register_driver(
     warehouse: Warehouse, spec: ModelSpec, verb: str, stop: threading.Event
 ) -> Iterator[None]:
     """Register this process as the model's only monitor or skill driver, and renew its liveness until the end.
@@ -34,17 +34,17 @@ def registered_driver(
     Raises:
         UserError: another driver runs.
     """
-    log = driver_log(warehouse, verb, spec.name)
+    log = open_driver_log(warehouse, verb, spec.name)
     last = log.last(verb)
-    if last is not None and last.ended_at is None and last.owner.alive_after_waiting(last.beat_at):
+    if last is not None and last.ended_at is None and last.owner.is_alive_after_waiting(last.beat_at):
         raise stream_taken_error(spec.name, f"process {last.owner.pid} on {last.owner.host} runs it", verb)
     jvm: Any = warehouse.spark._jvm
-    owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+    owner = DriverIdentity.identify_process(int(jvm.java.lang.ProcessHandle.current().pid()))
     epoch = 1 if last is None else last.epoch + 1
     launch = os.environ.get(LAUNCH_VARIABLE)
-    rules = {QUERIES: [query.name for query in queries_of(spec, verb)]}
+    rules = {QUERIES: [query.name for query in list_queries(spec, verb)]}
     record = DriverRecord(
-        log.model, verb, epoch, LIVE, owner, log.next_time(), clock.now(), launch, rules=rules
+        log.model, verb, epoch, LIVE, owner, log.compute_next_time(), clock.now(), launch, rules=rules
     )
     log.write(record)
     log.prune(verb)
@@ -54,7 +54,7 @@ def registered_driver(
         while not done.wait(LIVENESS_SECONDS):
             try:
                 log.write(replace(record, beat_at=clock.now()))
-                if log.asked_to_stop(record) is not None or log.overtaken(verb, epoch):
+                if log.read_stop_request(record) is not None or log.overtaken(verb, epoch):
                     stop.set()
             except Exception:  # a failed write must not end the run; the next write follows soon
                 continue
@@ -66,7 +66,7 @@ def registered_driver(
         yield
         how = STOPPED if stop.is_set() else CAUGHT_UP
     except BaseException as problem:
-        error = first_line(problem, 500)
+        error = extract_first_line(problem, 500)
         raise
     finally:
         done.set()

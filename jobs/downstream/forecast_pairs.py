@@ -24,16 +24,16 @@ from jobs.offline.horizon import count_section_steps
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import matrix
-from jobs.state.encoding.keys import KeyKind, key_kind, text_of
+from jobs.state.encoding.arrow import build_matrix
+from jobs.state.encoding.keys import KeyKind, build_key_kind, build_key_text
 from jobs.state.encoding.packet_kinds import MEASURED
 from jobs.state.key_groups import GroupBegin, group_begin
 from jobs.storage.tables import measurements
-from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
+from kalman.evaluation.forecast import check_measuring, extract_variances, forecast, interval
 from kalman.evaluation.scoring_rules import crps, log_score
-from kalman.filters.own_parameters import FIELD, own_parameters, with_field
-from kalman.filters.prediction import beside
-from kalman.filters.state_layout import innermost, places
+from kalman.filters.own_parameters import FIELD, copy_key_parameters, find_key_parameters
+from kalman.filters.prediction import turn_measurements
+from kalman.filters.state_layout import locate_fields, unwrap_filter
 from kalman.filters.state_output import OUTPUT as STATE
 from kalman.filters.state_output import follows_from_moments
 from kalman.run import KeyStates
@@ -60,7 +60,7 @@ _LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
 
 def has_key_parameters(kernel: Filter) -> bool:
     """Return whether keys have learned parameters that the estimates do not contain."""
-    return bool(own_parameters(kernel).rows) and follows_from_moments(kernel)
+    return bool(find_key_parameters(kernel).rows) and follows_from_moments(kernel)
 
 
 class ScoringPlan(NamedTuple):
@@ -88,7 +88,7 @@ class ScoringPlan(NamedTuple):
             UserError: the model's measurements cannot be forecast from its estimates.
         """
         begins = {
-            name: group_begin(kind, forecasting_definition(one.spec), one.parameters)
+            name: group_begin(kind, build_forecasting_definition(one.spec), one.parameters)
             for name, one in used.items()
             if one.spec.key == spec.key
         }
@@ -111,12 +111,12 @@ class UsedModel(NamedTuple):
     kernel: Filter
 
 
-def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
+def build_forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
     """Return the definition of the filter that forecasts."""
     return {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
 
 
-def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
+def build_forecaster(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
     """Return the filter that forecasts from an estimate.
 
     If mean, covariance and the key's parameters are the whole state, it forecasts from these. Otherwise it forecasts
@@ -128,15 +128,15 @@ def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bo
     """
     n = len(spec.states)
     try:
-        whole = innermost(kalman.build(spec.definition(), parameters))
+        whole = unwrap_filter(kalman.build(spec.definition(), parameters))
         check_measuring(whole)
         if with_state and not follows_from_moments(whole):
             return whole
-        kernel = kalman.build(forecasting_definition(spec), parameters)
+        kernel = kalman.build(build_forecasting_definition(spec), parameters)
         kernel.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
-    if own_parameters(kernel).adapted:
+    if find_key_parameters(kernel).adapted:
         raise UserError(
             f"{spec.name} cannot be forecast from mean and covariance, which lack its adaptive noise"
         )
@@ -169,7 +169,7 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     return steps
 
 
-def pair_rows(
+def join_forecast_pairs(
     origins: DataFrame, actuals: DataFrame, section: ForecastSkill, with_unmatched: bool = False
 ) -> DataFrame:
     """Join estimates with later rows of their keys, one of the horizons away.
@@ -183,7 +183,7 @@ def pair_rows(
         section: the spec's section with the horizons.
         with_unmatched: whether to return unmatched forecasts too.
     """
-    made, found = _origins(origins, section), _actuals(actuals, section)
+    made, found = _select_origins(origins, section), _select_actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
     reach = section.tolerance_us
     if reach == 0:
@@ -204,34 +204,34 @@ def pair_rows(
     )
 
 
-def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
+def _select_origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     ahead = F.array(*(F.lit(length) for length in section.lengths))
     columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
     if STATE in estimates.columns:
         columns[STATE] = STATE
-    rows = _never_null(_originals(estimates), columns)
+    rows = _mark_never_null(_drop_corrections(estimates), columns)
     rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
     due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
     rows = rows.withColumn("due", due).drop("_ahead")
     if section.tolerance_us:
-        rows = rows.withColumn("slot", _slot(F.unix_micros("due"), section))
+        rows = rows.withColumn("slot", _compute_slot(F.unix_micros("due"), section))
     return rows.withWatermark("due", section.watermark_interval)
 
 
-def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
-    rows = _originals(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
-    rows = _never_null(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
+def _select_actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
+    rows = _drop_corrections(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
+    rows = _mark_never_null(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
     if section.tolerance_us:
         # A forecast is in one slot and a measurement in two. So a pair meets once, and the join compares few rows.
         at, reach = F.unix_micros("at"), section.tolerance_us
-        slots = F.array(_slot(at - reach, section), _slot(at + reach, section))
+        slots = F.array(_compute_slot(at - reach, section), _compute_slot(at + reach, section))
         rows = rows.withColumn("slot", F.explode(slots))
     return rows.withWatermark("at", section.watermark_interval)
 
 
-def _never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+def _mark_never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """Rename columns and mark them as never null in the schema, as the join stores them.
 
     A filter lets Spark infer that a column cannot be null, except in a micro-batch without rows on this side. Spark
@@ -245,12 +245,12 @@ def _never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     )
 
 
-def _slot(micros: Column, section: ForecastSkill) -> Column:
+def _compute_slot(micros: Column, section: ForecastSkill) -> Column:
     width = 2 * section.tolerance_us
     return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, like every stored column
 
 
-def _originals(estimates: DataFrame) -> DataFrame:
+def _drop_corrections(estimates: DataFrame) -> DataFrame:
     """Remove corrections: a forecast is made from an estimate that was available at its time."""
     if "correction" not in estimates.columns:
         return estimates
@@ -264,16 +264,16 @@ def join_inputs(model: DeployedModel[Warehouse], pairs: DataFrame) -> DataFrame:
     the later one, as `forecast --future` does. The rows are those of the measurements table, and the inputs those of
     the newest version of their table, at the time of the scoring; NaN for a key without inputs.
     """
-    kind = key_kind(model.spec.key, model.warehouse.read(measurements(model.name)).schema)
+    kind = build_key_kind(model.spec.key, model.warehouse.read(measurements(model.name)).schema)
     if model.spec.control:
-        pairs = _with_rows(model, kind, pairs)
+        pairs = _join_rows(model, kind, pairs)
     if model.spec.inputs is not None:
         inputs, _ = InputsTable(model).by_key(pairs.select("key").distinct(), kind)
         pairs = pairs.join(inputs, "key")
     return pairs
 
 
-def _with_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame) -> DataFrame:
+def _join_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame) -> DataFrame:
     spec = model.spec
     times: Any = pairs.agg(F.min("made_at").alias("first"), F.max("event_time").alias("last")).first()
     if times["first"] is None:
@@ -285,7 +285,7 @@ def _with_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame)
     within = (at > F.timestamp_micros(F.lit(times["first"]))) & (
         at <= F.timestamp_micros(F.lit(times["last"]))
     )
-    rows = table.filter(within).select(text_of(kind).alias("_key"), row.alias("_row"))
+    rows = table.filter(within).select(build_key_text(kind).alias("_key"), row.alias("_row"))
     spans = pairs.select(*_SPAN).distinct()
     between = (F.col("_row.time") > F.col("made_at")) & (F.col("_row.time") <= F.col("event_time"))
     joined = spans.join(rows, (F.col("key") == F.col("_key")) & between)
@@ -294,7 +294,7 @@ def _with_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame)
 
 
 def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = None) -> DataFrame:
-    """Forecast and score the rows of `pair_rows`: `SCORED_SCHEMA`, a row for each pair and measurement.
+    """Forecast and score the rows of `join_forecast_pairs`: `SCORED_SCHEMA`, a row for each pair and measurement.
 
     own: generation, key, and state field `parameters` of keys with learned parameters; None if there are none.
     """
@@ -312,10 +312,10 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = Non
     pairs = pairs.select(*columns, *(name for name in (STATE, ROWS, INPUTS) if name in pairs.columns))
     if own is not None:
         pairs = pairs.join(own, ["generation", "key"], "left")
-    return pairs.mapInArrow(_scorer(plan), SCORED_SCHEMA)
+    return pairs.mapInArrow(_build_scorer(plan), SCORED_SCHEMA)
 
 
-def _scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _build_scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def score_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             generation = batch.column("generation").dictionary_encode()
@@ -336,21 +336,22 @@ def score(
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     horizon = batch.column("horizon").to_numpy()
     unmatched = batch.column(MEASURED).is_null().to_numpy(zero_copy_only=False)
-    y = _measurements(batch.column(MEASURED), unmatched, m)
+    y = _read_measurements(batch.column(MEASURED), unmatched, m)
     mean, variance = np.full((2, m, size), np.nan)
     if STATE in batch.schema.names and not follows_from_moments(kernel):
-        values = _states(batch, kernel)
+        values = _read_states(batch, kernel)
     else:
         moments = (
-            matrix(batch.column(name), width, name) for name, width in (("mean", n), ("covariance", n * n))
+            build_matrix(batch.column(name), width, name)
+            for name, width in (("mean", n), ("covariance", n * n))
         )
-        values = _with_key_parameters(kernel.from_moments(*moments), batch, kernel, begin)
+        values = _add_key_parameters(kernel.from_moments(*moments), batch, kernel, begin)
     states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
-    for which, dt, u in _steps(batch, plan, (at - made) / plan.unit, horizon):
+    for which, dt, u in _iterate_steps(batch, plan, (at - made) / plan.unit, horizon):
         expected = forecast(kernel, states.take(which), dt, u)
         mean[:, which] = expected.measurement_mean[:, -1]
-        variance[:, which] = variances(expected.measurement_covariance)[:, -1]
-    seen = beside(kernel, y, mean)
+        variance[:, which] = extract_variances(expected.measurement_covariance)[:, -1]
+    seen = turn_measurements(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
     known = np.isfinite(mean) & ~np.isinf(variance)  # an LMS without R has no variance
     given = ~np.isnan(y) | unmatched
@@ -382,44 +383,44 @@ def score(
     return pa.RecordBatch.from_arrays(columns, _NAMES)
 
 
-def _states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
+def _read_states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
     """Return the states (size, N) of estimates; NaN where an earlier release wrote none."""
     column = batch.column(STATE)
     there = np.flatnonzero(column.value_lengths().fill_null(0).to_numpy() == kernel.size)
     values = np.full((kernel.size, len(column)), np.nan)
-    values[:, there] = matrix(column.take(pa.array(there)), kernel.size, STATE)
+    values[:, there] = build_matrix(column.take(pa.array(there)), kernel.size, STATE)
     return values
 
 
-def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
+def _read_measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
     """Return the measurements (m, N) of pairs; NaN where there is no measurement at the time of the forecast."""
     y = np.full((m, len(column)), np.nan)
     there = np.flatnonzero(~unmatched)
-    y[:, there] = matrix(column.take(pa.array(there)), m, MEASURED)
+    y[:, there] = build_matrix(column.take(pa.array(there)), m, MEASURED)
     return y
 
 
-def _with_key_parameters(
+def _add_key_parameters(
     values: NDArray[np.float64], batch: pa.RecordBatch, kernel: Filter, begin: GroupBegin | None
 ) -> NDArray[np.float64]:
     """Return states with their keys' parameters: the key's learned ones, else those of a new key of its group."""
-    own = own_parameters(kernel)
+    own = find_key_parameters(kernel)
     if not own.rows:
         return values
     if begin is not None:
-        field = begin.of_texts(batch.column("key"))[places(kernel.fields)[FIELD]]
-        values = with_field(kernel, values, field)
+        field = begin.build_from_texts(batch.column("key"))[locate_fields(kernel.fields)[FIELD]]
+        values = copy_key_parameters(kernel, values, field)
     if FIELD not in batch.schema.names:
         return values
     column = batch.column(FIELD)
     known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    field = matrix(column.take(pa.array(known)), max(rows.stop for rows in own.rows.values()), FIELD)
+    field = build_matrix(column.take(pa.array(known)), max(rows.stop for rows in own.rows.values()), FIELD)
     values = values.copy()
-    values[:, known] = with_field(kernel, values[:, known], field)
+    values[:, known] = copy_key_parameters(kernel, values[:, known], field)
     return values
 
 
-def _steps(
+def _iterate_steps(
     batch: pa.RecordBatch, plan: ScoringPlan, away: NDArray[np.float64], horizon: NDArray[np.int32]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]]:
     """Yield pairs (indices) that need equally many steps, the time of each step (S, K) and its control (S, c, K).
@@ -428,9 +429,9 @@ def _steps(
     """
     size, inputs = batch.num_rows, None
     if plan.inputs:
-        inputs = matrix(batch.column(INPUTS), plan.inputs, INPUTS)
+        inputs = build_matrix(batch.column(INPUTS), plan.inputs, INPUTS)
     if not plan.controls:
-        for steps, which in _by_steps(plan.steps, horizon):
+        for steps, which in _group_by_steps(plan.steps, horizon):
             dt = np.broadcast_to(away[which] / steps, (steps, len(which)))
             u = (
                 None
@@ -445,7 +446,7 @@ def _steps(
     pair = np.repeat(np.arange(size), count)
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     time = flat.field("time").to_numpy()
-    control = matrix(flat.field("control"), plan.controls, "control")
+    control = build_matrix(flat.field("control"), plan.controls, "control")
     order = np.lexsort((*control[::-1], time, pair))
     pair, time, control = pair[order], time[order], control[:, order]
     is_own = time == at[pair]
@@ -466,7 +467,7 @@ def _steps(
         yield which, dt, u
 
 
-def _by_steps(
+def _group_by_steps(
     steps: tuple[int, ...] | None, horizon: NDArray[np.int32]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield a number of steps and the pairs (indices) to forecast with it."""

@@ -13,19 +13,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.downstream.forecast_pairs import (
     ScoringPlan,
     UsedModel,
+    build_forecaster,
     check_spec,
-    forecaster_of,
     has_key_parameters,
+    join_forecast_pairs,
     join_inputs,
     needs_state,
-    pair_rows,
     score_pairs,
 )
-from jobs.downstream.queries import SKILL, queries_of, started
+from jobs.downstream.queries import SKILL, begin_query, list_queries
 from jobs.downstream.runner import LiveQueries
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
@@ -37,7 +37,7 @@ from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.keys import columns_of, key_kind
+from jobs.state.encoding.keys import build_key_columns, build_key_kind
 from jobs.state.encoding.packet_kinds import MEASURED
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, forecast_skill
@@ -82,14 +82,14 @@ class ForecastScorer(LiveQueries):
                 f"the estimates of {self.spec.name} have no column of measurements yet: its stream writes them from "
                 f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
             )
-        (query,) = queries_of(self.spec, SKILL)
+        (query,) = list_queries(self.spec, SKILL)
         if self.sink is None:
-            kind = key_kind(self.spec.key, table.schema)
-            begun = started(self.warehouse, query, STATE in table.columns)
+            kind = build_key_kind(self.spec.key, table.schema)
+            begun = begin_query(self.warehouse, query, STATE in table.columns)
             self.is_outer, self.with_state = begun.is_outer, begun.with_state
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
-        spark.conf.set("spark.sql.shuffle.partitions", _partitions(self.model, query.checkpoint))
+        spark.conf.set("spark.sql.shuffle.partitions", _find_partition_count(self.model, query.checkpoint))
         # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
@@ -98,8 +98,8 @@ class ForecastScorer(LiveQueries):
             origins = origins.drop(STATE)
             self._check_without_states(STATE in table.columns)
         plan = self._plan()
-        origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
-        pairs = pair_rows(origins, actuals, self.section, self.is_outer)
+        origins, actuals = (_select_generations(rows, plan, measurements) for rows in (origins, actuals))
+        pairs = join_forecast_pairs(origins, actuals, self.section, self.is_outer)
         own = read_key_parameters(self.warehouse, self.spec.name, plan, self.sources)
         if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
             self.sink.score = lambda found: score_pairs(join_inputs(self.model, found), plan, own)
@@ -118,7 +118,7 @@ class ForecastScorer(LiveQueries):
             return
         name, why = self.spec.name, "without which this kind of filter cannot be forecast"
         try:
-            forecaster_of(self.spec, {}, with_state=False)
+            build_forecaster(self.spec, {}, with_state=False)
         except UserError as error:
             if are_there:
                 raise UserError(
@@ -137,7 +137,7 @@ class ForecastScorer(LiveQueries):
         Raises:
             UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
         """
-        known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
+        known = {one.generation: one for one in generations.read_generations(self.warehouse, self.spec.name)}
         used: dict[str, UsedModel] = {}
         for place, name in enumerate(self.generations):
             manifest = manifests.record(self.warehouse, known[name].snapshot_id)
@@ -146,19 +146,19 @@ class ForecastScorer(LiveQueries):
             spec = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(spec, self.section)
-                if _same_rows(spec, self.spec):
-                    source, parameters = self._learned(manifest)
-                    kernel = forecaster_of(spec, parameters, self.with_state)
+                if _has_same_rows(spec, self.spec):
+                    source, parameters = self._find_learned(manifest)
+                    kernel = build_forecaster(spec, parameters, self.with_state)
                     used[name] = UsedModel(spec, parameters, kernel)
                     self.sources[name] = source if parameters else None
                     ship(self.warehouse.spark, spec.definition())
             except UserError:
                 if place == 0:
                     raise
-        kind = key_kind(self.spec.key, self.warehouse.read(estimates(self.spec.name)).schema)
+        kind = build_key_kind(self.spec.key, self.warehouse.read(estimates(self.spec.name)).schema)
         return ScoringPlan.of(self.spec, self.section, kind, used)
 
-    def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
+    def _find_learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
         """Return the snapshot with the parameters for a generation's forecasts, and these parameters.
 
         manifest: the snapshot that the generation began from, with the parameters of its estimates.
@@ -182,14 +182,14 @@ class ForecastScorer(LiveQueries):
             )
         return found, found.parameters
 
-    def progress_text(self) -> str:
+    def format_progress(self) -> str:
         """Return the number of scored forecasts as text."""
         return "" if self.sink is None else f"{self.sink.rows:,} forecasts scored"
 
     def report(self, seconds: float) -> Report:
         """Return the report of this run, with the skill over all runs."""
         rows = 0 if self.sink is None else self.sink.rows
-        late = sum(_dropped(query) for query in self.queries)
+        late = sum(_count_dropped_rows(query) for query in self.queries)
         scores = self.model, self.section, forecast_skill(self.spec.name)
         summary = summarise_scores(*scores)
         unmatched = count_unmatched(*scores) if self.is_outer else None
@@ -206,20 +206,20 @@ class ForecastScorer(LiveQueries):
                 "the modes are forecast from the mixture's mean and covariance, as the query was begun without the "
                 "states of the modes; with a changed section `forecast` it begins anew, with them"
             )
-        lines += _unmatched_lines(unmatched, forecast_skill(self.spec.name))
+        lines += _format_unmatched(unmatched, forecast_skill(self.spec.name))
         lines += [
             f"forecasts of {name} with the parameters of snapshot {one.snapshot_id}"
             for name, one in self.sources.items()
             if one is not None
         ]
-        lines += [skill_line(one, self.section.probability) for one in summary]
+        lines += [format_skill(one, self.section.probability) for one in summary]
         data = {
             "model": self.spec.name,
             "rows": scored,
             "unmatched": None if unmatched is None else unmatched.forecasts,
             "unmatched_keys": None if unmatched is None else unmatched.keys,
             "late": late,
-            "state_rows": sum(_state_rows(query) for query in self.queries[-1:]),
+            "state_rows": sum(_count_state_rows(query) for query in self.queries[-1:]),
             "skill": summary,
             "snapshots": {name: one and one.snapshot_id for name, one in self.sources.items()},
             "seconds": seconds,
@@ -290,7 +290,7 @@ def name_scores(
 
     return found.select(
         "key",
-        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        *([] if kind.is_plain_key else build_key_columns(kind, F.col("key"))),
         nth(spec.measurement, "measurement").alias("measurement"),
         nth(list(section.horizons), "horizon").alias("horizon"),
         nth(lengths, "horizon").alias("horizon_seconds"),
@@ -351,7 +351,7 @@ def count_unmatched(model: DeployedModel[Warehouse], section: ForecastSkill, tab
     return Unmatched(total["forecasts"] or 0, total["keys"], [(one["key"], one["forecasts"]) for one in most])
 
 
-def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
+def _format_unmatched(found: Unmatched | None, table: str) -> list[str]:
     if found is None:
         return [
             "forecasts that no row has matched are not counted, as an earlier release has begun the query; with a "
@@ -361,14 +361,14 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
         return []
     keys = ", ".join(f"{key} ({count:,})" for key, count in found.most)
     others = found.keys - len(found.most)
-    more = f" and {plural(others, 'more key')}" if others else ""
+    more = f" and {format_count(others, 'more key')}" if others else ""
     return [
-        f"never matched: {plural(found.forecasts, 'forecast')}, as nothing was measured at their time, of "
+        f"never matched: {format_count(found.forecasts, 'forecast')}, as nothing was measured at their time, of "
         f"{keys}{more}; in {table} their `actual` is null"
     ]
 
 
-def skill_line(one: dict[str, Any], probability: float) -> str:
+def format_skill(one: dict[str, Any], probability: float) -> str:
     """Return the scores of a measurement and horizon (`summarise_scores`) in words."""
 
     def number(name: str) -> str:
@@ -382,7 +382,7 @@ def skill_line(one: dict[str, Any], probability: float) -> str:
     )
 
 
-def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
+def _has_same_rows(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two specs have the same measurements, controls, inputs and unit of time."""
     return (one.measurement, one.control, one.input_names, one.time_unit) == (
         other.measurement,
@@ -392,19 +392,19 @@ def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
     )
 
 
-def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
+def _select_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
     """Remove estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
-def _partitions(model: DeployedModel[Warehouse], checkpoint: str) -> int:
+def _find_partition_count(model: DeployedModel[Warehouse], checkpoint: str) -> int:
     """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
     kept = Checkpoint(model.warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism)
 
 
-def _dropped(query: StreamingQuery) -> int:
+def _count_dropped_rows(query: StreamingQuery) -> int:
     """Return how many rows came after the watermark, in the micro-batches that Spark still remembers."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
@@ -413,7 +413,7 @@ def _dropped(query: StreamingQuery) -> int:
     )
 
 
-def _state_rows(query: StreamingQuery) -> int:
+def _count_state_rows(query: StreamingQuery) -> int:
     """Return how many forecasts and measurements (once for each slot) wait in the join's state."""
     last = query.lastProgress
     return (

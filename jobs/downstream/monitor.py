@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.core.report import Report
-from jobs.downstream.queries import MONITOR, application_of, queries_of
+from jobs.downstream.queries import MONITOR, list_queries, read_application
 from jobs.downstream.rule_exports import adopt
-from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
+from jobs.downstream.rule_operator import Alerts, fix_bucket_count, start_rules
 from jobs.downstream.runner import LiveQueries
 from jobs.downstream.windows import Windows
 from jobs.spark.kafka import read_topic
 from jobs.specs.monitor import Monitor
-from jobs.state.encoding.keys import key_kind
+from jobs.state.encoding.keys import build_key_kind
 from jobs.storage.tables import estimates
 
 if TYPE_CHECKING:
@@ -41,27 +41,29 @@ class MonitorQueries(LiveQueries):
             if given is not None:
                 read_topic(warehouse.spark, given.topic)
         queries = []
-        for query in queries_of(spec, MONITOR):
+        for query in list_queries(spec, MONITOR):
             if query.part == "windows":
                 self.windows = self.windows or Windows(
-                    warehouse, spec, monitor, application_of(warehouse, query)
+                    warehouse, spec, monitor, read_application(warehouse, query)
                 )
                 sink, rows = self.windows, self.source(query)
             else:
                 if self.alerts is None:
-                    kind = key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
-                    self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
+                    kind = build_key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
+                    self.alerts = Alerts(warehouse, spec, monitor, read_application(warehouse, query), kind)
                 sink = self.alerts
                 with_states = adopt(warehouse, spec, query, self.adopted)
                 begin, seeds = (None, None) if with_states is None else with_states[:2]
                 if with_states is not None:
                     self.notes = with_states.changes.lines()
                 source = self.source(query, begin=begin)
-                rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name), seeds)
+                rows = start_rules(
+                    spec, monitor, source, fix_bucket_count(warehouse, spec, query.name), seeds
+                )
             queries.append(self.start_query(rows, query, sink))
         return queries
 
-    def progress_text(self) -> str:
+    def format_progress(self) -> str:
         """Return the numbers of rows added to windows, and of alerts raised and cleared, as text."""
         parts = []
         if self.windows is not None:

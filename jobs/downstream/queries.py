@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.files import Files
+from jobs.storage.files import SmallFiles
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.row_filters import Filter
 from jobs.storage.tables import alerts, forecast_skill, rule_states, windows, windows_open
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import log_name
+from jobs.supervision.driver_status import format_log_name
 
 if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
@@ -69,7 +69,7 @@ class Query(NamedTuple):
         return [[("definition", "=", self.definition)]]
 
 
-def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
+def list_queries(spec: ModelSpec, verb: str) -> list[Query]:
     """Return the queries that a spec defines."""
     found = []
     if verb == MONITOR and spec.monitor is not None:
@@ -81,7 +81,7 @@ def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
     return found
 
 
-def query_of(model: str, folder: str) -> Query | None:
+def find_query(model: str, folder: str) -> Query | None:
     """Return a model's query with this checkpoint folder, or None if no query has it."""
     for verb, part in _KINDS:
         prefix = _prefix(verb, part, model)
@@ -90,7 +90,7 @@ def query_of(model: str, folder: str) -> Query | None:
     return None
 
 
-def tables_of(model: str) -> list[str]:
+def list_downstream_tables(model: str) -> list[str]:
     """Return the names of a model's downstream tables, whether they exist or not."""
     return [*(table(model) for table in _KINDS.values()), windows_open(model)]
 
@@ -108,14 +108,14 @@ class Started(NamedTuple):
     with_state: bool
 
 
-def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Started:
+def begin_query(warehouse: Warehouse, query: Query, with_state: bool = False) -> Started:
     """Return how a query's checkpoint began, or begin it, with states or without.
 
     A new checkpoint counts micro-batches from 0, and Delta would skip them under an old name. A new checkpoint also
     removes the rows of its definition that a deleted checkpoint left.
     """
     notes = warehouse.files(APPLICATIONS)
-    if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
+    if Checkpoint(warehouse, query.checkpoint).find_last_planned() is None:
         remove_results(warehouse, query)
         application = f"{query.name}-{uuid.uuid4().hex[:8]}"
         note = {"application": application, "outer": True, "state": with_state}
@@ -128,9 +128,9 @@ def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Sta
     return Started(note["application"], note.get("outer", False), note.get("state", False))
 
 
-def application_of(warehouse: Warehouse, query: Query) -> str:
+def read_application(warehouse: Warehouse, query: Query) -> str:
     """Return the application name of a query's Delta transactions, which is unique to its checkpoint."""
-    return started(warehouse, query).application
+    return begin_query(warehouse, query).application
 
 
 def remove_results(warehouse: Warehouse, query: Query) -> int:
@@ -141,7 +141,7 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
             kept.remove(name)
     warehouse.files(APPLICATIONS).remove(f"{query.name}.json")
     for source in range(SOURCES):
-        view_file(warehouse, query, source).remove()
+        open_view_file(warehouse, query, source).remove()
     if query.part == "windows":
         delete_rows(warehouse, windows_open(query.model), query.rows)
     return delete_rows(warehouse, query.table, query.rows)
@@ -150,7 +150,7 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
 class KeptFile(NamedTuple):
     """Small file of a query."""
 
-    files: Files
+    files: SmallFiles
     name: str
 
     def read(self) -> bytes | None:
@@ -166,12 +166,12 @@ class KeptFile(NamedTuple):
         self.files.remove(self.name)
 
 
-def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
+def open_view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
     """Return the file with the view of a query's source (`jobs.downstream.views`)."""
     return KeptFile(warehouse.files(APPLICATIONS), f"{query.name}-view-{source}.json")
 
 
-def adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
+def open_adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
     """Return the file with the name of the state export with which a rules query begins."""
     return KeptFile(warehouse.files(f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
 
@@ -194,9 +194,9 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
     delete_rows(warehouse, rule_states(query.model), mine)
 
 
-def driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:
+def open_driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
-    return DriverLog.of(warehouse, log_name(verb, model))
+    return DriverLog.of(warehouse, format_log_name(verb, model))
 
 
 def _prefix(verb: str, part: str, model: str) -> str:

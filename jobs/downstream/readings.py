@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-def column_of(spec: ModelSpec, name: str) -> Column:
+def build_reading_column(spec: ModelSpec, name: str) -> Column:
     """Return the column of a reading; null in estimates without it."""
     found = spec.readings.by_name[name]
     column = F.col(found.column)

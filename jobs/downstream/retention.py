@@ -13,32 +13,32 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.downstream.queries import (
     CHECKPOINTS,
     MONITOR,
     SKILL,
     VERBS,
     Query,
-    adopted_file,
-    driver_log,
-    queries_of,
-    query_of,
+    find_query,
+    list_queries,
+    open_adopted_file,
+    open_driver_log,
     remove_exports,
     remove_results,
 )
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.retention import span_of
+from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
 from jobs.storage.positions import to_datetime
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.row_filters import Filter
-from jobs.storage.table_rows import parts_of
+from jobs.storage.table_rows import read_parts
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
-from jobs.supervision.lag import table_lag
+from jobs.supervision.lag import measure_table_lag
 
 REMOVED = "removed-"
 """Prefix of a renamed checkpoint."""
@@ -54,7 +54,7 @@ class DownstreamCleanup:
 
     def run(self) -> dict[str, Any]:
         """Remove, or report if `dry`, former definitions and old rows: `definitions`, and number of `rows` by table."""
-        former = former_queries(self.warehouse, self.spec)
+        former = find_former_queries(self.warehouse, self.spec)
         rows = {}
         for query in former:
             count = self._remove(query)
@@ -78,7 +78,7 @@ class DownstreamCleanup:
         if not is_renamed:
             checkpoint.rename(renamed)
         rows = remove_results(self.warehouse, query)
-        adopted_file(self.warehouse, query).remove()
+        open_adopted_file(self.warehouse, query).remove()
         remove_exports(self.warehouse, query)
         renamed.remove()
         return rows
@@ -93,19 +93,19 @@ class DownstreamCleanup:
         return found
 
 
-def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
+def find_former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
     """Return queries that the spec no longer defines, that do not run, and whose last micro-batch is old enough.
 
     Also return queries whose removal an earlier run has started.
     """
     folders = warehouse.files(CHECKPOINTS).names("")
     renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
-    defined = {query.name for verb in VERBS for query in queries_of(spec, verb)}
+    defined = {query.name for verb in VERBS for query in list_queries(spec, verb)}
     running = {name for verb in VERBS for name in _running(warehouse, verb, spec.name)}
-    started = [query for name in renamed if (query := query_of(spec.name, name)) is not None]
+    started = [query for name in renamed if (query := find_query(spec.name, name)) is not None]
     found = {query.name: query for query in started}
     for name in folders:
-        query = query_of(spec.name, name)
+        query = find_query(spec.name, name)
         if query is not None and name not in defined | running and _old_enough(warehouse, spec, query):
             found[name] = query
     return list(found.values())
@@ -113,7 +113,7 @@ def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
 
 def _running(warehouse: Tables, verb: str, model: str) -> list[str]:
     """Return the queries of a running driver, which may have started with another version of the spec."""
-    last = driver_log(warehouse, verb, model).last(verb)
+    last = open_driver_log(warehouse, verb, model).last(verb)
     if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
         return []
     return last.queries or []
@@ -121,19 +121,19 @@ def _running(warehouse: Tables, verb: str, model: str) -> list[str]:
 
 def _old_enough(warehouse: Tables, spec: ModelSpec, query: Query) -> bool:
     checkpoint = Checkpoint(warehouse, query.checkpoint)
-    last = checkpoint.last_commit()
+    last = checkpoint.find_last_commit()
     if last is None:
         return True  # no micro-batch yet
-    return datetime.now(UTC) - checkpoint.committed_at(last) > span_of(spec.retention.definitions)
+    return datetime.now(UTC) - checkpoint.committed_at(last) > parse_span(spec.retention.definitions)
 
 
 def _kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
     """Return the retention of each table: table, time column, microseconds before the newest time."""
     kept, monitor = spec.retention, spec.monitor
     # An open window would start anew, so its counts stay.
-    open_us = 0 if monitor is None else duration_us(monitor.watermark)
+    open_us = 0 if monitor is None else parse_duration_us(monitor.watermark)
     return [
-        (table, column, max(duration_us(span), least_us))
+        (table, column, max(parse_duration_us(span), least_us))
         for table, column, span, least_us in (
             (windows(spec.name), "window_end", kept.windows, open_us),
             (forecast_skill(spec.name), "event_time", kept.skill, 0),
@@ -146,27 +146,27 @@ def _kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
 def _newest(tables: Tables, table: str, column: str) -> datetime | None:
     """Return the newest time in a column of a table; None without rows."""
     newest: Any = pc.max  # type: ignore[attr-defined]
-    parts = (part[column] for part in parts_of(tables.root, table, [column]) if column in part.column_names)
+    parts = (part[column] for part in read_parts(tables.root, table, [column]) if column in part.column_names)
     times = [to_datetime(newest(one.cast(pa.int64())).as_py()) for one in parts]
     return max((one for one in times if one is not None), default=None)
 
 
-def largest_lag(warehouse: Tables, spec: ModelSpec) -> tuple[str, timedelta]:
+def find_largest_lag(warehouse: Tables, spec: ModelSpec) -> tuple[str, timedelta]:
     """Return the verb whose query lags the estimates most, and that lag.
 
     A query without a micro-batch does not lag: it will start with the whole table.
     """
     found = [("", timedelta(0))]
     for verb in VERBS:
-        for query in queries_of(spec, verb):
-            done = Checkpoint(warehouse, query.checkpoint).progressed()
+        for query in list_queries(spec, verb):
+            done = Checkpoint(warehouse, query.checkpoint).find_progress()
             if done is not None:
-                lag = table_lag(warehouse, estimates(spec.name), done.version)
+                lag = measure_table_lag(warehouse, estimates(spec.name), done.version)
                 found.append((verb, timedelta(seconds=lag.seconds or 0.0)))
     return max(found, key=lambda one: one[1])
 
 
-def lines_of(found: dict[str, Any], would: str) -> list[str]:
+def format_cleanup(found: dict[str, Any], would: str) -> list[str]:
     """Return report lines for the result of `DownstreamCleanup.run`; each starts with `would`."""
     lines = []
     names = {MONITOR: "the monitor", SKILL: "forecast skill"}

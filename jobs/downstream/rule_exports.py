@@ -21,29 +21,35 @@ from jobs.downstream.queries import (
     CHECKPOINTS,
     MONITOR,
     Query,
-    adopted_file,
     export_file,
-    queries_of,
-    query_of,
+    find_query,
+    list_queries,
+    open_adopted_file,
 )
 from jobs.downstream.rule_operator import (
     KIND,
     RulePlan,
-    functions_of,
-    own_readings,
-    rules_of,
+    build_function_rules,
+    build_rules,
+    list_function_readings,
 )
-from jobs.downstream.rule_states import STATES, Changes, changes_of, rows_of, states_of
-from jobs.downstream.views import Begin, Seen, following, kept_view, parsed_view
+from jobs.downstream.rule_states import (
+    STATES,
+    Changes,
+    build_rule_state_rows,
+    compare_rules,
+    parse_rule_state_rows,
+)
+from jobs.downstream.views import Begin, SeenPosition, follow_view, parse_view, read_view
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
-from jobs.state.encoding.keys import identity_arrays, identity_expressions
-from jobs.state.encoding.routing import bucket_of
+from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns
+from jobs.state.encoding.routing import compute_buckets
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import rule_states
-from jobs.streaming.state_reader import state_of
+from jobs.streaming.state_reader import read_state_variable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +81,7 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
     Raises:
         UserError: no rules have run, their states cannot be read, or the rules that define them are unknown.
     """
-    query, rules = _last_query(warehouse, spec)
+    query, rules = _find_last_query(warehouse, spec)
     checkpoint = Checkpoint(warehouse, query.checkpoint)
     batch = next((one for one in reversed(checkpoint.commits()) if _complete(checkpoint, one)), None)
     if batch is None:
@@ -85,12 +91,12 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
             RUN_FAILED,
         )
     identity, table = f"{query.name}-{batch}", rule_states(spec.name)
-    files = _files(warehouse, spec.name)
+    files = _open_files(warehouse, spec.name)
     file = export_file(query.name, batch)
     known = files.read(file)
     if known is not None:
         return RuleExport(identity, query.name, batch, json.loads(known)["keys"], False)
-    view = kept_view(warehouse, query, batch)
+    view = read_view(warehouse, query, batch)
     if view is None:
         raise UserError(
             f"what {query.name} has counted up to its micro-batch {batch} is not known: its estimates are gone, or an "
@@ -98,9 +104,11 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
             RUN_FAILED,
         )
     monitor = Monitor(rules=rules)
-    plan = plan_of(spec, monitor)
-    packets = state_of(warehouse, query.name, query.checkpoint, "states", batch).select("value.packet")
-    rows = packets.mapInArrow(_unpacker(plan, rules), STATES)
+    plan = build_rule_plan(spec, monitor)
+    packets = read_state_variable(warehouse, query.name, query.checkpoint, "states", batch).select(
+        "value.packet"
+    )
+    rows = packets.mapInArrow(_build_unpacker(plan, rules), STATES)
     rows = rows.withColumn("export", F.lit(identity))
     warehouse.append(rows.coalesce(1), table, (f"export-{identity}", 0), more_columns=True)
     count = warehouse.read(table).filter(F.col("export") == identity).count()
@@ -124,41 +132,41 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
     Raises:
         UserError: the export does not exist, or the query has begun without it.
     """
-    kept = adopted_file(warehouse, query)
+    kept = open_adopted_file(warehouse, query)
     content = kept.read()
     given = None if content is None else json.loads(content)["export"]
     checkpoint = Checkpoint(warehouse, query.checkpoint)
     if wanted is not None and wanted != given:
-        if checkpoint.last_planned() is not None:
+        if checkpoint.find_last_planned() is not None:
             raise UserError(
                 f"--adopt {wanted}: the rules of {spec.name} have begun already, "
                 f"{'with ' + given if given else 'at the first estimate'}: states are adopted at their first start"
             )
-        _detail(warehouse, spec.name, wanted)  # checks that it exists
+        _read_detail(warehouse, spec.name, wanted)  # checks that it exists
         kept.write(json.dumps({"export": wanted}).encode())
         given = wanted
-    if given is None or checkpoint.last_commit() is not None:
+    if given is None or checkpoint.find_last_commit() is not None:
         return None
-    detail = _detail(warehouse, spec.name, given)
+    detail = _read_detail(warehouse, spec.name, given)
     former = [Rule(**rule) for rule in detail["rules"]]
     assert spec.monitor is not None
     rules, identity = spec.monitor.rules, given
-    changes = changes_of(former, rules)
-    view = parsed_view(detail["view"])
-    seen = {name: Seen(*one) for name, one in detail["seen"].items()}
+    changes = compare_rules(former, rules)
+    view = parse_view(detail["view"])
+    seen = {name: SeenPosition(*one) for name, one in detail["seen"].items()}
 
     def seeds(plan: RulePlan, buckets: int) -> DataFrame:
         rows = warehouse.read(rule_states(spec.name)).filter(F.col("export") == identity)
         rows = rows.select(
-            "key", "event_time", "numbers", "integers", *identity_expressions(KIND, F.col("key"))
+            "key", "event_time", "numbers", "integers", *build_identity_columns(KIND, F.col("key"))
         )
-        return rows.mapInArrow(_packer(plan, rules, changes, buckets), PACKETS)
+        return rows.mapInArrow(_build_packer(plan, rules, changes, buckets), PACKETS)
 
-    return Adopted(lambda lineage: following(view, lineage, seen), seeds, changes)
+    return Adopted(lambda lineage: follow_view(view, lineage, seen), seeds, changes)
 
 
-def _detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
-    content = _files(warehouse, model).read(f"export-{identity}.json")
+def _read_detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
+    content = _open_files(warehouse, model).read(f"export-{identity}.json")
     if content is None:
         raise UserError(
             f"--adopt {identity}: there is no such export of rules of {model}: make one with `kalman-pipeline export "
@@ -167,27 +175,27 @@ def _detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
     return json.loads(content)
 
 
-def _files(warehouse: Warehouse, model: str) -> Any:
+def _open_files(warehouse: Warehouse, model: str) -> Any:
     return warehouse.files(f"_monitor/{model}")
 
 
-def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
+def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
     """Return the query of the spec's rules if it has run, or else the last query that ran, with its rules."""
-    mine = [one for one in queries_of(spec, MONITOR) if one.part == "rules"]
+    mine = [one for one in list_queries(spec, MONITOR) if one.part == "rules"]
     for query in mine:
-        if Checkpoint(warehouse, query.checkpoint).last_commit() is not None:
+        if Checkpoint(warehouse, query.checkpoint).find_last_commit() is not None:
             assert spec.monitor is not None
             return query, spec.monitor.rules
     found = []
     for folder in warehouse.files(CHECKPOINTS).names(""):
-        query = query_of(spec.name, folder)
+        query = find_query(spec.name, folder)
         if query is None or query.part != "rules":
             continue
         checkpoint, note = (
             Checkpoint(warehouse, query.checkpoint),
-            _files(warehouse, spec.name).read(f"{query.name}.json"),
+            _open_files(warehouse, spec.name).read(f"{query.name}.json"),
         )
-        last, rules = checkpoint.last_commit(), None if note is None else json.loads(note).get("rules")
+        last, rules = checkpoint.find_last_commit(), None if note is None else json.loads(note).get("rules")
         if last is not None:
             found.append((checkpoint.committed_at(last), query, rules))
     if not found:
@@ -201,18 +209,18 @@ def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule
     return query, [Rule(**rule) for rule in rules]
 
 
-def plan_of(spec: ModelSpec, monitor: Monitor) -> RulePlan:
+def build_rule_plan(spec: ModelSpec, monitor: Monitor) -> RulePlan:
     """Return the plan of rules without their readings: it defines the meaning of their states."""
-    width = len(monitor.rules) + len(own_readings(monitor))
+    width = len(monitor.rules) + len(list_function_readings(monitor))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
-    return RulePlan(rules_of(monitor), fmt, functions_of(spec, monitor))
+    return RulePlan(build_rules(monitor), fmt, build_function_rules(spec, monitor))
 
 
 def _complete(checkpoint: Checkpoint, batch: int) -> bool:
     return checkpoint.has(batch) and checkpoint.ends_with(batch) is not None
 
 
-def _unpacker(
+def _build_unpacker(
     plan: RulePlan, rules: list[Rule]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -220,23 +228,23 @@ def _unpacker(
             for packet in batch.column("packet"):
                 records = plan.layout.decode(packet.as_py())
                 if records.size:
-                    yield rows_of(plan, rules, records)
+                    yield build_rule_state_rows(plan, rules, records)
 
     return unpack
 
 
-def _packer(
+def _build_packer(
     plan: RulePlan, rules: list[Rule], changes: Changes, buckets: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            identity = identity_arrays(
+            identity = build_identity_arrays(
                 {name: batch.column(name).to_numpy() for name in ("identity", "check")}
             )
-            records = states_of(plan, rules, changes, batch, identity)
-            bucket = bucket_of(records.arrays["route"], buckets)
+            records = parse_rule_state_rows(plan, rules, changes, batch, identity)
+            bucket = compute_buckets(records.arrays["route"], buckets)
             for number in np.unique(bucket):
                 part = records.take(np.flatnonzero(bucket == number))
                 packet = pa.array([plan.layout.encode(part)], pa.binary())

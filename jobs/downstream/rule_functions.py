@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.errors import UserError, first_line
-from jobs.downstream.rules import NEVER, Events, concatenated
-from jobs.state.encoding.packets import Column
+from jobs.core.errors import UserError, extract_first_line
+from jobs.downstream.rules import NEVER, Events, concatenate_events
+from jobs.state.encoding.packets import PacketColumn
 from kalman.models.named import Named
 
 Ints = NDArray[np.int64]
@@ -72,9 +72,9 @@ class FunctionRule(NamedTuple):
     forget: int | None = None
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[PacketColumn]:
         """Return the packet columns of the state."""
-        return [Column(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
+        return [PacketColumn(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
 
     def place(self, field: Field) -> str:
         """Return the name of a field's column among the columns of all rules."""
@@ -102,7 +102,7 @@ class FunctionRule(NamedTuple):
             UserError: the function breaks its contract, or fails at too many rows.
         """
         now, found, calls = dict(arrays), [], _Calls(self)
-        for rows, new in self._lives(arrays["time"], key, time):
+        for rows, new in self._split_lives(arrays["time"], key, time):
             if len(new):
                 for name, fresh in self.fresh(len(new)).items():
                     now[name] = np.array(now[name])
@@ -110,9 +110,9 @@ class FunctionRule(NamedTuple):
             changed, events = self._apply(calls, now, key[rows], time[rows], value[:, rows])
             now |= changed
             found.append(events)
-        return {self.place(field): now[self.place(field)] for field in self.fields}, concatenated(found)
+        return {self.place(field): now[self.place(field)] for field in self.fields}, concatenate_events(found)
 
-    def _lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
+    def _split_lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
         """Yield rows to apply together, and the keys whose state begins anew before them.
 
         last (K,): time of each key's last row in the bucket. A silence ends a life of a key.
@@ -139,11 +139,11 @@ class FunctionRule(NamedTuple):
         self, calls: _Calls, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
     ) -> tuple[dict[str, NDArray], Events]:
         if len(key) == 0:
-            return {}, concatenated([])
+            return {}, concatenate_events([])
         start = np.r_[0, np.flatnonzero(np.diff(key)) + 1, len(key)]
         here = key[start[:-1]]
         code = np.repeat(np.arange(len(here)), np.diff(start))
-        rows = Rows(code, time, start, {name: value[place] for name, place in self.reads})
+        rows = RuleRows(code, time, start, {name: value[place] for name, place in self.reads})
         state = {field.name: np.array(arrays[self.place(field)][..., here]) for field in self.fields}
         state = {
             f.name: state[f.name].astype(bool) if f.type == "bool" else state[f.name] for f in self.fields
@@ -155,12 +155,12 @@ class FunctionRule(NamedTuple):
             whole = np.array(arrays[self.place(field)])
             whole[..., here] = after[field.name]
             changed[self.place(field)] = whole
-        found = concatenated(calls.events)
+        found = concatenate_events(calls.events)
         return changed, found._replace(key=here[found.key])
 
 
 @dataclass(frozen=True)
-class Rows:
+class RuleRows:
     """The N rows of K keys, ordered by key and time.
 
     key (N,): number of each row's key, from 0 to K - 1; time (N,): microseconds since 1970; start (K + 1,): the rows of
@@ -182,25 +182,25 @@ class Rows:
         """Return K."""
         return len(self.start) - 1
 
-    def turns(self) -> Iterator[tuple[Ints, Ints]]:
+    def iterate_turns(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield key numbers and row numbers of all first rows, then of all second rows, and so on."""
         turn = np.arange(len(self.key)) - self.start[self.key]
         order = np.argsort(turn, kind="stable")
         for row in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
             yield self.key[row], row
 
-    def of_keys(self, first: int, stop: int) -> Rows:
+    def of_keys(self, first: int, stop: int) -> RuleRows:
         """Return the rows of keys first..stop-1, numbered from 0."""
         some = slice(self.start[first], self.start[stop])
         return self._some(some, first, self.start[first : stop + 1] - self.start[first])
 
-    def of_one(self, first: int, stop: int) -> Rows:
+    def select_span(self, first: int, stop: int) -> RuleRows:
         """Return rows first..stop-1 of a call with one key."""
         return self._some(slice(first, stop), 0, np.array([0, stop - first]))
 
-    def _some(self, some: slice, first: int, start: Ints) -> Rows:
+    def _some(self, some: slice, first: int, start: Ints) -> RuleRows:
         columns = {name: values[some] for name, values in self.columns.items()}
-        return Rows(self.key[some] - first, self.time[some], start, columns)
+        return RuleRows(self.key[some] - first, self.time[some], start, columns)
 
 
 class _Calls:
@@ -214,7 +214,7 @@ class _Calls:
         self.events: list[Events] = []
         self.failures = 0
 
-    def over(self, rows: Rows, state: State, first: int) -> dict[str, NDArray]:
+    def over(self, rows: RuleRows, state: State, first: int) -> dict[str, NDArray]:
         """Return the state after rows; first: number of the call's first key among all keys."""
         n = len(rows.key)
         given = {name: np.array(array) for name, array in state.items()}
@@ -224,22 +224,24 @@ class _Calls:
         except Exception as error:
             if rows.keys > 1:
                 half = rows.keys // 2
-                left = self.over(rows.of_keys(0, half), _of(state, 0, half), first)
-                right = self.over(rows.of_keys(half, rows.keys), _of(state, half, rows.keys), first + half)
+                left = self.over(rows.of_keys(0, half), _slice_keys(state, 0, half), first)
+                right = self.over(
+                    rows.of_keys(half, rows.keys), _slice_keys(state, half, rows.keys), first + half
+                )
                 return {name: np.concatenate([left[name], right[name]], -1) for name in state}
             if n > 1:
-                before = self.over(rows.of_one(0, n // 2), state, first)
-                return self.over(rows.of_one(n // 2, n), before, first)
-            self._failed(rows, first, error)
+                before = self.over(rows.select_span(0, n // 2), state, first)
+                return self.over(rows.select_span(n // 2, n), before, first)
+            self._record_failure(rows, first, error)
             return dict(state)
-        after, events = self._checked(found, rows)
+        after, events = self._check_result(found, rows)
         if events is not None:
             self.events.append(events._replace(key=events.key + first))
         return after
 
-    def _failed(self, rows: Rows, first: int, error: Exception) -> None:
+    def _record_failure(self, rows: RuleRows, first: int, error: Exception) -> None:
         rule = self.rule
-        what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {first_line(error)})"
+        what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {extract_first_line(error)})"
         if self.failures == 0:
             print(f"{what}; the row is left out", file=sys.stderr)  # log of the executor
         self.failures += 1
@@ -258,46 +260,50 @@ class _Calls:
             )
         )
 
-    def _checked(self, found: Any, rows: Rows) -> tuple[dict[str, NDArray], Events | None]:
+    def _check_result(self, found: Any, rows: RuleRows) -> tuple[dict[str, NDArray], Events | None]:
         """Check and return the state and the events that a function has returned.
 
         Raises:
             UserError: the function broke its contract.
         """
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
-            raise self._broken("must return a pair: the state by field, and the events or None")
+            raise self._build_error("must return a pair: the state by field, and the events or None")
         after, given = found
         names = [field.name for field in self.rule.fields]
         if set(after) != set(names):
-            raise self._broken(
+            raise self._build_error(
                 f"returned the state {', '.join(sorted(map(str, after))) or 'without fields'}: its rule keeps "
                 f"{', '.join(sorted(names)) or 'nothing'}"
             )
         types = {field.name: _FRESH_KIND[field.type] for field in self.rule.fields}
         state = {
-            field.name: self._array(
+            field.name: self._check_array(
                 f"state {field.name}", after[field.name], types[field.name], field.shape(rows.keys)
             )
             for field in self.rule.fields
         }
-        return state, None if given is None else self._events(given, rows)
+        return state, None if given is None else self._build_events(given, rows)
 
-    def _events(self, given: Any, rows: Rows) -> Events | None:
+    def _build_events(self, given: Any, rows: RuleRows) -> Events | None:
         if not isinstance(given, Mapping) or "row" not in given or set(given) - set(_GIVEN):
-            raise self._broken(f"must return events as arrays by name, row and any of {', '.join(_GIVEN)}")
+            raise self._build_error(
+                f"must return events as arrays by name, row and any of {', '.join(_GIVEN)}"
+            )
         size = len(np.atleast_1d(np.asarray(given["row"])))
         arrays = {
-            name: self._array(f"events {name}", given[name] if size else np.zeros(0, kind), kind, (size,))
+            name: self._check_array(
+                f"events {name}", given[name] if size else np.zeros(0, kind), kind, (size,)
+            )
             for name, kind in _GIVEN.items()
             if name in given
         }
         if size == 0:
             return None
         if arrays.get("readings", np.zeros(1)).min() < 0:
-            raise self._broken("returned an event with less than 0 readings")
+            raise self._build_error("returned an event with less than 0 readings")
         row = arrays["row"]
         if row.min() < 0 or row.max() >= len(rows.key):
-            raise self._broken(f"returned an event of a row outside 0 to {len(rows.key) - 1}")
+            raise self._build_error(f"returned an event of a row outside 0 to {len(rows.key) - 1}")
         return Events(
             rows.key[row],
             np.full(size, self.rule.number),
@@ -308,22 +314,22 @@ class _Calls:
             arrays.get("readings", np.ones(size, np.int64)),
         )
 
-    def _array(self, what: str, given: Any, kind: Any, shape: tuple[int, ...]) -> NDArray:
+    def _check_array(self, what: str, given: Any, kind: Any, shape: tuple[int, ...]) -> NDArray:
         array = np.asarray(given)
         if array.shape != shape:
-            raise self._broken(f"returned {what} of shape {array.shape}, which must be {shape}")
+            raise self._build_error(f"returned {what} of shape {array.shape}, which must be {shape}")
         if not np.can_cast(array.dtype, kind, "same_kind"):
-            raise self._broken(
+            raise self._build_error(
                 f"returned {what} of type {array.dtype}, which does not fit {np.dtype(kind).name}"
             )
         return array.astype(kind)
 
-    def _broken(self, what: str) -> UserError:
+    def _build_error(self, what: str) -> UserError:
         return UserError(f"rule {self.rule.name}: {self.rule.called} {what}: mend the function")
 
 
 _FRESH_KIND = {"float64": np.float64, "int64": np.int64, "timestamp": np.int64, "bool": np.bool_}
 
 
-def _of(state: State, first: int, stop: int) -> dict[str, NDArray]:
+def _slice_keys(state: State, first: int, stop: int) -> dict[str, NDArray]:
     return {name: array[..., first:stop] for name, array in state.items()}

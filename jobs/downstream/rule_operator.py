@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.core.times import duration_us
-from jobs.downstream.readings import check_columns, column_of
+from jobs.core.times import parse_duration_us
+from jobs.downstream.readings import build_reading_column, check_columns
 from jobs.downstream.rule_functions import FAILED, Field, FunctionRule
 from jobs.downstream.rules import (
     NEVER,
@@ -28,21 +28,21 @@ from jobs.downstream.rules import (
     Rules,
     RuleStates,
     apply_rules,
-    concatenated,
-    no_states,
-    silences,
+    build_empty_states,
+    concatenate_events,
+    raise_silence_alerts,
 )
 from jobs.spark.user_functions import ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.monitor import Monitor, Rule, field_type
-from jobs.state.encoding.keys import KeyKind, columns_of, match
-from jobs.state.encoding.packets import Column, Layout, Records, concat
+from jobs.specs.monitor import Monitor, Rule, parse_field_type
+from jobs.state.encoding.keys import KeyKind, build_key_columns, match
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
+from jobs.state.encoding.rows import RowFormat, build_row_packer, read_times, select_columns, unpack_rows
 from jobs.storage.tables import alerts
-from jobs.streaming.sinks.published_batch import numbered
-from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
+from jobs.streaming.sinks.published_batch import add_ordinals
+from jobs.streaming.sinks.publishing import TopicSink, write_to_sink
 from kalman.models.named import Named
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ KIND = KeyKind(("key",), ("string",), False)
 RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 
 
-def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
+def fix_bucket_count(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
     """Return the number of buckets of keys, which the first start of the query `name` fixes.
 
     The file `_monitor/<model>/<name>.json` stores this number, and the rules that define the meaning of the states.
@@ -89,10 +89,10 @@ class RulePlan(NamedTuple):
         r = len(self.rules.high)
         columns = [
             *KIND.identity_columns,
-            Column("time", "<i8"),
-            *(Column(name, "<i8", r) for name in ("run", "since", "calm")),
-            Column("last", "<f8", r),
-            Column("active", "|u1", r),
+            PacketColumn("time", "<i8"),
+            *(PacketColumn(name, "<i8", r) for name in ("run", "since", "calm")),
+            PacketColumn("last", "<f8", r),
+            PacketColumn("active", "|u1", r),
         ]
         own = [column for rule in self.functions for column in rule.columns]
         columns[-1:-1] = [column for column in own if column.dtype != "|u1"]
@@ -101,13 +101,13 @@ class RulePlan(NamedTuple):
 
     def fresh(self, keys: int) -> dict[str, Any]:
         """Return the arrays for `keys` keys without readings."""
-        arrays = _arrays(no_states(self.rules, keys))
+        arrays = _build_arrays(build_empty_states(self.rules, keys))
         for rule in self.functions:
             arrays |= rule.fresh(keys)
         return arrays
 
 
-def rules_of(monitor: Monitor) -> Rules:
+def build_rules(monitor: Monitor) -> Rules:
     """Return a spec's rules as arrays."""
 
     def bounds(name: str, otherwise: str | None, none: float) -> Any:
@@ -126,7 +126,9 @@ def rules_of(monitor: Monitor) -> Rules:
         readings=np.array([rule.readings for rule in monitor.rules]),
         clear_readings=np.array([rule.clear_readings for rule in monitor.rules]),
         rising=np.array([rule.rising for rule in monitor.rules]),
-        after=np.array([-1 if rule.after is None else duration_us(rule.after) for rule in monitor.rules]),
+        after=np.array(
+            [-1 if rule.after is None else parse_duration_us(rule.after) for rule in monitor.rules]
+        ),
     )
 
 
@@ -147,7 +149,7 @@ class RuleProcessor(StatefulProcessor):
         earlier = self.states.get()  # states from earlier packets of the bucket
         if earlier is not None:
             packets.append(bytes(earlier[0]))
-        records = concat([layout.decode(packet) for packet in packets])
+        records = join_records([layout.decode(packet) for packet in packets])
         records = records.take(np.argsort(records.arrays["route"], kind="stable"))
         self.states.update((layout.encode(records),))
 
@@ -166,10 +168,10 @@ class RuleProcessor(StatefulProcessor):
         if records is not known:
             self.states.update((self.plan.layout.encode(records),))
         if len(events.key):
-            yield pd.DataFrame(event_columns(records, events))
+            yield pd.DataFrame(build_event_columns(records, events))
 
 
-def event_columns(records: Records, events: Events) -> dict[str, Any]:
+def build_event_columns(records: Records, events: Events) -> dict[str, Any]:
     """Return a bucket's events as the columns `OUTPUT`; records: the bucket's states."""
     assert records.text is not None
     raised = pd.array(events.raised, "boolean")
@@ -200,10 +202,10 @@ def update_bucket(
         if len(absent):
             new = keyed.keys.take(absent)
             added = Records({**new.arrays, **plan.fresh(len(absent))}, new.text)
-            whole = concat([known, added]) if known.size else added
+            whole = join_records([known, added]) if known.size else added
             known = whole.take(np.argsort(whole.arrays["route"], kind="stable"))
             at = match(known, keyed.keys)
-        states = _states(known)
+        states = _build_states(known)
         rows = keyed.rows
         # Both numberings follow the keys' routes, so rows stay in the order of keys.
         key = at[rows.key]
@@ -216,15 +218,19 @@ def update_bucket(
         states, events = apply_rules(rules, states, key, rows.time, rows.y[: len(rules.high)])
         found.insert(0, events)
     else:
-        states = _states(known)
-    states, quiet = silences(rules, states, clock)
-    whole = concatenated([*found, quiet])
+        states = _build_states(known)
+    states, quiet = raise_silence_alerts(rules, states, clock)
+    whole = concatenate_events([*found, quiet])
     if keyed is None and len(quiet.key) == 0:
         return known, whole
-    return _remembered(plan, Records({**known.arrays, **_arrays(states), **own}, known.text), whole, clock)
+    return _drop_forgotten_keys(
+        plan, Records({**known.arrays, **_build_arrays(states), **own}, known.text), whole, clock
+    )
 
 
-def _remembered(plan: RulePlan, records: Records, events: Events, clock: int) -> tuple[Records, Events]:
+def _drop_forgotten_keys(
+    plan: RulePlan, records: Records, events: Events, clock: int
+) -> tuple[Records, Events]:
     """Remove keys without events whose state equals the state of a new key in every rule."""
     spans = [rule.forget for rule in plan.functions if rule.forget is not None]
     time = records.arrays["time"]
@@ -238,13 +244,13 @@ def _remembered(plan: RulePlan, records: Records, events: Events, clock: int) ->
     return records.take(np.flatnonzero(kept)), events._replace(key=number[events.key])
 
 
-def _states(records: Records) -> RuleStates:
+def _build_states(records: Records) -> RuleStates:
     arrays = records.arrays
     kept = {name: arrays[name] for name in ("time", "run", "since", "calm", "last")}
     return RuleStates(**kept, active=arrays["active"].astype(bool))
 
 
-def _arrays(states: RuleStates) -> dict[str, Any]:
+def _build_arrays(states: RuleStates) -> dict[str, Any]:
     return {**states._asdict(), "active": states.active.astype(np.uint8)}
 
 
@@ -256,43 +262,47 @@ def start_rules(
     seeds: Callable[[RulePlan, int], DataFrame] | None = None,
 ) -> DataFrame:
     """Return the stream of alerts for a stream of live estimates; seeds: function that returns the initial states."""
-    plan, packed = rule_packets(spec, monitor, estimates, buckets)
+    plan, packed = build_rule_packets(spec, monitor, estimates, buckets)
     grouped = packed.groupBy("bucket")
     begin = None if seeds is None else seeds(plan, buckets).groupBy("bucket")
     return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None", begin)
 
 
-def rule_packets(
+def build_rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
     """Return the plan of the rules, and the estimates' readings as packets by bucket (`PACKED`)."""
-    rules, functions, names = rules_of(monitor), functions_of(spec, monitor), own_readings(monitor)
+    rules, functions, names = (
+        build_rules(monitor),
+        build_function_rules(spec, monitor),
+        list_function_readings(monitor),
+    )
     ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
-    used = [reading_of(spec, rule) for rule in monitor.rules]
+    used = [find_rule_reading(spec, rule) for rule in monitor.rules]
     check_columns(spec, [*names, *(name for name in used if name is not None)], estimates.columns)
     read = []
     for number, name in enumerate([*used, *names]):
-        column = F.lit(None).cast("double") if name is None else column_of(spec, name)
+        column = F.lit(None).cast("double") if name is None else build_reading_column(spec, name)
         read.append(column.alias(f"r{number}"))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
     chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
-    packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
+    packed = chosen.mapInArrow(_build_reading_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
     return RulePlan(rules, fmt, functions), packed
 
 
-def own_readings(monitor: Monitor) -> list[str]:
+def list_function_readings(monitor: Monitor) -> list[str]:
     """Return the names of all functions' readings, without duplicates."""
     return list(dict.fromkeys(name for rule in monitor.rules for name in rule.reads))
 
 
-def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
+def build_function_rules(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
     """Return a spec's rules that functions decide."""
-    place = {name: len(monitor.rules) + i for i, name in enumerate(own_readings(monitor))}
+    place = {name: len(monitor.rules) + i for i, name in enumerate(list_function_readings(monitor))}
     found = []
     for number, rule in enumerate(monitor.rules):
         if rule.function is not None:
             fields = tuple(
-                Field(name, *(field_type(kind) or ("", None))) for name, kind in rule.keeps.items()
+                Field(name, *(parse_field_type(kind) or ("", None))) for name, kind in rule.keeps.items()
             )
             reads = tuple((name, place[name]) for name in rule.reads)
             function = Named(rule.function, spec.folder)
@@ -305,13 +315,13 @@ def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
                     reads,
                     fields,
                     rule.parameters,
-                    None if rule.forget is None else duration_us(rule.forget),
+                    None if rule.forget is None else parse_duration_us(rule.forget),
                 )
             )
     return tuple(found)
 
 
-def reading_of(spec: ModelSpec, rule: Rule) -> str | None:
+def find_rule_reading(spec: ModelSpec, rule: Rule) -> str | None:
     """Return the name of the reading that a rule compares to its bounds; None if it compares no reading."""
     if rule.kind == "level":
         return f"mean.{rule.state or spec.states[0]}"
@@ -320,12 +330,12 @@ def reading_of(spec: ModelSpec, rule: Rule) -> str | None:
     return "nis" if rule.kind == "nis" else None
 
 
-def alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
+def build_alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
     """Return events (`OUTPUT`) as rows of the table of alerts."""
     names = F.array(*(F.lit(rule.name) for rule in monitor.rules))
     return events.select(
         "key",
-        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        *([] if kind.is_plain_key else build_key_columns(kind, F.col("key"))),
         F.get(names, F.col("rule")).alias("rule"),
         F.when(F.col("raised").isNull(), NOT_DECIDED)
         .when(F.col("raised"), RAISED)
@@ -339,16 +349,16 @@ def alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
     )
 
 
-def _packer(
+def _build_reading_packer(
     fmt: RowFormat, buckets: int, to_all: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    pack = row_packer(fmt, Routing(tuple(range(buckets)), 1))
+    pack = build_row_packer(fmt, Routing(tuple(range(buckets)), 1))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            clock = int(times_of(batch).max())
+            clock = int(read_times(batch).max())
             for part in pack(iter([batch])):
                 bucket, payload = part.column("bucket"), part.column("payload")
                 if to_all:
@@ -381,14 +391,14 @@ class Alerts:
             counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}
             if not counts:
                 return
-            rows = alert_rows(events, self.monitor, self.kind)
+            rows = build_alert_rows(events, self.monitor, self.kind)
             rows = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
             table = alerts(self.spec.name)
             self.warehouse.append(rows.coalesce(1), table, (self.application, batch_id), more_columns=True)
             if self.monitor.kafka is not None:
-                topic = KafkaSink(self.monitor.kafka.topic)
-                messages = numbered(rows).withColumn("query", F.lit(self.application))
-                naming_the_sink(topic.name, batch_id, lambda: topic.send(messages))
+                topic = TopicSink(self.monitor.kafka.topic)
+                messages = add_ordinals(rows).withColumn("query", F.lit(self.application))
+                write_to_sink(topic.name, batch_id, lambda: topic.send(messages))
         finally:
             events.unpersist()
         self.raised += counts.get(True, 0)

@@ -59,12 +59,16 @@ class Changes(NamedTuple):
         return lines
 
 
-def changes_of(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
+def compare_rules(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
     """Compare former rules with these rules by name, and the state of functions by field."""
     known, kept, again, fresh, fields = {rule.name: rule for rule in former}, [], [], [], []
     for rule in rules:
         was = known.get(rule.name)
-        if was is None or was.kind != rule.kind or _reads(was) != _reads(rule):
+        if (
+            was is None
+            or was.kind != rule.kind
+            or _find_built_in_reading(was) != _find_built_in_reading(rule)
+        ):
             fresh.append(rule.name)
         elif rule.function is not None:
             kept.append(rule.name)
@@ -77,12 +81,12 @@ def changes_of(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
     return Changes(tuple(kept), tuple(again), tuple(fresh), tuple(dropped), tuple(fields))
 
 
-def _reads(rule: Rule) -> Any:
+def _find_built_in_reading(rule: Rule) -> Any:
     """Return the reading of a built-in rule, or None: a function's readings may change, its fields stay."""
     return None if rule.function is not None else (rule.state, rule.measurement)
 
 
-def rows_of(plan: RulePlan, rules: Sequence[Rule], records: Records) -> pa.RecordBatch:
+def build_rule_state_rows(plan: RulePlan, rules: Sequence[Rule], records: Records) -> pa.RecordBatch:
     """Return a bucket's states as rows (`STATES`)."""
     numbers: dict[str, NDArray] = {}
     integers: dict[str, NDArray] = {}
@@ -101,13 +105,13 @@ def rows_of(plan: RulePlan, rules: Sequence[Rule], records: Records) -> pa.Recor
     time = records.arrays["time"]
     at = pa.array(time, pa.timestamp("us", "UTC"), mask=time == NEVER)
     size = records.size
-    maps = [_maps(numbers, size, pa.float64()), _maps(integers, size, pa.int64())]
+    maps = [_build_maps(numbers, size, pa.float64()), _build_maps(integers, size, pa.int64())]
     return pa.RecordBatch.from_arrays(
         [records.text.cast(pa.string()), at, *maps], ["key", "event_time", "numbers", "integers"]
     )
 
 
-def _maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> pa.Array:
+def _build_maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> pa.Array:
     """Return fields (N,) or (width, N) as a map of each of the N keys."""
     tables = [np.atleast_2d(values) for values in fields.values()]
     widths = np.tile([len(one) for one in tables], size)
@@ -120,7 +124,7 @@ def _maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> pa.Arr
     )
 
 
-def states_of(
+def parse_rule_state_rows(
     plan: RulePlan, rules: Sequence[Rule], changes: Changes, batch: pa.RecordBatch, identity: dict[str, Any]
 ) -> Records:
     """Return rows (`STATES`) as the states of a plan's rules.
@@ -145,17 +149,17 @@ def states_of(
             known = [] if rule.name in changes.fresh else own.fields
             for field in known:
                 if own.place(field) not in changes.fields:
-                    arrays[own.place(field)] = _field(batch, own.place(field), field)
+                    arrays[own.place(field)] = _read_field(batch, own.place(field), field)
         elif rule.name not in changes.fresh:
             names = ("active",) if rule.name in changes.again else _COUNTS
             for name in names:
                 kind = "bool" if name == "active" else "int64"
-                arrays[name][place] = _field(batch, f"{rule.name}.{name}", Field(name, kind))
-            arrays[_LAST][place] = _field(batch, f"{rule.name}.{_LAST}", Field(_LAST, "float64"))
+                arrays[name][place] = _read_field(batch, f"{rule.name}.{name}", Field(name, kind))
+            arrays[_LAST][place] = _read_field(batch, f"{rule.name}.{_LAST}", Field(_LAST, "float64"))
     return Records({**identity, **arrays}, batch.column("key"))
 
 
-def _field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
+def _read_field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
     """Return a state field of the rows, (N,) or (width, N)."""
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     maps = batch.column("numbers" if field.type == "float64" else "integers")

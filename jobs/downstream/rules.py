@@ -82,7 +82,7 @@ class Events(NamedTuple):
         return Events(**{name: getattr(self, name)[index] for name in self._fields})
 
 
-def no_states(rules: Rules, keys: int) -> RuleStates:
+def build_empty_states(rules: Rules, keys: int) -> RuleStates:
     """Return the states of keys without readings."""
     shape = (len(rules.high), keys)
     return RuleStates(
@@ -112,23 +112,25 @@ def apply_rules(
     now = states.copy()
     found: list[Events] = []
     if len(key) == 0:
-        return now, _in_order(found)
+        return now, _sort_events(found)
     first = np.r_[0, np.flatnonzero(np.diff(key)) + 1]
     turn = np.arange(len(key)) - np.repeat(first, np.diff(np.r_[first, len(key)]))
     order = np.argsort(turn, kind="stable")
     # The k-th row of every key at once: as many rounds as the busiest key has rows.
     for rows in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
         found += _round(rules, now, key[rows], time[rows], value[:, rows])
-    return now, _in_order(found)
+    return now, _sort_events(found)
 
 
-def silences(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, Events]:
+def raise_silence_alerts(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, Events]:
     """Raise the alerts of keys that have been silent for too long at the time `clock` (microseconds)."""
     known = np.where(states.time == NEVER, clock, states.time)
     gap = np.broadcast_to(clock - known, states.active.shape)
-    raised = _too_long(rules, gap) & ~states.active
+    raised = _is_too_long(rules, gap) & ~states.active
     time = np.broadcast_to(known, raised.shape)
-    events = _events(raised, True, np.arange(len(known)), time + rules.after[:, None], gap / 1e6, time, 0)
+    events = _select_events(
+        raised, True, np.arange(len(known)), time + rules.after[:, None], gap / 1e6, time, 0
+    )
     return states._replace(active=states.active | raised), events
 
 
@@ -140,7 +142,7 @@ def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) 
     quiet = (rules.after >= 0)[:, None]
     # The gap before this row may exceed the limit of silence, although no alert was raised.
     gap = np.where(before == NEVER, 0, at - np.where(before == NEVER, at, before))
-    noticed = _too_long(rules, gap) & ~was.active
+    noticed = _is_too_long(rules, gap) & ~was.active
     broken = quiet & (was.active | noticed)
     seen = ~np.isnan(value) & ~quiet
     column = {name: getattr(rules, name)[:, None] for name in rules._fields}
@@ -159,19 +161,19 @@ def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) 
     for array, changed in zip(now, (time, run, since, left, last, active), strict=True):
         array[..., key] = changed
     return [
-        _events(noticed, True, key, before + rules.after[:, None], gap / 1e6, before, 0),
-        _events(broken, False, key, at, gap / 1e6, before, 0),
-        _events(raised, True, key, at, value, since, run),
-        _events(cleared, False, key, at, value, at, calm),
+        _select_events(noticed, True, key, before + rules.after[:, None], gap / 1e6, before, 0),
+        _select_events(broken, False, key, at, gap / 1e6, before, 0),
+        _select_events(raised, True, key, at, value, since, run),
+        _select_events(cleared, False, key, at, value, at, calm),
     ]
 
 
-def _too_long(rules: Rules, gap: Ints) -> Bools:
+def _is_too_long(rules: Rules, gap: Ints) -> Bools:
     after = rules.after[:, None]
     return (after >= 0) & (gap > after)
 
 
-def _events(
+def _select_events(
     which: Bools, raised: bool, key: Ints, time: Ints, value: Floats, since: Ints, readings: Ints | int
 ) -> Events:
     """Return the events of the rules and keys marked in `which` (R, n)."""
@@ -188,7 +190,7 @@ def _events(
     )
 
 
-def concatenated(parts: list[Events]) -> Events:
+def concatenate_events(parts: list[Events]) -> Events:
     """Return the events of all parts in order."""
     if not parts:
         none = np.zeros(0, np.int64)
@@ -196,7 +198,7 @@ def concatenated(parts: list[Events]) -> Events:
     return Events(**{name: np.concatenate([getattr(one, name) for one in parts]) for name in Events._fields})
 
 
-def _in_order(parts: list[Events]) -> Events:
+def _sort_events(parts: list[Events]) -> Events:
     """Return the events of all parts sorted by key and time."""
-    whole = concatenated(parts)
+    whole = concatenate_events(parts)
     return whole.take(np.lexsort((np.arange(len(whole.key)), whole.time, whole.key)))

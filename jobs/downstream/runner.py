@@ -16,15 +16,15 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.downstream.driver import registered_driver
+from jobs.downstream.driver import register_driver
 from jobs.downstream.queries import Query
-from jobs.downstream.views import Begin, view_of
-from jobs.lineage.generations import LineageSegment, live_lineage
-from jobs.lineage.generations import live as live_now
+from jobs.downstream.views import Begin, update_view
+from jobs.lineage.generations import LineageSegment, read_live_lineage
+from jobs.lineage.generations import find_live as live_now
 from jobs.lineage.leases import stream_lock
-from jobs.spark.conf import STATE_FORMAT, interpreted_conf
-from jobs.spark.job_labels import batches_labelled
-from jobs.spark.queries import await_end, cause_of, with_trigger
+from jobs.spark.conf import STATE_FORMAT, build_interpreted_conf
+from jobs.spark.job_labels import label_batches
+from jobs.spark.queries import await_end, find_cause, set_trigger
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -48,7 +48,7 @@ Until it switches over, it ignores rows of the new generation.
 
 
 @contextmanager
-def exclusive_run(
+def start_exclusive_run(
     settings: Settings, spec: ModelSpec, verb: str, kafka: bool = False
 ) -> Iterator[tuple[Warehouse, threading.Event, Progress]]:
     """Start Spark as the only monitor or skill driver of a model; yield the warehouse, the stop event and the progress.
@@ -59,9 +59,11 @@ def exclusive_run(
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
         need_live_estimates(Tables(settings.warehouse), spec.name)
-        warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
+        warehouse = Warehouse(
+            spark_session(settings, title, build_interpreted_conf(), kafka), settings.warehouse
+        )
         with (
-            registered_driver(warehouse, spec, verb, stop),
+            register_driver(warehouse, spec, verb, stop),
             Progress(title, None, quiet=settings.quiet) as progress,
         ):
             yield warehouse, stop, progress
@@ -73,7 +75,7 @@ def need_live_estimates(warehouse: Tables, model: str) -> list[LineageSegment]:
     Raises:
         UserError: no generation is live, or none has written estimates.
     """
-    segments = live_lineage(warehouse, model)
+    segments = read_live_lineage(warehouse, model)
     if not segments or not warehouse.exists(estimates(model)):
         raise UserError(
             f"model {model} has no live estimates: start its stream with `kalman-pipeline stream --model {model}`"
@@ -101,7 +103,7 @@ class LiveQueries:
         """Start the queries over the current live estimates."""
         raise NotImplementedError
 
-    def progress_text(self) -> str:
+    def format_progress(self) -> str:
         """Return the counts of the run so far as a short text."""
         raise NotImplementedError
 
@@ -125,14 +127,14 @@ class LiveQueries:
     def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
         """Return the estimates that a query counts, as a stream: first the current table, then appended rows.
 
-        number: number of this source in the query; begin: function that returns the view of a new query (`view_of`).
+        number: number of this source in the query; begin: function that returns the view of a new query (`update_view`).
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
         """
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
         table = estimates(self.spec.name)
-        view = view_of(self.warehouse, query, number, self.segments, begin)
+        view = update_view(self.warehouse, query, number, self.segments, begin)
         self.generations = list(dict.fromkeys([*self.generations, *view.generations]))
         return view.of(reader.load(self.warehouse.path(table)), self.warehouse.read(table))
 
@@ -146,7 +148,7 @@ class LiveQueries:
         Raises:
             UserError: the warehouse was moved after the query last ran.
         """
-        writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
+        writer = rows.writeStream.queryName(query.name).foreachBatch(label_batches(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         conf = self.warehouse.spark.conf
         checkpoint = Checkpoint(self.warehouse, query.checkpoint)
@@ -155,7 +157,7 @@ class LiveQueries:
         before = conf.get(STATE_FORMAT) or "2"
         conf.set(STATE_FORMAT, "1" if former else "2")
         try:  # the query copies the session's settings
-            return with_trigger(writer, self.seconds).start()
+            return set_trigger(writer, self.seconds).start()
         finally:
             conf.set(STATE_FORMAT, before)
 
@@ -170,7 +172,7 @@ class LiveQueries:
                 return True
             if any(not query.isActive and query.exception() is not None for query in queries):
                 return True
-            progress.note(self.progress_text())
+            progress.note(self.format_progress())
             if self.seconds is not None and time.monotonic() >= due:
                 due = time.monotonic() + SWITCH_SECONDS
                 version = self.warehouse.latest_version(GENERATIONS)
@@ -201,7 +203,7 @@ class LiveQueries:
                 if _OTHER_SCHEMA in str(error) and self._columns() != columns:
                     grown = True
                 else:
-                    causes.append(cause_of(error))
+                    causes.append(find_cause(error))
         if causes:
             raise UserError(f"{self.label} of {self.spec.name} failed: {causes[0]}", RUN_FAILED)
         if grown:

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.batch.history_table import HistoryRun, runs_of
+from jobs.batch.history_table import HistoryRun, list_history_runs
 from jobs.core.errors import UserError
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.downstream.forecast_pairs import (
     ScoringPlan,
     UsedModel,
-    forecaster_of,
+    build_forecaster,
+    join_forecast_pairs,
     join_inputs,
-    pair_rows,
     score_pairs,
 )
 from jobs.downstream.forecast_skill import (
     count_unmatched,
+    format_skill,
     name_scores,
     read_key_parameters,
-    skill_line,
     summarise_scores,
 )
-from jobs.downstream.over_history import history_of, replace
+from jobs.downstream.over_history import read_history, replace
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
-from jobs.state.encoding.keys import key_kind
+from jobs.state.encoding.keys import build_key_kind
 from jobs.state.encoding.packet_kinds import MEASURED
 from jobs.storage.tables import estimates_history, forecast_skill_history
 from kalman.filters.state_output import OUTPUT as STATE
@@ -50,22 +50,22 @@ def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Re
         UserError: the model has no history, the history lacks the measurements, or no run in it used this spec.
     """
     warehouse, spec = model.warehouse, model.spec
-    rows = history_of(warehouse, spec.name)
+    rows = read_history(warehouse, spec.name)
     if MEASURED not in rows.columns:
         raise UserError(
             f"the history of {spec.name} has no column of measurements: write outputs: {{measured: true}} and run "
             f"`kalman-pipeline estimate --model {spec.name}` again"
         )
-    of_runs, kind = _runs(model, rows), key_kind(spec.key, rows.schema)
+    of_runs, kind = _list_scored_runs(model, rows), build_key_kind(spec.key, rows.schema)
     used: dict[str, UsedModel] = {}
     for run, made in of_runs.items():
         parameters = {} if made is None else made.parameters
-        used[run] = UsedModel(spec, parameters, forecaster_of(spec, parameters, STATE in rows.columns))
+        used[run] = UsedModel(spec, parameters, build_forecaster(spec, parameters, STATE in rows.columns))
     ship(warehouse.spark, spec.definition())
     plan = ScoringPlan.of(spec, section, kind, used)
     chosen = rows.filter(F.col("generation").isin(*of_runs))
     last: Any = chosen.agg(F.unix_micros(F.max("event_time")).alias("last")).first()
-    pairs = pair_rows(chosen, chosen, section, with_unmatched=True)
+    pairs = join_forecast_pairs(chosen, chosen, section, with_unmatched=True)
     pairs = pairs.filter(F.col(MEASURED).isNotNull() | (F.col("event_time") <= last["last"]))
     if plan.controls or plan.inputs:
         pairs = join_inputs(model, pairs)
@@ -75,14 +75,14 @@ def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Re
     return _report(model, section, table, list(of_runs))
 
 
-def _runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifest | None]:
+def _list_scored_runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifest | None]:
     """Return the runs of this very spec whose estimates the table has, with the snapshots that they took.
 
     Raises:
         UserError: there is no such run.
     """
     warehouse, spec = model.warehouse, model.spec
-    known = {one.run: one for one in runs_of(warehouse, estimates_history(spec.name))}
+    known = {one.run: one for one in list_history_runs(warehouse, estimates_history(spec.name))}
     there = {row["generation"] for row in rows.select("generation").distinct().collect()}
     mine = [one for name, one in known.items() if name in there and one.fingerprint == spec.fingerprint()]
     if not mine:
@@ -90,10 +90,10 @@ def _runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifes
             f"no estimate in {estimates_history(spec.name)} is of the spec as it is now: make them with "
             f"`kalman-pipeline estimate --model {spec.name}`"
         )
-    return {one.run: _snapshot_of(warehouse, one) for one in mine}
+    return {one.run: _read_run_snapshot(warehouse, one) for one in mine}
 
 
-def _snapshot_of(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
+def _read_run_snapshot(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
     return None if run.snapshot is None else manifests.record(warehouse, run.snapshot)
 
 
@@ -102,12 +102,12 @@ def _report(model: DeployedModel[Warehouse], section: ForecastSkill, table: str,
     lost = count_unmatched(model, section, table).forecasts
     scored = sum(one["forecasts"] for one in summary)
     lines = [
-        f"scored {scored:,} forecasts of {plural(len(runs), 'run')} over the history of {model.name} -> {table}"
+        f"scored {scored:,} forecasts of {format_count(len(runs), 'run')} over the history of {model.name} -> {table}"
     ]
     if not summary:
         lines.append("there is no measurement at a forecast time")
     if lost:
-        lines.append(f"{plural(lost, 'forecast')} met no row at its time; `actual` is null")
-    lines += [skill_line(one, section.probability) for one in summary]
+        lines.append(f"{format_count(lost, 'forecast')} met no row at its time; `actual` is null")
+    lines += [format_skill(one, section.probability) for one in summary]
     data = {"model": model.name, "rows": scored, "unmatched": lost, "skill": summary, "runs": runs}
     return Report(lines, {**data, "table": table})

@@ -8,26 +8,26 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from jobs.downstream.queries import VERBS, Query, driver_log, query_of
+from jobs.downstream.queries import VERBS, Query, find_query, open_driver_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import resume_command
-from jobs.supervision.lag import table_lag
+from jobs.supervision.lag import measure_table_lag
 
 
-def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
+def read_downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
     """Return the status of a model's monitor and forecast skill, if they have ever run.
 
     It describes the last driver's queries; the lag is the largest lag of these queries.
     """
     found = []
     for verb in VERBS:
-        last = driver_log(warehouse, verb, model).last(verb)
+        last = open_driver_log(warehouse, verb, model).last(verb)
         if last is None:
             continue
         names = last.queries or []
-        queries = [query for query in (query_of(model, name) for name in names) if query is not None]
+        queries = [query for query in (find_query(model, name) for name in names) if query is not None]
         owner = last.owner
         running = last.ended_at is None and owner.alive(last.beat_at)
         found.append(
@@ -49,12 +49,12 @@ def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
 def _progress(warehouse: Tables, model: str, queries: list[Query]) -> dict[str, Any]:
     """Return the number of micro-batches, the time of the last commit, and the lag behind the estimates."""
     checkpoints = [Checkpoint(warehouse, query.checkpoint) for query in queries]
-    positions = [(one, None if one.damage() else one.progressed()) for one in checkpoints]
+    positions = [(one, None if one.find_damage() else one.find_progress()) for one in checkpoints]
     started = [(one, at) for one, at in positions if at is not None]
     nothing = {"batches": 0, "last_batch_at": None, "rows_behind": None, "seconds_behind": None}
     if not started or not warehouse.exists(estimates(model)):
         return nothing
-    lag = table_lag(warehouse, estimates(model), min(at.version for _, at in started))
+    lag = measure_table_lag(warehouse, estimates(model), min(at.version for _, at in started))
     return {
         "batches": sum(at.batch + 1 for _, at in started),
         "last_batch_at": max(one.committed_at(at.batch) for one, at in started),
@@ -63,11 +63,11 @@ def _progress(warehouse: Tables, model: str, queries: list[Query]) -> dict[str, 
     }
 
 
-def given_up(warehouse: Tables, model: str) -> list[str]:
+def list_given_up(warehouse: Tables, model: str) -> list[str]:
     """Return a sentence for each driver of a model that Airflow no longer restarts because it kept crashing."""
     found = []
     for verb in ("stream", *VERBS):
-        hold = driver_log(warehouse, verb, model).hold()
+        hold = open_driver_log(warehouse, verb, model).hold()
         if hold is not None and hold.crashes is not None:
             found.append(
                 f"its {verb} was given up at {hold.began_at:%Y-%m-%d %H:%M} UTC: {hold.reason}; fix that, then run "
@@ -76,7 +76,7 @@ def given_up(warehouse: Tables, model: str) -> list[str]:
     return found
 
 
-def downstream_table(data: list[dict[str, Any]]) -> Any:
+def build_downstream_table(data: list[dict[str, Any]]) -> Any:
     """Return the table of all models' downstream queries, or None without queries."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("model", "downstream", "lag", "last micro-batch", "driver"):

@@ -21,12 +21,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.downstream.queries import Query, view_file
+from jobs.downstream.queries import Query, open_view_file
 from jobs.lineage.generations import LineageSegment
-from jobs.lineage.source_ranges import ended_by, starts_from
+from jobs.lineage.source_ranges import has_ended_by, has_started_from
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import Place, furthest, includes
+from jobs.storage.positions import Place, find_furthest, includes
 from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class ViewPart:
     """Micro-batches of one generation: after `after`, up to `last` (None: all), with an end after `since`."""
 
     generation: str
@@ -52,7 +52,7 @@ class Part:
         """Return the condition for rows of these micro-batches that may count; ranged: whether the table has ranges."""
         if self.since is None or not ranged:
             return self.rows
-        return self.rows & ~F.coalesce(ended_by(self.since), F.lit(False))
+        return self.rows & ~F.coalesce(has_ended_by(self.since), F.lit(False))
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class View:
     """
 
     lineage: tuple[LineageSegment, ...]
-    parts: tuple[Part, ...]
-    earlier: tuple[Part, ...] = ()
+    parts: tuple[ViewPart, ...]
+    earlier: tuple[ViewPart, ...] = ()
 
     @property
     def generations(self) -> list[str]:
@@ -83,13 +83,15 @@ class View:
     def of(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Return the counted rows of a stream of estimates; `table` has the current estimates."""
         ranged = SOURCE_RANGE in rows.columns
-        counted = rows.filter(any_of(one.condition(ranged) for one in self.parts))
+        counted = rows.filter(combine_conditions(one.condition(ranged) for one in self.parts))
         marks = [one for one in self.parts if one.since is not None]
         if not marks or not ranged:
             return counted
-        split = any_of(one.rows & ~F.coalesce(starts_from(one.since or {}), F.lit(True)) for one in marks)
-        live = any_of(Part(one.generation, -1, one.last_batch).rows for one in self.lineage)
-        before = table.filter(any_of(one.rows for one in (*self.parts, *self.earlier)) & ~live)
+        split = combine_conditions(
+            one.rows & ~F.coalesce(has_started_from(one.since or {}), F.lit(True)) for one in marks
+        )
+        live = combine_conditions(ViewPart(one.generation, -1, one.last_batch).rows for one in self.lineage)
+        before = table.filter(combine_conditions(one.rows for one in (*self.parts, *self.earlier)) & ~live)
         before = before.select(F.col("key").alias("_key"), F.col("event_time").alias("_at")).distinct()
         again = split & (F.col("key") == F.col("_key")) & (F.col("event_time") == F.col("_at"))
         return counted.join(before, again, "left_anti")
@@ -99,7 +101,7 @@ Begin = Callable[[tuple[LineageSegment, ...]], View]
 """Function that returns the view of a new query for a lineage."""
 
 
-class Seen(NamedTuple):
+class SeenPosition(NamedTuple):
     """Last micro-batch of a generation that a query has read, and the range of the last one that is counted.
 
     counted is None if no micro-batch is counted, or an earlier release wrote it.
@@ -109,7 +111,7 @@ class Seen(NamedTuple):
     counted: dict[str, Place] | None
 
 
-def view_of(
+def update_view(
     warehouse: Warehouse,
     query: Query,
     source: int,
@@ -122,34 +124,41 @@ def view_of(
     the view has all rows.
     """
     now = tuple(lineage)
-    fresh = View(now, tuple(Part(one.generation, -1, one.last_batch) for one in now))
-    kept, checkpoint = view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
-    content, planned = kept.read(), checkpoint.last_planned()
+    fresh = View(now, tuple(ViewPart(one.generation, -1, one.last_batch) for one in now))
+    kept, checkpoint = open_view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
+    content, planned = kept.read(), checkpoint.find_last_planned()
     if content is None or planned is None:
         # The query is new, or comes from an earlier release.
         view = begin(now) if begin is not None and planned is None else fresh
     else:
-        view = _parsed(content)
+        view = _decode_view(content)
         if view.lineage != now:
-            seen = _seen(warehouse, query, view, _version(checkpoint, planned, source))
-            view = fresh if seen is None else switched(view, now, seen)
-        elif view.waits and planned == checkpoint.last_commit():
-            view = settled(view, _seen(warehouse, query, view, _version(checkpoint, planned, source)) or {})
+            seen = _read_seen(warehouse, query, view, _find_table_version(checkpoint, planned, source))
+            view = fresh if seen is None else switch_view(view, now, seen)
+        elif view.waits and planned == checkpoint.find_last_commit():
+            view = settle_view(
+                view,
+                _read_seen(warehouse, query, view, _find_table_version(checkpoint, planned, source)) or {},
+            )
     kept.write(json.dumps(asdict(view)).encode())
     return view
 
 
-def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
+def switch_view(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, SeenPosition]) -> View:
     """Return the view after another lineage has become live; `seen` by generation."""
-    return View(lineage, (*_counted(view, seen), *_next(view, lineage, seen)), view.earlier)
+    return View(
+        lineage, (*_list_counted_parts(view, seen), *_list_next_parts(view, lineage, seen)), view.earlier
+    )
 
 
-def following(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
+def follow_view(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, SeenPosition]) -> View:
     """Return the view of a query that begins at the position of a query with this view; `seen` by generation."""
-    return View(lineage, _next(view, lineage, seen), (*view.earlier, *_counted(view, seen)))
+    return View(
+        lineage, _list_next_parts(view, lineage, seen), (*view.earlier, *_list_counted_parts(view, seen))
+    )
 
 
-def _counted(view: View, seen: Mapping[str, Seen]) -> tuple[Part, ...]:
+def _list_counted_parts(view: View, seen: Mapping[str, SeenPosition]) -> tuple[ViewPart, ...]:
     """Return the micro-batches that a query has counted up to the position `seen`."""
     last = {name: one.last for name, one in seen.items()}
     return tuple(
@@ -159,19 +168,21 @@ def _counted(view: View, seen: Mapping[str, Seen]) -> tuple[Part, ...]:
     )
 
 
-def _next(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> tuple[Part, ...]:
+def _list_next_parts(
+    view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, SeenPosition]
+) -> tuple[ViewPart, ...]:
     """Return the micro-batches of a lineage to count after the position of a query."""
     last = {name: one.last for name, one in seen.items()}
     places = [one.counted["to"] for one in seen.values() if one.counted is not None]
-    since = furthest([*places, *(one.since for one in view.parts if one.since is not None)])
+    since = find_furthest([*places, *(one.since for one in view.parts if one.since is not None)])
     return tuple(
-        Part(one.generation, last.get(one.generation, -1), one.last_batch, since)
+        ViewPart(one.generation, last.get(one.generation, -1), one.last_batch, since)
         for one in lineage
         if one.last_batch is None or one.last_batch > last.get(one.generation, -1)
     )
 
 
-def settled(view: View, seen: Mapping[str, Seen]) -> View:
+def settle_view(view: View, seen: Mapping[str, SeenPosition]) -> View:
     """Return the view without `since` if the live generation is past it: no later micro-batch is before it."""
     live = seen.get(view.lineage[0].generation)
     if live is None or live.counted is None:
@@ -182,36 +193,42 @@ def settled(view: View, seen: Mapping[str, Seen]) -> View:
     return view
 
 
-def kept_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, Seen]] | None:
+def read_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, SeenPosition]] | None:
     """Return a query's view, and its position at the end of a micro-batch; None if they are unknown."""
-    content = view_file(warehouse, query, 0).read()
+    content = open_view_file(warehouse, query, 0).read()
     if content is None:
         return None
-    view = _parsed(content)
-    seen = _seen(warehouse, query, view, _version(Checkpoint(warehouse, query.checkpoint), batch, 0))
+    view = _decode_view(content)
+    seen = _read_seen(
+        warehouse, query, view, _find_table_version(Checkpoint(warehouse, query.checkpoint), batch, 0)
+    )
     return None if seen is None else (view, seen)
 
 
-def parsed_view(kept: dict[str, Any]) -> View:
+def parse_view(kept: dict[str, Any]) -> View:
     """Build a view from its `asdict`."""
     lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
-    parts, earlier = (tuple(Part(**one) for one in kept.get(name, [])) for name in ("parts", "earlier"))
+    parts, earlier = (tuple(ViewPart(**one) for one in kept.get(name, [])) for name in ("parts", "earlier"))
     return View(lineage, parts, earlier)
 
 
-def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[str, Seen] | None:
+def _read_seen(
+    warehouse: Warehouse, query: Query, view: View, version: int
+) -> dict[str, SeenPosition] | None:
     """Return a query's position at a version of the estimates table; None if that version cannot be read."""
     try:
         rows = warehouse.read(estimates(query.model), version)
         ranged = SOURCE_RANGE in rows.columns
         text = F.col(SOURCE_RANGE) if ranged else F.lit(None).cast("string")
-        counts = any_of(one.condition(ranged) for one in view.parts) & text.isNotNull()
+        counts = combine_conditions(one.condition(ranged) for one in view.parts) & text.isNotNull()
         found = rows.groupBy("generation").agg(
             F.max("batch_id").alias("last"),
             F.max(F.when(counts, F.struct("batch_id", text.alias("range")))).alias("counted"),
         )
         return {
-            row["generation"]: Seen(row["last"], row["counted"] and json.loads(row["counted"]["range"]))
+            row["generation"]: SeenPosition(
+                row["last"], row["counted"] and json.loads(row["counted"]["range"])
+            )
             for row in found.collect()
         }
     except (PySparkException, Py4JJavaError):
@@ -223,7 +240,7 @@ def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[
         return None
 
 
-def _version(checkpoint: Checkpoint, batch: int, source: int) -> int:
+def _find_table_version(checkpoint: Checkpoint, batch: int, source: int) -> int:
     """Return the version of the estimates table that a planned micro-batch has read from a source.
 
     A partly read version counts as read: the view of the rest of its files does not change.
@@ -233,11 +250,11 @@ def _version(checkpoint: Checkpoint, batch: int, source: int) -> int:
     return int(offset["reservoirVersion"]) - (0 if within else 1)
 
 
-def _parsed(content: bytes) -> View:
-    return parsed_view(json.loads(content))
+def _decode_view(content: bytes) -> View:
+    return parse_view(json.loads(content))
 
 
-def any_of(conditions: Iterable[Column]) -> Column:
+def combine_conditions(conditions: Iterable[Column]) -> Column:
     """Return the condition that at least one of these holds."""
     found = F.lit(False)
     for one in conditions:

@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.downstream.readings import check_columns
-from jobs.downstream.views import any_of
+from jobs.downstream.views import combine_conditions
 from jobs.downstream.window_aggregates import (
     ACCUMULATORS,
     AGGREGATES,
     Aggregated,
-    accumulated,
-    aggregated_of,
-    both,
-    figures,
+    accumulate_rows,
+    add_accumulators,
+    assign_windows,
+    build_place_columns,
+    compute_figures,
     group_columns,
-    in_window,
-    place_of,
+    list_aggregated,
 )
 from jobs.spark.user_functions import ship_named
-from jobs.spark.warehouse import Warehouse, ddl_of, of_transaction
+from jobs.spark.warehouse import Warehouse, format_ddl, set_transaction
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
 from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_filters import time_of
+from jobs.storage.row_filters import convert_time
 from jobs.storage.tables import windows, windows_open
-from jobs.streaming.sinks.published_batch import numbered
-from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
+from jobs.streaming.sinks.published_batch import add_ordinals
+from jobs.streaming.sinks.publishing import TopicSink, write_to_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,8 +64,8 @@ class Windows:
 
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
         """Add a micro-batch to its windows. Idempotent."""
-        estimates = self._grouped(estimates).persist()
-        delay = duration_us(self.monitor.watermark)
+        estimates = self._add_group_columns(estimates).persist()
+        delay = parse_duration_us(self.monitor.watermark)
         try:
             newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
             assert newest is not None
@@ -93,7 +93,7 @@ class Windows:
         n, m = len(self.spec.states), len(self.spec.measurement)
         biased = "innovation" in estimates.columns
         for window in self.monitor.windows:
-            marked = in_window(estimates, window, watermark)
+            marked = assign_windows(estimates, window, watermark)
             here = ~F.col("_late")
 
             def total(values: Column, here: Column = here) -> Column:
@@ -117,7 +117,7 @@ class Windows:
                     ),
                 )
                 .select(
-                    *place_of(self.monitor, window),
+                    *build_place_columns(self.monitor, window),
                     *COUNTS,
                     *("nis_sum", "mean_sum", "innovation_sum"),
                 )
@@ -129,23 +129,23 @@ class Windows:
 
     def complete(self, estimates: DataFrame) -> DataFrame:
         """Return the rows of all windows of a history; for windows that appear when final, only the final rows."""
-        rows = self._grouped(estimates)
+        rows = self._add_group_columns(estimates)
         sums = self.sums(rows, None)
         if self._several:
-            sums = self._with_aggregates(sums, accumulated(self.spec, self.monitor, rows, None), None)
+            sums = self._add_aggregates(sums, accumulate_rows(self.spec, self.monitor, rows, None), None)
         final = self._of("final")
         if final is not None:
             newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
             assert newest is not None
-            cut = (newest["newest"] or 0) - duration_us(self.monitor.watermark)
+            cut = (newest["newest"] or 0) - parse_duration_us(self.monitor.watermark)
             sums = sums.filter(~final | (F.unix_micros("window_end") <= cut))
-        return with_means(sums)
+        return add_means(sums)
 
     @property
     def _several(self) -> list[Aggregated]:
-        return aggregated_of(self.spec, self.monitor)
+        return list_aggregated(self.spec, self.monitor)
 
-    def _grouped(self, estimates: DataFrame) -> DataFrame:
+    def _add_group_columns(self, estimates: DataFrame) -> DataFrame:
         """Return estimates with the grouping columns of windows."""
         names = [one.of for one in self.monitor.aggregates]
         check_columns(self.spec, names, estimates.columns)
@@ -157,20 +157,24 @@ class Windows:
         some = [one for one in self.monitor.windows if one.when == when]
         if not some:
             return None
-        return any_of((F.col("size") == one.size) & (F.col("slide") == one.slide_or_size) for one in some)
+        return combine_conditions(
+            (F.col("size") == one.size) & (F.col("slide") == one.slide_or_size) for one in some
+        )
 
     def _add_all(self, sums: DataFrame, estimates: DataFrame, watermark: int | None, batch_id: int) -> None:
         several = self._several
-        more = accumulated(self.spec, self.monitor, estimates, watermark) if several else None
+        more = accumulate_rows(self.spec, self.monitor, estimates, watermark) if several else None
         growing, final = self._of("growing"), self._of("final")
         if growing is not None:
             rows, table = sums.filter(growing), windows(self.spec.name)
-            self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
+            self._add(rows if more is None else self._add_aggregates(rows, more, table), table, batch_id)
             if self.monitor.windows_kafka is not None:
-                self._send(self._joined(self._mine(table), rows.select(*self._place), "left_semi"), batch_id)
+                self._send(
+                    self._join_windows(self._mine(table), rows.select(*self._place), "left_semi"), batch_id
+                )
         if final is not None:  # rows too late for a window that has appeared are not added to it
             rows, table = sums.filter(final & (F.col("rows") > 0)), windows_open(self.spec.name)
-            self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
+            self._add(rows if more is None else self._add_aggregates(rows, more, table), table, batch_id)
 
     @property
     def _place(self) -> list[str]:
@@ -179,7 +183,7 @@ class Windows:
     def _mine(self, table: str) -> DataFrame:
         return self.warehouse.read(table).filter(F.col("definition") == self.monitor.definition("windows"))
 
-    def _joined(self, rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    def _join_windows(self, rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
         """Join rows of the same window and group."""
         renamed = others.withColumnsRenamed({name: f"_{name}" for name in self._place})
         same = F.lit(True)
@@ -187,20 +191,20 @@ class Windows:
             same = same & rows[f"`{name}`"].eqNullSafe(renamed[f"`_{name}`"])
         return rows.join(renamed, same, how).drop(*(f"_{name}" for name in self._place))
 
-    def _with_aggregates(self, sums: DataFrame, more: DataFrame, table: str | None) -> DataFrame:
+    def _add_aggregates(self, sums: DataFrame, more: DataFrame, table: str | None) -> DataFrame:
         """Add to the sums the merged accumulators of a table's windows, and their aggregates."""
         several, warehouse = self._several, self.warehouse
-        rows = self._joined(sums, more.withColumnRenamed(ACCUMULATORS, "_new"), "left")
+        rows = self._join_windows(sums, more.withColumnRenamed(ACCUMULATORS, "_new"), "left")
         there = (
             table is not None and warehouse.exists(table) and ACCUMULATORS in warehouse.read(table).columns
         )
         if table is not None and there:
             kept = self._mine(table).select(*self._place, F.col(ACCUMULATORS).alias("_old"))
-            rows = self._joined(rows, kept, "left")
+            rows = self._join_windows(rows, kept, "left")
         else:
             rows = rows.withColumn("_old", F.lit(None).cast("array<binary>"))
-        rows = rows.withColumn(ACCUMULATORS, both(several, "_old", "_new")).drop("_old", "_new")
-        return rows.withColumn(AGGREGATES, figures(several, F.col(ACCUMULATORS)))
+        rows = rows.withColumn(ACCUMULATORS, add_accumulators(several, "_old", "_new")).drop("_old", "_new")
+        return rows.withColumn(AGGREGATES, compute_figures(several, F.col(ACCUMULATORS)))
 
     def _close(self, cut: int, batch_id: int) -> None:
         """Publish windows that ended by an instant (microseconds): no later estimate is added to them."""
@@ -217,29 +221,29 @@ class Windows:
             warehouse.append(rows.coalesce(1), target, transaction, more_columns=True)
             self._send(rows, batch_id)
             mine = ("definition", "=", self.monitor.definition("windows"))
-            delete_rows(warehouse, table, [[mine, ("window_end", "<=", time_of(cut))]])
+            delete_rows(warehouse, table, [[mine, ("window_end", "<=", convert_time(cut))]])
         rows.unpersist()
 
     def _send(self, rows: DataFrame, batch_id: int) -> None:
         """Send the rows of windows to the topic, if any, at least once."""
         if self.monitor.windows_kafka is None:
             return
-        topic, by = KafkaSink(self.monitor.windows_kafka.topic), self.monitor.by
+        topic, by = TopicSink(self.monitor.windows_kafka.topic), self.monitor.by
         groups = [F.col(f"`{name}`").cast("string") for name in by]
         key = F.concat_ws("/", "size", "slide") if not by else groups[0]
         rows = rows.drop(ACCUMULATORS).withColumn("key", F.to_json(F.array(*groups)) if len(by) > 1 else key)
         numbers = {"query": F.lit(self.application), "batch_id": F.lit(batch_id).cast("bigint")}
-        messages = numbered(rows.coalesce(1).sort(*map(F.col, PLACE), "key")).withColumns(numbers)
-        naming_the_sink(topic.name, batch_id, lambda: topic.send(messages))
+        messages = add_ordinals(rows.coalesce(1).sort(*map(F.col, PLACE), "key")).withColumns(numbers)
+        write_to_sink(topic.name, batch_id, lambda: topic.send(messages))
 
     def _create(self, table: str, rows: DataFrame) -> None:
-        self.warehouse.create(table, ddl_of(rows.schema))
+        self.warehouse.create(table, format_ddl(rows.schema))
 
     def _add(self, sums: DataFrame, table: str, batch_id: int) -> None:
         warehouse = self.warehouse
         more = [name for name in (ACCUMULATORS, AGGREGATES) if name in sums.columns]
         if not warehouse.exists(table):
-            empty = with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS))
+            empty = add_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS))
             types = {name: sums.schema[name].dataType for name in more}
             empty = empty.withColumns({name: F.lit(None).cast(kind) for name, kind in types.items()})
             self._create(table, empty)
@@ -258,9 +262,9 @@ class Windows:
         fresh: dict[str, Any] = {name: F.col(f"s.`{name}`") for name in (*place, *COUNTS, *_SUMS, *more)}
         target = DeltaTable.forPath(session, warehouse.path(table)).alias("t")
         merge = target.merge(sums.alias("s"), same).withSchemaEvolution()
-        merge = merge.whenMatchedUpdate(set={**added, **_means(added)})
-        merge = merge.whenNotMatchedInsert(values={**fresh, **_means(fresh)})
-        with warehouse.lock(table), of_transaction(session, self.application, batch_id):
+        merge = merge.whenMatchedUpdate(set={**added, **_compute_means(added)})
+        merge = merge.whenNotMatchedInsert(values={**fresh, **_compute_means(fresh)})
+        with warehouse.lock(table), set_transaction(session, self.application, batch_id):
             merge.execute()
         if more:
             sums.unpersist()
@@ -285,7 +289,7 @@ class Windows:
 _SUMS = ("nis_sum", "mean_sum", "innovation_sum")
 
 
-def _means(sums: dict[str, Any]) -> dict[str, Any]:
+def _compute_means(sums: dict[str, Any]) -> dict[str, Any]:
     """Return the columns derived from sums and counts."""
 
     def share(count: Any) -> Any:
@@ -303,6 +307,6 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_means(rows: DataFrame) -> DataFrame:
+def add_means(rows: DataFrame) -> DataFrame:
     """Add the columns derived from sums and counts."""
-    return rows.withColumns(_means({name: F.col(name) for name in (*COUNTS, *_SUMS)}))
+    return rows.withColumns(_compute_means({name: F.col(name) for name in (*COUNTS, *_SUMS)}))

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core import clock
-from jobs.core.report import plural, span
-from jobs.core.roots import local_path
+from jobs.core.report import format_count, format_span
+from jobs.core.roots import find_local_path
 from jobs.insight.retention_plan import plan_retention
-from jobs.specs.retention import span_of
+from jobs.specs.retention import parse_span
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import alerts, estimates, estimates_history, windows
-from jobs.supervision.progress_log import all_records
+from jobs.supervision.progress_log import read_all_records
 
 if TYPE_CHECKING:
     from jobs.lineage.catalog import Catalog
@@ -71,9 +71,9 @@ def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: 
     if spec is not None and known:
         planned = plan_retention(known, snapshots, spec.retention, now, spec.fingerprint())
         found = found._replace(due_generations=planned.generations, due_snapshots=planned.snapshots)
-    if local_path(root) is None:
+    if find_local_path(root) is None:
         return found
-    records = all_records(catalog.warehouse, model)
+    records = read_all_records(catalog.warehouse, model)
     mine = [one for one in records if live is not None and one["generation"] == live.generation]
     tables = (estimates(model), estimates_history(model), windows(model), alerts(model), QUARANTINE)
     return found._replace(
@@ -85,7 +85,7 @@ def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: 
             TableFiles(name, *sizes) for name in tables if (sizes := catalog.file_sizes(name)) is not None
         ],
         oldest_progress=records[0]["started_at"] if records else None,
-        progress=None if spec is None else span_of(spec.retention.progress),
+        progress=None if spec is None else parse_span(spec.retention.progress),
     )
 
 
@@ -105,15 +105,15 @@ def _advise_partitions(seen: StreamMeasures) -> list[str]:
     behind = len(waiting) >= 3 and waiting[-1] > waiting[0] > 0
     change = f"`kalman-pipeline upgrade --model {seen.model} --mode repartition --partitions"
     if seen.partitions < cores and (seconds > LONG_BATCH or behind):
-        why = "falls further behind" if behind else f"takes {span(seconds)} a micro-batch"
+        why = "falls further behind" if behind else f"takes {format_span(seconds)} a micro-batch"
         return [
-            f"{seen.model} {why} with {plural(seen.partitions, 'partition')} on {plural(cores, 'core')}: "
+            f"{seen.model} {why} with {format_count(seen.partitions, 'partition')} on {format_count(cores, 'core')}: "
             f"{change} {cores}`"
         ]
     if seen.keys is not None and seen.keys > KEYS_A_PARTITION * seen.partitions:
         wanted = -(-seen.keys // KEYS_A_PARTITION)
         return [
-            f"{seen.model} has {seen.keys:,} keys in {plural(seen.partitions, 'partition')}, and more than "
+            f"{seen.model} has {seen.keys:,} keys in {format_count(seen.partitions, 'partition')}, and more than "
             f"{KEYS_A_PARTITION:,} a partition make commits of the state long: {change} {wanted}`"
         ]
     return []
@@ -136,15 +136,15 @@ def _advise_retention(seen: StreamMeasures, now: datetime) -> list[str]:
         if due:
             more = ", ..." if len(due) > 3 else ""
             found.append(
-                f"{plural(len(due), noun)} of {seen.model} may be removed ({', '.join(due[:3])}{more}): "
+                f"{format_count(len(due), noun)} of {seen.model} may be removed ({', '.join(due[:3])}{more}): "
                 f"`kalman-pipeline maintain --model {seen.model}`"
             )
     if seen.oldest_progress is not None and seen.progress is not None:
         age = now - seen.oldest_progress
         if age > seen.progress + timedelta(days=1):
             found.append(
-                f"the progress of {seen.model} goes back {span(age.total_seconds())}, and retention.progress keeps "
-                f"{span(seen.progress.total_seconds())}: `kalman-pipeline maintain --model {seen.model}`"
+                f"the progress of {seen.model} goes back {format_span(age.total_seconds())}, and retention.progress keeps "
+                f"{format_span(seen.progress.total_seconds())}: `kalman-pipeline maintain --model {seen.model}`"
             )
     return found
 

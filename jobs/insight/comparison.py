@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from jobs.insight import examples
 from jobs.insight.examples import Example
-from jobs.lineage.generations import Generation, origin
+from jobs.lineage.generations import Generation, read_origin_manifest
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.queries import among, open_queries
+from jobs.storage.queries import build_in_condition, open_queries
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.common_rows import (
     SIDES,
     CommonRows,
-    common_rows,
     count_unequal_rows,
     keep_paired_sums,
+    open_common_rows,
 )
-from jobs.upgrades.comparison.decision import Comparison, decide
-from jobs.upgrades.comparison.over_time import VersionSums, sums_of, sums_over_time
-from jobs.upgrades.comparison.statistics import judge_all_keys, same_model
+from jobs.upgrades.comparison.decision import VersionComparison, decide
+from jobs.upgrades.comparison.over_time import VersionSums, compute_time_course, select_version_sums
+from jobs.upgrades.comparison.statistics import is_same_model, judge_all_keys
 
 Floats = NDArray[np.float64]
 SAMPLE = 5_000
@@ -43,7 +43,7 @@ class ComparisonContent(NamedTuple):
     description: str
     old: dict[str, Any]
     new: dict[str, Any]
-    comparison: Comparison
+    comparison: VersionComparison
     limits: dict[str, Any]
     time: NDArray[np.int64]
     by_time: dict[str, VersionSums]
@@ -69,11 +69,11 @@ class ComparisonContent(NamedTuple):
                 "middle_us": self.time,
                 **{side: sums._asdict() for side, sums in self.by_time.items()},
             },
-            "keys_best": self._ranked(order[::-1][:20]),
-            "keys_worst": self._ranked(order[:20]),
+            "keys_best": self._list_ranked(order[::-1][:20]),
+            "keys_worst": self._list_ranked(order[:20]),
         }
 
-    def _ranked(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _list_ranked(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
         return [
             {
                 "key": self.keys[at],
@@ -107,15 +107,22 @@ def gather(
         first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
     with open_queries(warehouse.root) as queries:
-        rows = common_rows(queries, spec.name, old.generation, new.generation, first_batch)
+        rows = open_common_rows(queries, spec.name, old.generation, new.generation, first_batch)
         keep_paired_sums(warehouse, spec, rows)
-        keys, course = judge_all_keys(queries, SAMPLE), sums_over_time(queries)
+        keys, course = judge_all_keys(queries, SAMPLE), compute_time_course(queries)
         numbers = {**keys.numbers, "gain": course.gain(keys.scored)._asdict()}
-        if same_model(warehouse, spec, old, new):
+        if is_same_model(warehouse, spec, old, new):
             numbers["unequal_rows"] = count_unequal_rows(rows)
-        by_key, gain = {side: sums_of(keys.sums, letter) for letter, side in SIDES.items()}, keys.sums["gain"]
+        by_key, gain = (
+            {side: select_version_sums(keys.sums, letter) for letter, side in SIDES.items()},
+            keys.sums["gain"],
+        )
         chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-        shown = _read_examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
+        shown = (
+            _read_examples(spec, read_origin_manifest(warehouse, old).model_spec(), rows, chosen)
+            if chosen
+            else []
+        )
     return ComparisonContent(
         spec.name,
         spec.description,
@@ -164,7 +171,7 @@ def _read_examples(
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
     sides = [
-        examples.read_newest_rows(rows.queries, rows.of(letter, columns, among("key", keys)))
+        examples.read_newest_rows(rows.queries, rows.of(letter, columns, build_in_condition("key", keys)))
         for letter in SIDES
     ]
     name, is_measured = examples.choose_quantity(old, spec)

@@ -8,24 +8,24 @@ from typing import Any
 from jobs.core.html_page import (
     NO_PICTURES,
     Card,
-    beside,
     can_draw,
-    cards,
-    page,
-    paragraph,
-    pictures,
-    section,
-    table,
+    format_cards,
+    format_page,
+    format_paragraph,
+    format_pictures,
+    format_section,
+    format_table,
+    place_side_by_side,
 )
-from jobs.core.report import number, plain, plural
+from jobs.core.report import convert_to_json, format_count, format_number
 from jobs.insight.comparison import ComparisonContent, gather
 from jobs.insight.index import report_files
-from jobs.lineage.generations import Generation, origin
+from jobs.lineage.generations import Generation, read_origin_manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import REPORTS
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.answers import Answer
-from jobs.upgrades.comparison.decision import Comparison, answer_text, gain_line
+from jobs.upgrades.comparison.decision import VersionComparison, answer_text, format_gain
 
 if can_draw():
     from jobs.insight import pictures as drawing
@@ -33,13 +33,15 @@ else:
     drawing = None
 
 
-def compare(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> tuple[Comparison, str]:
+def compare(
+    warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation
+) -> tuple[VersionComparison, str]:
     """Compare two generations, write the report, and return the comparison and the path of the page."""
-    content = gather(warehouse, _find_spec(warehouse, spec, new), old, new, first_batch(old, new))
+    content = gather(warehouse, _find_spec(warehouse, spec, new), old, new, find_first_batch(old, new))
     return content.comparison, write_report(warehouse, content)
 
 
-def first_batch(old: Generation, new: Generation) -> int:
+def find_first_batch(old: Generation, new: Generation) -> int:
     """Return the old generation's first micro-batch whose rows the new one has too."""
     return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
 
@@ -47,7 +49,7 @@ def first_batch(old: Generation, new: Generation) -> int:
 def write_report(warehouse: Tables, content: ComparisonContent) -> str:
     """Write both files, each atomically, and return the path of the page."""
     files, (data_name, page_name) = report_files(warehouse, content.model, content.new["generation"])
-    data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
+    data = json.dumps(convert_to_json(content.data()), indent=2, allow_nan=False)
     files.write(data_name, data.encode())
     files.write(page_name, build_page(content).encode())
     return f"{warehouse.path(REPORTS)}/{content.model}/{page_name}"
@@ -55,7 +57,11 @@ def write_report(warehouse: Tables, content: ComparisonContent) -> str:
 
 def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec:
     """Return the spec of the new generation's estimates: the deployed one, or that of its snapshot."""
-    return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec(spec.folder)
+    return (
+        spec
+        if new.fingerprint == spec.fingerprint()
+        else read_origin_manifest(warehouse, new).model_spec(spec.folder)
+    )
 
 
 def build_page(content: ComparisonContent) -> str:
@@ -67,11 +73,11 @@ def build_page(content: ComparisonContent) -> str:
         if good
         else "The new version is not good enough: " + "; ".join(content.comparison.reasons) + "."
     )
-    return page(
+    return format_page(
         title,
-        paragraph(_describe_subject(content)),
-        paragraph(verdict, f"verdict {_choose_colour(content)}"),
-        paragraph(_describe_answer(content)),
+        format_paragraph(_describe_subject(content)),
+        format_paragraph(verdict, f"verdict {_choose_colour(content)}"),
+        format_paragraph(_describe_answer(content)),
         _build_cards(content),
         _show_thresholds(content),
         *_show_pictures(content),
@@ -91,15 +97,15 @@ def _choose_colour(content: ComparisonContent) -> str:
 def _describe_subject(content: ComparisonContent) -> str:
     numbers = content.comparison.numbers
     return (
-        f"{content.description} Both versions have estimated the same {plural(numbers['rows'], 'row')} of "
-        f"{plural(numbers['keys'], 'key')}; compared is how well each predicted them."
+        f"{content.description} Both versions have estimated the same {format_count(numbers['rows'], 'row')} of "
+        f"{format_count(numbers['keys'], 'key')}; compared is how well each predicted them."
     ).strip()
 
 
 def _describe_answer(content: ComparisonContent) -> str:
     """Return the answer, and the interval that it rests on."""
     comparison = content.comparison
-    answer, gain = answer_text(comparison), gain_line(comparison)
+    answer, gain = answer_text(comparison), format_gain(comparison)
     return (
         f"{answer[0].upper()}{answer[1:]}. {gain[0].upper()}{gain[1:]}. The interval allows for autocorrelation and "
         "for keys that change together."
@@ -119,23 +125,23 @@ def _build_cards(content: ComparisonContent) -> str:
         Card(
             f"{numbers['rows']:,}",
             "row compared" if numbers["rows"] == 1 else "rows compared",
-            f"of {plural(numbers['keys'], 'key')}",
+            f"of {format_count(numbers['keys'], 'key')}",
         ),
-        Card(number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
+        Card(format_number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
-            number(numbers["keys_better"] / keys if keys else None, ".0%"),
+            format_number(numbers["keys_better"] / keys if keys else None, ".0%"),
             "of the keys predicted better",
             f"{numbers['keys_worse']:,} worse",
         ),
         Card(
-            number(numbers["nis_a_component"]["new"], ".3f"),
+            format_number(numbers["nis_a_component"]["new"], ".3f"),
             "NIS per component, new",
-            f"1 is expected; {number(numbers['nis_a_component']['old'], '.3f')} old",
+            f"1 is expected; {format_number(numbers['nis_a_component']['old'], '.3f')} old",
         ),
         Card(
-            number(numbers["bias"]["new"], "+.4f"),
+            format_number(numbers["bias"]["new"], "+.4f"),
             "mean innovation, new",
-            f"0 is expected; {number(numbers['bias']['old'], '+.4f')} old",
+            f"0 is expected; {format_number(numbers['bias']['old'], '+.4f')} old",
         ),
     ]
     if "unequal_rows" in numbers:
@@ -144,7 +150,7 @@ def _build_cards(content: ComparisonContent) -> str:
         some.append(
             Card(f"{count:,}", f"row{'s'[: count != 1]} {verb}", "it is the same model: none may differ")
         )
-    return cards(some)
+    return format_cards(some)
 
 
 def _show_thresholds(content: ComparisonContent) -> str:
@@ -158,14 +164,14 @@ def _show_thresholds(content: ComparisonContent) -> str:
         ("keys compared", "", f"{keys:,}", f"at least {limits['keys']:,} (upgrade.keys)"),
         (
             "log-likelihood per row",
-            number(loss["old"], ".6g"),
-            number(loss["new"], ".6g"),
+            format_number(loss["old"], ".6g"),
+            format_number(loss["new"], ".6g"),
             f"at most {limits['loss']:g} less than the old, beyond the noise (upgrade.loss)",
         ),
         (
             "keys predicted worse",
             "",
-            number(worse, ".1%"),
+            format_number(worse, ".1%"),
             _format_limit(limits["keys_worse"], "upgrade.keys_worse"),
         ),
         _compare_sides(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
@@ -191,17 +197,17 @@ def _show_thresholds(content: ComparisonContent) -> str:
             "no more than the old",
         ),
     ]
-    return section(
+    return format_section(
         "Thresholds",
         "Of an exactly right model, 95 % of the keys would lie within the bounds.",
-        table(("", "old", "new", "allowed"), rows),
+        format_table(("", "old", "new", "allowed"), rows),
     )
 
 
 def _compare_sides(
     numbers: dict[str, Any], name: str, text: str, form: str, limit: str
 ) -> tuple[str, str, str, str]:
-    return text, number(numbers[name]["old"], form), number(numbers[name]["new"], form), limit
+    return text, format_number(numbers[name]["old"], form), format_number(numbers[name]["new"], form), limit
 
 
 def _format_limit(value: float | None, name: str) -> str:
@@ -211,26 +217,26 @@ def _format_limit(value: float | None, name: str) -> str:
 def _show_pictures(content: ComparisonContent) -> list[str]:
     """Return the sections with pictures, or one with the reason why there are none."""
     if not content.comparison.numbers["rows"]:
-        return [section("Nothing to draw", "The two have no row in common yet.")]
+        return [format_section("Nothing to draw", "The two have no row in common yet.")]
     if drawing is None:
-        return [section("Pictures", NO_PICTURES)]
+        return [format_section("Pictures", NO_PICTURES)]
     sections = [
-        section(
+        format_section(
             "Which predicts better",
             "The predictive log-likelihood is that of each measurement before the filter has seen it. First: the new "
             "version's gain over the old one, cumulated over event time. Then: each key's gain per row.",
-            pictures(
+            format_pictures(
                 [
                     (drawing.draw_gain(content), "Log-likelihood gained, over time"),
                     (drawing.draw_gain_by_key(content), "Log-likelihood gained, by key"),
                 ]
             ),
         ),
-        section(
+        format_section(
             "Which is better calibrated",
             "The normalised innovation squared (NIS) averages to the number of measured components if a filter's "
             "covariances are right; above, they are too small, below, too large. Each dot is a key.",
-            pictures(
+            format_pictures(
                 [
                     *(
                         (drawing.draw_nis_by_key(content, side), f"NIS per component by key, {side}")
@@ -247,15 +253,15 @@ def _show_pictures(content: ComparisonContent) -> list[str]:
             (drawing.draw_bias(content, side), f"Mean innovation by key, {side}")
             for side in drawing.list_biased(content)
         ]
-        sections.append(section("Bias", text, pictures(drawn)))
+        sections.append(format_section("Bias", text, format_pictures(drawn)))
     else:
         text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
-        sections.append(section("Bias", text))
+        sections.append(format_section("Bias", text))
     if content.examples:
         text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
         lines = drawing.list_lines(content)
         drawn = [(drawing.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
-        sections.append(section("Estimates", text, pictures(drawn)))
+        sections.append(format_section("Estimates", text, format_pictures(drawn)))
     return sections
 
 
@@ -268,14 +274,14 @@ def _show_keys(content: ComparisonContent) -> str:
                 one["key"],
                 f"{one['rows']:,}",
                 f"{one['gain_a_row']:+.4f}",
-                number(one["nis_a_component_old"], ".3f"),
-                number(one["nis_a_component_new"], ".3f"),
+                format_number(one["nis_a_component_old"], ".3f"),
+                format_number(one["nis_a_component_new"], ".3f"),
             )
             for one in data[name][:8]
         ]
-        parts.append(table((f"keys that {title}", "rows", "gain per row", "NIS old", "NIS new"), rows))
+        parts.append(format_table((f"keys that {title}", "rows", "gain per row", "NIS old", "NIS new"), rows))
     text = "By log-likelihood gained per row; the JSON file beside this one has more of them."
-    return section("Keys", text, beside(*parts))
+    return format_section("Keys", text, place_side_by_side(*parts))
 
 
 def _show_generations(content: ComparisonContent) -> str:
@@ -283,8 +289,8 @@ def _show_generations(content: ComparisonContent) -> str:
         (side, *(str(one[name]) for name in ("generation", "version", "status", "snapshot")))
         for side, one in (("old", content.old), ("new", content.new))
     ]
-    return section(
+    return format_section(
         "Generations",
         "The new generation starts after a micro-batch of the old one; rows before that are not compared.",
-        table(("", "generation", "version", "status", "started from"), rows),
+        format_table(("", "generation", "version", "status", "started from"), rows),
     )

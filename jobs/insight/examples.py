@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.offline.quantity import measured_direction
+from jobs.offline.quantity import find_measured_direction
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import distinct_values, integers, to_numpy
-from jobs.storage.queries import Queries, among, quoted
+from jobs.state.encoding.arrow import build_integers, find_distinct_values, to_numpy
+from jobs.storage.queries import Queries, build_in_condition, quote_name
 from jobs.storage.tables import measurements
-from jobs.upgrades.comparison.common_rows import key_text, micros
+from jobs.upgrades.comparison.common_rows import build_key_text_sql, build_micros_sql
 
 Floats = NDArray[np.float64]
 ROWS_SHOWN = 400
@@ -64,7 +64,7 @@ def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
     It is the first measured component if all versions measure it linearly, else a state that all have.
     """
     name = specs[-1].measurement[0]
-    if all(measured_direction(one) is not None and one.measurement[0] == name for one in specs):
+    if all(find_measured_direction(one) is not None and one.measurement[0] == name for one in specs):
         return name, True
     common = [state for state in specs[0].states if all(state in one.states for one in specs)]
     return (common or specs[-1].states)[0], False
@@ -73,7 +73,7 @@ def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
 def find_direction(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
     """Return the weights of a quantity over the states of a version; None or zeros where the version lacks it."""
     if is_measured:
-        return measured_direction(spec)
+        return find_measured_direction(spec)
     return np.array([float(state == quantity) for state in spec.states])
 
 
@@ -83,7 +83,7 @@ def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
     counted: the query of the rows that count, with key and event_time.
     """
     numbered = (
-        f"SELECT *, {micros('event_time')} AS time, "
+        f"SELECT *, {build_micros_sql('event_time')} AS time, "
         f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
     )
     return queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
@@ -95,10 +95,10 @@ def read_measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Seque
     if schema is None or not {*spec.key, spec.time, name} <= set(schema.names):
         return None
     landed = (
-        f"SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS time, CAST({quoted(name)} AS DOUBLE) AS value "
+        f"SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS time, CAST({quote_name(name)} AS DOUBLE) AS value "
         f"FROM {MEASURED}"
     )
-    return queries.run(f"SELECT * FROM ({landed}) WHERE {among('key', keys)} ORDER BY key, time")
+    return queries.run(f"SELECT * FROM ({landed}) WHERE {build_in_condition('key', keys)} ORDER BY key, time")
 
 
 def make_examples(
@@ -145,12 +145,12 @@ def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Fl
     """Return the line of a key's estimates (`read_newest_rows`); direction: of the quantity, by generation."""
     time = _read_numbers(rows, "time")
     mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
-    names, generation_of = distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
+    names, generation_of = find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
     for number, name in enumerate(names):
         mine = np.flatnonzero(generation_of == number)
         weights = direction(name)
         if weights is not None and weights.any():
-            mean[mine], deviation[mine] = _project_moments(rows.take(integers(mine)), weights)
+            mean[mine], deviation[mine] = _project_moments(rows.take(build_integers(mine)), weights)
     return EstimateLine(time, mean, deviation, _read_numbers(rows, "nis"), components)
 
 

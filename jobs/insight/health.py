@@ -22,18 +22,18 @@ from jobs.insight import examples
 from jobs.insight.examples import Example
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation, LineageSegment
-from jobs.lineage.live_rows import Estimates, batches, counted, counted_estimates
+from jobs.lineage.live_rows import EstimatesTable, build_counted_query, open_estimates, read_counted_batches
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import distinct_values, to_numpy
+from jobs.state.encoding.arrow import find_distinct_values, to_numpy
 from jobs.storage.quarantine import HELD
 from jobs.storage.quarantine import TABLE as QUARANTINE
-from jobs.storage.queries import among, open_queries, quoted
-from jobs.storage.table_rows import UTC_MICROSECONDS, column_types, read_table
+from jobs.storage.queries import build_in_condition, open_queries, quote_name
+from jobs.storage.table_rows import UTC_MICROSECONDS, read_column_types, read_table
 from jobs.storage.tables import estimates as estimates_table
 from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import all_records
+from jobs.supervision.progress_log import read_all_records
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
@@ -101,7 +101,7 @@ class Health(NamedTuple):
     model: str
     description: str
     made_at: datetime
-    estimates: Estimates
+    estimates: EstimatesTable
     spec: ModelSpec
     generations: list[Generation]
     specs: dict[str, ModelSpec]
@@ -178,7 +178,7 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         keys,
         _read_examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
         _count_rejected(tables, model),
-        all_records(tables, model),
+        read_all_records(tables, model),
         learned,
         snapshot,
         "" if sums.judges else _NOT_JUDGED,
@@ -191,16 +191,16 @@ _NOT_JUDGED = (
 )
 
 
-def _find_estimates(root: str, model: str, lineage: Sequence[LineageSegment]) -> Estimates | None:
+def _find_estimates(root: str, model: str, lineage: Sequence[LineageSegment]) -> EstimatesTable | None:
     """Return the model's live estimates, by their lineage, else those of its history; None: it has neither."""
-    if lineage and column_types(root, estimates_table(model)):
-        return counted_estimates(root, estimates_table(model), lineage)
-    if column_types(root, estimates_history(model)):
-        return counted_estimates(root, estimates_history(model))
+    if lineage and read_column_types(root, estimates_table(model)):
+        return open_estimates(root, estimates_table(model), lineage)
+    if read_column_types(root, estimates_history(model)):
+        return open_estimates(root, estimates_history(model))
     return None
 
 
-def _to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
+def _convert_to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return times (N,) in microseconds since 1970."""
     return to_numpy(times.cast(UTC_MICROSECONDS).cast(pa.int64()).combine_chunks())
 
@@ -254,11 +254,11 @@ def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[s
     return "", []
 
 
-def _find_span(root: str, estimates: Estimates) -> tuple[int, int] | None:
+def _find_span(root: str, estimates: EstimatesTable) -> tuple[int, int] | None:
     """Return the first and the last event time of the rows that count, in microseconds."""
     ends = [
-        (_to_micros(part["event_time"]).min(), _to_micros(part["event_time"]).max())
-        for part in batches(root, estimates, ["event_time"])
+        (_convert_to_micros(part["event_time"]).min(), _convert_to_micros(part["event_time"]).max())
+        for part in read_counted_batches(root, estimates, ["event_time"])
     ]
     return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
 
@@ -270,7 +270,7 @@ _PARTS = 64
 class _Sums:
     """Sums of the rows that count, taken part by part."""
 
-    def __init__(self, root: str, estimates: Estimates, spec: ModelSpec, first: int, last: int) -> None:
+    def __init__(self, root: str, estimates: EstimatesTable, spec: ModelSpec, first: int, last: int) -> None:
         self._first, self._width = first, max(1, -(-(last - first + 1) // BINS))
         self._time: dict[str, Floats] = {}
         self._by_key: list[tuple[pa.Array, Floats]] = []
@@ -278,14 +278,14 @@ class _Sums:
         self._components = len(spec.measurement)
         self.judges = self._components == 1
         self.columns = ["nis", *([] if self.judges else ["innovation", "measured"])]
-        for part in batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
+        for part in read_counted_batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
-        at = _to_micros(part["event_time"])
+        at = _convert_to_micros(part["event_time"])
         place = (at - self._first) // self._width
         nis = to_numpy(part["nis"].combine_chunks(), np.nan)
-        flags, flag_of = distinct_values(part["flags"].combine_chunks().cast(pa.string()))
+        flags, flag_of = find_distinct_values(part["flags"].combine_chunks().cast(pa.string()))
         good = flag_of == len(flags)
         gated = flag_of == (flags.index(GATED) if GATED in flags else -1)
         degrees = self.degrees(part, len(at))
@@ -310,7 +310,7 @@ class _Sums:
         self._by_key.append(_sum_by_key(part["key"].combine_chunks().cast(pa.string()), of_rows))
         if len(self._by_key) > _PARTS:
             self._by_key = [self._sum_of_parts()]
-        names, generation_of = distinct_values(part["generation"].combine_chunks().cast(pa.string()))
+        names, generation_of = find_distinct_values(part["generation"].combine_chunks().cast(pa.string()))
         for number, name in enumerate(names):
             first = int(at[generation_of == number].min())
             self.first_rows[name] = min(first, self.first_rows.get(name, first))
@@ -372,7 +372,7 @@ def choose_keys(keys: KeySums) -> list[tuple[str, str]]:
 
 def _read_examples(
     root: str,
-    estimates: Estimates,
+    estimates: EstimatesTable,
     spec: ModelSpec,
     specs: Mapping[str, ModelSpec],
     chosen: Sequence[tuple[str, str]],
@@ -384,7 +384,8 @@ def _read_examples(
     name, is_measured = examples.choose_quantity(spec)
     with open_queries(root) as queries:
         rows = examples.read_newest_rows(
-            queries, counted(queries, estimates, columns, among(quoted("key"), keys))
+            queries,
+            build_counted_query(queries, estimates, columns, build_in_condition(quote_name("key"), keys)),
         )
         measured = examples.read_measured_rows(queries, spec, name, keys) if is_measured else None
 

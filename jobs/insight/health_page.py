@@ -10,20 +10,20 @@ import numpy as np
 from jobs.core.html_page import (
     NO_PICTURES,
     Card,
-    bars,
-    beside,
     can_draw,
-    cards,
-    half,
-    page,
-    paragraph,
-    pictures,
-    section,
-    table,
+    format_bars,
+    format_cards,
+    format_half_picture,
+    format_page,
+    format_paragraph,
+    format_pictures,
+    format_section,
+    format_table,
+    place_side_by_side,
 )
-from jobs.core.report import plural, span
+from jobs.core.report import format_count, format_span
 from jobs.insight.health import WORST, Health, Reason
-from jobs.state.encoding.keys import readable
+from jobs.state.encoding.keys import format_key
 from kalman.evaluation.diagnostics import mean_bounds
 
 if can_draw():
@@ -39,10 +39,10 @@ PARAMETERS = 8
 def build_health_page(health: Health) -> str:
     """Return the page, without pictures where matplotlib is not installed."""
     kind, sentence = judge_health(health)
-    return page(
+    return format_page(
         f"{health.model}: health",
-        paragraph(_describe_subject(health)),
-        paragraph(sentence, f"verdict {kind}"),
+        format_paragraph(_describe_subject(health)),
+        format_paragraph(sentence, f"verdict {kind}"),
         *(build(health) for build in SECTIONS),
     )
 
@@ -53,7 +53,10 @@ def judge_health(health: Health) -> tuple[str, str]:
         return "neutral", f"Not judged. {health.without}"
     total, degrees = health.over_time.nis.sum(), health.over_time.degrees.sum()
     if degrees < 30 or health.outside is None:
-        return "neutral", f"Not judged: {plural(int(degrees), 'measurement')} with a NIS, and 30 are needed."
+        return (
+            "neutral",
+            f"Not judged: {format_count(int(degrees), 'measurement')} with a NIS, and 30 are needed.",
+        )
     ratio = float(total / degrees)
     low, high = (float(one) for one in mean_bounds(1, degrees))
     outside = f"{health.outside:.0%} of the keys are outside their 95 % bounds (5 % expected)"
@@ -85,7 +88,7 @@ def _format_micros(at: int) -> str:
     return _format_time(datetime.fromtimestamp(at / 1e6, UTC))
 
 
-def _name_rows(count: int | None) -> str:
+def _format_noun(count: int | None) -> str:
     return "row" if count == 1 else "rows"
 
 
@@ -96,41 +99,41 @@ def _build_cards(health: Health) -> str:
     held = sum(reason.rows for reason in health.fates if reason.status == "held")
     last = health.progress[-1] if health.progress else None
     some = [
-        Card(f"{rows:,}", f"{_name_rows(rows)} estimated", f"of {plural(len(health.keys.key), 'key')}"),
+        Card(f"{rows:,}", f"{_format_noun(rows)} estimated", f"of {format_count(len(health.keys.key), 'key')}"),
         Card(f"{one.nis.sum() / degrees:.3f}" if degrees else "–", "NIS per component", "1 is expected"),
         Card(
             f"{one.inside.sum() / scored:.1%}" if scored else "–",
             "inside the 95 % interval",
             "95 % is expected; gated rows count as outside",
         ),
-        Card(f"{flagged / rows:.2%}", "of the rows have a flag", f"{plural(flagged, 'row')}"),
-        Card(f"{held:,}", f"{_name_rows(held)} in quarantine", "held until replayed or discarded"),
+        Card(f"{flagged / rows:.2%}", "of the rows have a flag", f"{format_count(flagged, 'row')}"),
+        Card(f"{held:,}", f"{_format_noun(held)} in quarantine", "held until replayed or discarded"),
         Card(
             "–" if last is None or last.get("lag_rows") is None else f"{last['lag_rows']:,}",
-            f"{_name_rows(0 if last is None else last.get('lag_rows'))} waited",
+            f"{_format_noun(0 if last is None else last.get('lag_rows'))} waited",
             "no micro-batch yet"
             if last is None
             else f"when the last micro-batch ended, {_format_time(last['started_at'])}",
         ),
     ]  # fmt: skip
-    return cards(some)
+    return format_cards(some)
 
 
 def _show_fit(health: Health) -> str:
     if health.without:
-        return section("Fit over time", health.without)
+        return format_section("Fit over time", health.without)
     text = (
         "NIS, the normalised innovation squared, averages to the number of measured components if the covariances are "
         "right: above, the filter is surer than it should be. Coverage is the share of measurements inside the "
         "interval that was predicted for them. Error bars hold 95 % if rows are independent. Dashed lines: hand-overs."
     )
     if drawing is None:
-        return section("Fit over time", NO_PICTURES)
+        return format_section("Fit over time", NO_PICTURES)
     drawn = [
         (drawing.draw_nis(drawing.make_health_nis(health), health.first_rows), "NIS per component over time"),
         (drawing.draw_coverage(health), "Coverage over time"),
     ]
-    return section("Fit over time", text, pictures(drawn))
+    return format_section("Fit over time", text, format_pictures(drawn))
 
 
 def _show_examples(health: Health) -> str:
@@ -141,7 +144,7 @@ def _show_examples(health: Health) -> str:
         "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others. Beside "
         "each stands how many of these rows lay inside the 95 % interval that was predicted for them."
     )
-    return section("Keys", text, pictures(drawn))
+    return format_section("Keys", text, format_pictures(drawn))
 
 
 def _show_worst_keys(health: Health) -> str:
@@ -149,7 +152,7 @@ def _show_worst_keys(health: Health) -> str:
     order = np.argsort(-np.abs(keys.surprise), kind="stable")[:WORST]
     rows = [
         (
-            readable(keys.key[at]),
+            format_key(keys.key[at]),
             f"{int(keys.rows[at]):,}",
             f"{keys.ratio[at]:.3f}" if keys.degrees[at] else "–",
             f"{keys.surprise[at]:+.1f}" if keys.degrees[at] else "–",
@@ -162,56 +165,58 @@ def _show_worst_keys(health: Health) -> str:
         "sensor, at many such keys at the model."
     )
     head = ("key", "rows", "NIS per component", "deviations from 1", "flagged rows")
-    body = table(head, rows)
+    body = format_table(head, rows)
     if drawing is not None and not health.without:
-        body = beside(body, half(drawing.draw_keys(health), "NIS of each key"))
-    return section("Worst keys", text, body)
+        body = place_side_by_side(body, format_half_picture(drawing.draw_keys(health), "NIS of each key"))
+    return format_section("Worst keys", text, body)
 
 
 def _show_fates(health: Health) -> str:
     """Return what became of the rows, as bars on a scale of logarithms, since the rejected are few."""
     late = [one for one in health.fates if one.reason.startswith("late")]
     others = [one for one in health.fates if one not in late]
-    counted = [("accepted", health.rows), *((_name_fate(one), one.rows) for one in (*late, *others))]
+    counted = [("accepted", health.rows), *((_format_fate(one), one.rows) for one in (*late, *others))]
     top = np.log1p(max(count for _, count in counted))
     text = (
         "Accepted rows have an estimate that counts. The others are in quarantine with the reason, whoever found it: "
         f"`kalman-pipeline quarantine list --model {health.model}`. The bars' scale is logarithmic."
     )
-    drawn = bars(
+    drawn = format_bars(
         (name, float(np.log1p(count) / top) if top else 0.0, f"{count:,}") for name, count in counted
     )
-    return section("Rows by fate", text, drawn)
+    return format_section("Rows by fate", text, drawn)
 
 
-def _name_fate(one: Reason) -> str:
+def _format_fate(one: Reason) -> str:
     return one.reason if one.status == "held" else f"{one.reason} ({one.status})"
 
 
 def _show_flags(health: Health) -> str:
     flags = {name: int(counts.sum()) for name, counts in health.over_time.flags.items()}
     text = "A flagged row did not change its key's state: " + (
-        ", ".join(f"{name} {plural(count, 'row')}" for name, count in flags.items()) if flags else "there is none"
+        ", ".join(f"{name} {format_count(count, 'row')}" for name, count in flags.items()) if flags else "there is none"
     )  # fmt: skip
     if drawing is None:
-        return section("Flags", f"{text}.")
-    return section("Flags", f"{text}.", pictures([(drawing.draw_rows(health), "Rows and flags over time")]))
+        return format_section("Flags", f"{text}.")
+    return format_section(
+        "Flags", f"{text}.", format_pictures([(drawing.draw_rows(health), "Rows and flags over time")])
+    )
 
 
 def _show_lag(health: Health) -> str:
     if not health.progress:
-        return section("Lag", "No stream has left a record of a micro-batch.")
+        return format_section("Lag", "No stream has left a record of a micro-batch.")
     last = health.progress[-1]
-    age = span((health.made_at - last["started_at"]).total_seconds())
+    age = format_span((health.made_at - last["started_at"]).total_seconds())
     seconds = [one["seconds"] for one in health.progress if one.get("seconds")]
     text = (
-        f"{plural(len(health.progress), 'micro-batch', 'es')}, the last one {age} ago with "
-        f"{plural(int(last.get('rows') or 0), 'row')}; half of them took {np.median(seconds or [0.0]):.1f} s or less."
+        f"{format_count(len(health.progress), 'micro-batch', 'es')}, the last one {age} ago with "
+        f"{format_count(int(last.get('rows') or 0), 'row')}; half of them took {np.median(seconds or [0.0]):.1f} s or less."
     )
     if drawing is None or all(one.get("lag_rows") is None for one in health.progress):
-        return section("Lag", text)
-    return section(
-        "Lag", text, pictures([(drawing.draw_lag(health), "Rows that waited after each micro-batch")])
+        return format_section("Lag", text)
+    return format_section(
+        "Lag", text, format_pictures([(drawing.draw_lag(health), "Rows that waited after each micro-batch")])
     )
 
 
@@ -241,21 +246,21 @@ def _show_versions(health: Health) -> str:
         "first live event time",
         "states",
     )
-    return section(
+    return format_section(
         "Versions and hand-overs",
         "Each generation continues right after one micro-batch of its parent; a switch is one commit.",
-        table(head, rows),
+        format_table(head, rows),
     )
 
 
 def _show_parameters(health: Health) -> str:
     if not health.learned:
-        return section("Learned parameters", "Nothing more is known of them than the manifest says.")
+        return format_section("Learned parameters", "Nothing more is known of them than the manifest says.")
     counted = Counter((row["scope"], row["outcome"]) for row in health.learned)
     outcomes = [(scope, outcome or "–", f"{count:,}") for (scope, outcome), count in sorted(counted.items())]
     text = f"Of snapshot {health.learned_in}: how the search ended, and what it found."
-    body = table(("learned for", "outcome", "rows"), outcomes)
-    return section("Learned parameters", text, body + pictures(_draw_parameters(health)))
+    body = format_table(("learned for", "outcome", "rows"), outcomes)
+    return format_section("Learned parameters", text, body + format_pictures(_draw_parameters(health)))
 
 
 def _draw_parameters(health: Health) -> list[tuple[str, str]]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs.core.html_page import links, page, paragraph, section, table
-from jobs.core.report import plural
+from jobs.core.html_page import format_links, format_page, format_paragraph, format_section, format_table
+from jobs.core.report import format_count
 from jobs.lineage.catalog import Catalog
-from jobs.storage.files import REPORTS, Files, files_of
+from jobs.storage.files import REPORTS, SmallFiles, open_files
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import all_records
+from jobs.supervision.progress_log import read_all_records
 
 HEALTH, INDEX = "health.html", "index.html"
 
@@ -27,36 +27,36 @@ class IndexEntry(NamedTuple):
     pages: list[str]
 
 
-def report_files(warehouse: Tables, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
+def report_files(warehouse: Tables, model: str, generation: str) -> tuple[SmallFiles, tuple[str, str]]:
     """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
     return warehouse.files(f"{REPORTS}/{model}"), (f"{generation}.json", f"{generation}.html")
 
 
 def write_page(root: str, model: str, text: str) -> str:
     """Write the page on a model's health, atomically, and return its path."""
-    files_of(f"{root}/{REPORTS}/{model}").write(HEALTH, text.encode())
+    open_files(f"{root}/{REPORTS}/{model}").write(HEALTH, text.encode())
     return f"{root}/{REPORTS}/{model}/{HEALTH}"
 
 
 def write_index(root: str, models: Sequence[str]) -> tuple[str, list[IndexEntry]]:
     """Write the index of these models and of those that have a report, and return its path and its entries."""
-    there = [name for name in files_of(f"{root}/{REPORTS}").names("") if "." not in name]
+    there = [name for name in open_files(f"{root}/{REPORTS}").names("") if "." not in name]
     catalog = Catalog(Tables(root))
     entries = [_read_entry(catalog, model) for model in sorted({*models, *there})]
-    files_of(f"{root}/{REPORTS}").write(INDEX, build_index(entries).encode())
+    open_files(f"{root}/{REPORTS}").write(INDEX, build_index(entries).encode())
     return f"{root}/{REPORTS}/{INDEX}", entries
 
 
 def _read_entry(catalog: Catalog, model: str) -> IndexEntry:
     root, live = catalog.warehouse.root, catalog.live(model)
-    records = all_records(catalog.warehouse, model)
-    pages = [name for name in files_of(f"{root}/{REPORTS}/{model}").names("") if name.endswith(".html")]
+    records = read_all_records(catalog.warehouse, model)
+    pages = [name for name in open_files(f"{root}/{REPORTS}/{model}").names("") if name.endswith(".html")]
     return IndexEntry(
         model,
         live.generation if live else "none",
         live.model_version if live else None,
         records[-1] if records else None,
-        catalog.held_rows(model),
+        catalog.count_quarantined_rows(model),
         sorted(pages, key=lambda name: (name != HEALTH, name)),
     )
 
@@ -75,7 +75,7 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
                 "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
                 "–" if waiting is None else f"{waiting:,}",
                 f"{one.held:,}",
-                links((f"{one.model}/{name}", _name_report(name)) for name in one.pages),
+                format_links((f"{one.model}/{name}", _format_report_name(name)) for name in one.pages),
             ]
         )
     head = (
@@ -87,12 +87,12 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
         "in quarantine",
         "reports",
     )
-    text = f"{plural(len(entries), 'model')}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+    text = f"{format_count(len(entries), 'model')}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     none = "There is no model yet: `kalman-pipeline init --input FILE` writes a first spec."
-    body = table(head, rows) if rows else paragraph(none)
+    body = format_table(head, rows) if rows else format_paragraph(none)
     more = "`kalman-pipeline report --model M` writes a model's health, and `--compare` a comparison of two versions."
-    return page("Reports", paragraph(text), section("Models", more, body))
+    return format_page("Reports", format_paragraph(text), format_section("Models", more, body))
 
 
-def _name_report(name: str) -> str:
+def _format_report_name(name: str) -> str:
     return "health" if name == HEALTH else f"comparison of {name.removesuffix('.html')}"

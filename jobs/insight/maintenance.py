@@ -16,9 +16,9 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
 from jobs.core import clock
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.downstream.queries import tables_of
-from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.downstream.queries import list_downstream_tables
+from jobs.downstream.retention import DownstreamCleanup, find_largest_lag, format_cleanup
 from jobs.insight.index import report_files
 from jobs.insight.retention_plan import plan_retention
 from jobs.lineage import generations, live_table
@@ -26,18 +26,18 @@ from jobs.lineage.generations import LIVE, SHADOW
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.retention import span_of
+from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.row_changes import describe_columns
-from jobs.storage.table_rows import file_sizes, open_log
-from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
+from jobs.storage.table_rows import measure_files, open_log
+from jobs.storage.tables import archive, estimates, estimates_history, forecasts, latest, list_history_tables
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.progress_log import ProgressLog, table_of
+from jobs.supervision.progress_log import ProgressLog, format_table_name
 
 if TYPE_CHECKING:
     from jobs.insight.retention_plan import RetentionPlan
@@ -70,10 +70,10 @@ class Maintenance:
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots from which they started."""
         warehouse, spec = self.model.warehouse, self.model.spec
-        known = generations.all_of(warehouse, spec.name)
+        known = generations.read_generations(warehouse, spec.name)
         planned = plan_retention(
             known,
-            manifests.all_of(warehouse, spec.name),
+            manifests.read_manifests(warehouse, spec.name),
             spec.retention,
             clock.now(),
             spec.fingerprint(),
@@ -96,7 +96,7 @@ class Maintenance:
         On a store that is not local nothing is locked, and a change of a schema would fail a stream's commit at that
         moment, so tables keep the comments there with which they were made.
         """
-        live_table.refresh(self.model.warehouse, self.model.name)
+        live_table.refresh_live_table(self.model.warehouse, self.model.name)
         known = [
             *list_tables(self.model.warehouse, self.model.name),
             *(one for one in ("generations", *OF_SNAPSHOTS) if self.model.warehouse.exists(one)),
@@ -165,13 +165,13 @@ class Maintenance:
         old = [
             ("model", "=", self.model.name),
             ("status", "in", [REPLAYED, DISCARDED]),
-            ("resolved_at", "<", clock.now() - span_of(self.model.spec.retention.quarantine)),
+            ("resolved_at", "<", clock.now() - parse_span(self.model.spec.retention.quarantine)),
         ]
         running = [one for one in known if one.status in (LIVE, SHADOW)]
         rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
         for one in running:
             # The next driver looks up in the table whether its first micro-batch has been written.
-            last = Checkpoint(self.model.warehouse, one.checkpoint).last_commit()
+            last = Checkpoint(self.model.warehouse, one.checkpoint).find_last_commit()
             done = ("batch_id", "<=", -1 if last is None else last)
             rows.append([*old, ("generation", "=", one.generation), done])
         self.result["quarantine"] = self._delete(TABLE, rows)
@@ -179,8 +179,10 @@ class Maintenance:
     def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.model.warehouse, self.model.name).compact()
-        before = clock.now() - span_of(self.model.spec.retention.progress)
-        self.result["progress"] = self._delete(table_of(self.model.name), [[("started_at", "<", before)]])
+        before = clock.now() - parse_span(self.model.spec.retention.progress)
+        self.result["progress"] = self._delete(
+            format_table_name(self.model.name), [[("started_at", "<", before)]]
+        )
 
     def _delete(self, table: str, rows: Filter) -> int:
         """Delete rows of a table in one commit, and return their number."""
@@ -204,7 +206,7 @@ class Maintenance:
         """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
         if not self.model.warehouse.exists(table) or table in self.result["not_vacuumed"]:
             return None
-        hours = span_of(self.model.spec.retention.files).total_seconds() / 3600
+        hours = parse_span(self.model.spec.retention.files).total_seconds() / 3600
         try:
             if self.dry:
                 log = open_log(self.model.warehouse.root, table)
@@ -213,7 +215,7 @@ class Maintenance:
         except (DeltaError, PySparkException) as error:
             raise UserError(
                 f"table {table} cannot be vacuumed with retention.files {self.model.spec.retention.files}: "
-                f"{first_line(error)}",
+                f"{extract_first_line(error)}",
                 RUN_FAILED,
             ) from error
         return {"table": table, "files": None}
@@ -240,21 +242,21 @@ class Maintenance:
 
 def list_tables(tables: Tables, model: str) -> list[str]:
     """Return the tables that maintenance of a model compacts, those of all models included."""
-    own = (estimates(model), archive(model), table_of(model), forecasts(model))
-    names = (*own, *tables_of(model), *history_tables(model), *SHARED)
+    own = (estimates(model), archive(model), format_table_name(model), forecasts(model))
+    names = (*own, *list_downstream_tables(model), *list_history_tables(model), *SHARED)
     return [table for table in names if tables.exists(table)]
 
 
 def find_held_generations(tables: Tables, model: str) -> set[str]:
     """Return the generations that a driver holds, from the log of drivers."""
-    drivers = DriverLog.of(tables, model).drivers()
+    drivers = DriverLog.of(tables, model).list_drivers()
     return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
 
 
 def find_unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
     """Return the tables not to vacuum, with the reason: the monitor or forecast skill has yet to read their files."""
-    verb, lag = largest_lag(model.warehouse, model.spec)
-    if lag < span_of(model.spec.retention.files):
+    verb, lag = find_largest_lag(model.warehouse, model.spec)
+    if lag < parse_span(model.spec.retention.files):
         return {}
     why = f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
     return {estimates(model.name): why}
@@ -277,7 +279,7 @@ def format_result(model: str, result: Mapping[str, Any], dry: bool) -> list[str]
         ("progress", "records of micro-batches"),
     ):
         lines.append(f"{would} {result[what]:,} {text}")
-    lines += lines_of(result["followers"], would)
+    lines += format_cleanup(result["followers"], would)
     if result["described"]:
         lines.append(f"explained the columns of {', '.join(result['described'])}")
     for one in result["optimized"]:
@@ -308,5 +310,5 @@ def _silence_console(warehouse: Warehouse) -> Iterator[None]:
 
 
 def _count_files(tables: Tables, table: str) -> int:
-    sizes = file_sizes(tables.root, table)
+    sizes = measure_files(tables.root, table)
     return 0 if sizes is None else sizes[0]

@@ -12,21 +12,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from jobs.core.report import number
+from jobs.core.report import format_number
 from jobs.insight.comparison import ComparisonContent
 from jobs.insight.examples import Example
 from jobs.insight.health import PROBABILITY, Health
 from jobs.offline.picture_parts import (
     LEGEND,
-    axis_end,
-    date_axis,
-    dates,
+    compute_axis_end,
+    convert_dates,
     draw_expected,
     draw_funnel,
     draw_nis_of_keys,
     finish_nis,
-    for_page,
-    shortened,
+    format_date_axis,
+    render_for_page,
+    shorten_name,
 )
 from jobs.offline.plots import (
     BAND,
@@ -36,11 +36,11 @@ from jobs.offline.plots import (
     MEASURED,
     SMOOTHED,
     Line,
-    coverage_text,
     draw_line,
     draw_measured,
+    format_coverage,
 )
-from jobs.state.encoding.keys import readable
+from jobs.state.encoding.keys import format_key
 from jobs.upgrades.comparison.over_time import VersionSums
 
 Floats = NDArray[np.float64]
@@ -82,14 +82,14 @@ def make_version_nis(content: ComparisonContent) -> list[NisCourse]:
                 content.time,
                 sums.nis / sums.degrees,
                 np.nan_to_num(sums.degrees),
-                label=_name_version(content, side),
+                label=_format_version(content, side),
                 colour=SIDE_COLOURS[side],
             )
             for side, sums in content.by_time.items()
         ]
 
 
-@for_page
+@render_for_page
 def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, int] | None = None) -> None:
     """Draw NIS per component over time, and the band of a correct model (of the last course).
 
@@ -98,7 +98,7 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
     for one in courses:
         if one.error is None:
             ax.plot(
-                dates(one.time),
+                convert_dates(one.time),
                 one.ratio,
                 ".-",
                 color=one.colour,
@@ -108,7 +108,7 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
             )
             continue
         ax.errorbar(
-            dates(one.time),
+            convert_dates(one.time),
             one.ratio,
             yerr=one.error,
             fmt=".",
@@ -117,37 +117,37 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
             markersize=4,
         )
         # Room for the legend above the error bars.
-        ax.set_ylim(0, 1.12 * axis_end(one.ratio + one.error, least=2.0))
+        ax.set_ylim(0, 1.12 * compute_axis_end(one.ratio + one.error, least=2.0))
     _draw_hand_overs(ax, first_rows or {})
-    finish_nis(ax, dates(courses[-1].time), courses[-1].degrees)
+    finish_nis(ax, convert_dates(courses[-1].time), courses[-1].degrees)
 
 
-@for_page
+@render_for_page
 def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]]) -> None:
     """Draw the newest estimates of a key with their 95 % bands, over the measurements.
 
     lines: name, colour and style of each of its lines.
     """
     if len(one.measured):
-        draw_measured(ax, dates(one.measured_at), one.measured)
+        draw_measured(ax, convert_dates(one.measured_at), one.measured)
     for (name, colour, style), line in zip(lines, one.lines, strict=True):
-        label = "\n".join(filter(None, [name, coverage_text(line.nis, line.components)]))
-        draw_line(ax, dates(line.time), Line(line.mean, line.deviation, label, colour), style)
-    ax.set_title(f"{shortened(readable(one.key))} · {one.why}")
+        label = "\n".join(filter(None, [name, format_coverage(line.nis, line.components)]))
+        draw_line(ax, convert_dates(line.time), Line(line.mean, line.deviation, label, colour), style)
+    ax.set_title(f"{shorten_name(format_key(one.key))} · {one.why}")
     ax.set_ylabel(one.quantity)
     ax.legend(loc="best", fontsize=LEGEND)
-    date_axis(ax)
+    format_date_axis(ax)
 
 
-@for_page
+@render_for_page
 def draw_coverage(ax: Axes, health: Health) -> None:
     """Draw the share of rows inside their predicted 95 % interval over time, with Wilson's intervals."""
     one = health.over_time
     seen = one.scored > 0
     share = one.inside[seen] / one.scored[seen]
-    low, high = compute_wilson(one.inside[seen], one.scored[seen])
+    low, high = compute_wilson_interval(one.inside[seen], one.scored[seen])
     ax.errorbar(
-        dates(one.time[seen]),
+        convert_dates(one.time[seen]),
         100 * share,
         yerr=100 * np.array([share - low, high - share]),
         fmt=".",
@@ -159,10 +159,10 @@ def draw_coverage(ax: Axes, health: Health) -> None:
     _draw_hand_overs(ax, health.first_rows)
     ax.set_ylim(min(80.0, 100 * float(low.min()) - 2), 101)
     ax.set_title("coverage: % of rows inside the 95 % interval")
-    date_axis(ax)
+    format_date_axis(ax)
 
 
-def compute_wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any, Any]:
+def compute_wilson_interval(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any, Any]:
     """Return Wilson's 95 % interval of a share (N,) (Wilson 1927, J. Am. Stat. Assoc. 22, 209-212)."""
     share, square = inside / rows, BAND**2
     middle = (share + square / (2 * rows)) / (1 + square / rows)
@@ -170,7 +170,7 @@ def compute_wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tu
     return np.clip(middle - half, 0.0, share), np.clip(middle + half, share, 1.0)
 
 
-@for_page
+@render_for_page
 def draw_keys(ax: Axes, health: Health) -> None:
     """Draw each key's NIS per component over its measured components, with the bounds that narrow with them."""
     known = health.keys.degrees > 0
@@ -178,11 +178,11 @@ def draw_keys(ax: Axes, health: Health) -> None:
     ax.set_title("NIS of each key (red: outside its 95 % bounds)")
 
 
-@for_page
+@render_for_page
 def draw_rows(ax: Axes, health: Health) -> None:
     """Draw rows with an estimate over time, and those with a flag."""
     one = health.over_time
-    time = dates(one.time)
+    time = convert_dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
     for (flag, counts), colour in zip(one.flags.items(), FLAG_COLOURS, strict=False):
         ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=flag)
@@ -191,10 +191,10 @@ def draw_rows(ax: Axes, health: Health) -> None:
     ax.set_ylim(bottom=0)
     ax.set_title("rows and flags by event time")
     ax.legend(loc="best", fontsize=LEGEND)
-    date_axis(ax)
+    format_date_axis(ax)
 
 
-@for_page
+@render_for_page
 def draw_lag(ax: Axes, health: Health) -> None:
     """Draw what the stream lagged behind at the end of each micro-batch."""
     some = [one for one in health.progress if one.get("lag_rows") is not None][-2000:]
@@ -202,19 +202,26 @@ def draw_lag(ax: Axes, health: Health) -> None:
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
         mine = [one for one in some if one["generation"] == name]
         time = np.array([one["started_at"].timestamp() * 1e6 for one in mine], np.int64)
-        ax.plot(dates(time), [one["lag_rows"] for one in mine], ".-", color=colour, linewidth=1.0, label=name)
+        ax.plot(
+            convert_dates(time),
+            [one["lag_rows"] for one in mine],
+            ".-",
+            color=colour,
+            linewidth=1.0,
+            label=name,
+        )
     # Rows are whole, and often none waits.
     ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
     if len(some) == 1:  # matplotlib shows years around a single time
-        at = dates(np.array([some[0]["started_at"].timestamp() * 1e6], np.int64))[0]
+        at = convert_dates(np.array([some[0]["started_at"].timestamp() * 1e6], np.int64))[0]
         minutes = np.timedelta64(5, "m")
         ax.set_xlim(at - minutes, at + minutes)
     ax.set_title("rows that waited after each micro-batch")
     ax.legend(loc="best", fontsize=LEGEND)
-    date_axis(ax)
+    format_date_axis(ax)
 
 
-@for_page
+@render_for_page
 def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: float | None) -> None:
     """Draw how a parameter is distributed over the keys, and the value that keys lean on."""
     bins: Any = 30
@@ -229,12 +236,12 @@ def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: flo
     ax.set_ylabel("keys")
 
 
-@for_page
+@render_for_page
 def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], errors: list[float]) -> None:
     """Draw a parameter of all keys, or of each group, with error bars of 95 %."""
     half = BAND * np.nan_to_num(np.array(errors, float))
     ax.errorbar(values, range(len(values)), xerr=half, fmt="o", color=ESTIMATE, capsize=4, markersize=5)
-    ax.set_yticks(range(len(values)), [shortened(label) for label in labels])
+    ax.set_yticks(range(len(values)), [shorten_name(label) for label in labels])
     ax.set_ylim(-0.6, len(values) - 0.4)
     ax.set_title(f"{name}, 95 %")
 
@@ -243,19 +250,19 @@ def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
     """Draw where, in event time, each later generation's live rows begin."""
     order = sorted(first_rows.items(), key=lambda item: (item[1], item[0]))
     for name, first in order[1:]:
-        ax.axvline(dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
+        ax.axvline(convert_dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
         ax.annotate(
-            name.rpartition("-")[2], (dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
+            name.rpartition("-")[2], (convert_dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
             fontsize=7.5, color=SMOOTHED, ha="left", va="top", rotation=90,
         )  # fmt: skip
 
 
-@for_page
+@render_for_page
 def draw_gain(ax: Axes, content: ComparisonContent) -> None:
     """Draw the log-likelihood that the new version gains, cumulated over time."""
     old, new = content.by_time["old"], content.by_time["new"]
     gain = np.cumsum(new.ll - old.ll)
-    time = dates(content.time)
+    time = convert_dates(content.time)
     ax.axhline(0.0, color=INK, linewidth=0.8)
     ax.plot(time, gain, color=ESTIMATE, linewidth=1.4)
     for sign, colour in ((1.0, ESTIMATE), (-1.0, BOUND)):
@@ -264,10 +271,10 @@ def draw_gain(ax: Axes, content: ComparisonContent) -> None:
     numbers = content.comparison.numbers
     _draw_interval(ax, time, gain, numbers["gain"], numbers["rows"])
     ax.set_title("log-likelihood gained, cumulated")
-    date_axis(ax)
+    format_date_axis(ax)
 
 
-@for_page
+@render_for_page
 def draw_gain_by_key(ax: Axes, content: ComparisonContent) -> None:
     """Draw the log-likelihood that the new version gains per row of each key."""
     numbers = content.comparison.numbers
@@ -292,7 +299,7 @@ def _draw_interval(ax: Axes, time: Any, gain: Any, total: dict[str, Any], rows: 
     ax.legend(loc="best", fontsize=LEGEND)
 
 
-@for_page
+@render_for_page
 def draw_nis_by_key(ax: Axes, content: ComparisonContent, side: str) -> None:
     """Draw NIS per component of one version's keys, with the bounds of a correct model."""
     sums = content.by_key[side]
@@ -300,7 +307,7 @@ def draw_nis_by_key(ax: Axes, content: ComparisonContent, side: str) -> None:
     ratio = sums.nis[known] / sums.degrees[known]
     others = [one.nis / np.maximum(one.degrees, 1.0) for one in content.by_key.values()]
     draw_nis_of_keys(ax, sums.degrees[known], ratio, SIDE_COLOURS[side], others)
-    _name_keys(ax, content, side, content.comparison.numbers["nis_outside"][side])
+    _write_keys_title(ax, content, side, content.comparison.numbers["nis_outside"][side])
     ax.set_ylabel("NIS per component")
 
 
@@ -309,7 +316,7 @@ def list_biased(content: ComparisonContent) -> list[str]:
     return [side for side in content.by_key if content.comparison.numbers["bias"][side] is not None]
 
 
-@for_page
+@render_for_page
 def draw_bias(ax: Axes, content: ComparisonContent, side: str) -> None:
     """Draw the mean normalised innovation of each key of one version, with its bounds."""
     means = {one: _compute_mean_innovation(content.by_key[one]) for one in list_biased(content)}
@@ -319,23 +326,23 @@ def draw_bias(ax: Axes, content: ComparisonContent, side: str) -> None:
         return -BAND / np.sqrt(count), BAND / np.sqrt(count)
 
     draw_funnel(ax, count, mean, bounds, 0.0, SIDE_COLOURS[side])
-    highest = axis_end(*(np.abs(one) for _, one in means.values()), least=0.1)
+    highest = compute_axis_end(*(np.abs(one) for _, one in means.values()), least=0.1)
     ax.set_ylim(-highest, highest)
-    _name_keys(ax, content, side, content.comparison.numbers["bias_outside"][side])
+    _write_keys_title(ax, content, side, content.comparison.numbers["bias_outside"][side])
     ax.set_ylabel("mean innovation")
 
 
-def _name_keys(ax: Axes, content: ComparisonContent, side: str, outside: float | None) -> None:
+def _write_keys_title(ax: Axes, content: ComparisonContent, side: str, outside: float | None) -> None:
     """Write what the dots of one version's keys are."""
     ax.set_title(
-        f"{_name_version(content, side)}\n{number(outside, '.1%', '?')} of the keys outside (red; 5 % expected)"
+        f"{_format_version(content, side)}\n{format_number(outside, '.1%', '?')} of the keys outside (red; 5 % expected)"
     )
 
 
 def list_lines(content: ComparisonContent) -> list[tuple[str, str, str]]:
     """Return name, colour and style of both versions' lines."""
     return [
-        (_name_version(content, side), SIDE_COLOURS[side], style)
+        (_format_version(content, side), SIDE_COLOURS[side], style)
         for side, style in (("old", "--"), ("new", "-"))
     ]
 
@@ -345,6 +352,6 @@ def _compute_mean_innovation(sums: VersionSums) -> tuple[Any, Any]:
     return sums.components[known], sums.innovation[known] / sums.components[known]
 
 
-def _name_version(content: ComparisonContent, side: str) -> str:
+def _format_version(content: ComparisonContent, side: str) -> str:
     generation = content.old if side == "old" else content.new
     return f"version {generation['version']} ({side})"

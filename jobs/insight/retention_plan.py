@@ -24,9 +24,9 @@ from jobs.lineage.generations import (
     RETIRED,
     SHADOW,
     Generation,
-    live_of,
-    predecessor,
-    with_ancestors,
+    find_predecessor,
+    select_live,
+    walk_ancestors,
 )
 from jobs.snapshots.manifests import GOOD
 from jobs.specs.retention import Retention
@@ -83,7 +83,7 @@ def choose_kept_generations(
     generations: Sequence[Generation], rules: Retention, now: datetime, driven: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the generations to keep, each with the reason."""
-    live = live_of(generations)
+    live = select_live(generations)
     ended = sorted(
         (one for one in generations if one.status in (RETIRED, FAILED)),
         key=lambda one: (one.retired_at or one.created_at or now, one.generation),
@@ -97,7 +97,7 @@ def choose_kept_generations(
             keep[one.generation] = "a driver still holds it"
     for place, one in enumerate(reversed(ended)):
         since = one.retired_at or one.created_at or now
-        if live is not None and one.generation in (live.parent, predecessor(generations, live)):
+        if live is not None and one.generation in (live.parent, find_predecessor(generations, live)):
             keep[one.generation] = "rollback goes back to it"
         elif one.generation not in keep and place < newest:
             keep[one.generation] = f"one of the {newest} newest"
@@ -143,4 +143,4 @@ def choose_kept_snapshots(
 
 def list_lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
     """Return the generations whose estimates are part of the live ones if any of the kept generations is live."""
-    return {one.generation for first in kept for one in with_ancestors(generations, first)}
+    return {one.generation for first in kept for one in walk_ancestors(generations, first)}

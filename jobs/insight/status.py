@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from jobs.downstream.status import downstream_status, given_up
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, position_of
+from jobs.downstream.status import list_given_up, read_downstream_status
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.lag import table_lag
+from jobs.supervision.lag import measure_table_lag
 from jobs.supervision.progress import Lag
-from jobs.supervision.progress_log import newest_record
-from jobs.verification.findings import DIFFERENT, sentence
+from jobs.supervision.progress_log import read_newest_record
+from jobs.verification.findings import DIFFERENT, format_difference
 
 if TYPE_CHECKING:
     from jobs.lineage.catalog import Catalog
@@ -32,7 +32,7 @@ RUNNING = (LIVE, SHADOW)
 
 
 def read_status(catalog: Catalog, verified: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return a model's status; verified: the last verification of each model (`last_outcomes`)."""
+    """Return a model's status; verified: the last verification of each model (`read_last_outcomes`)."""
     warehouse, table = catalog.warehouse, measurements(name)
     landed = warehouse.exists(table)
     version = warehouse.latest_version(table) if landed else None
@@ -41,7 +41,7 @@ def read_status(catalog: Catalog, verified: Mapping[str, dict[str, Any]], name: 
         "measurements": {
             "version": version,
             "rows": warehouse.row_count(table) if landed else 0,
-            "quarantined": catalog.held_rows(name),
+            "quarantined": catalog.count_quarantined_rows(name),
         },
         "snapshots": [
             {
@@ -57,26 +57,26 @@ def read_status(catalog: Catalog, verified: Mapping[str, dict[str, Any]], name: 
             for one in catalog.manifests(name)
         ],
         "generations": [_read_generation(warehouse, one, version) for one in catalog.generations(name)],
-        "followers": downstream_status(warehouse, name),
-        "given_up": given_up(warehouse, name),
+        "followers": read_downstream_status(warehouse, name),
+        "given_up": list_given_up(warehouse, name),
         "verification": verified.get(name),
     }
 
 
 def _read_generation(warehouse: Tables, one: Generation, newest: int | None) -> dict[str, Any]:
     checkpoint = Checkpoint(warehouse, one.checkpoint)
-    damage = checkpoint.damage()
-    done = None if damage else checkpoint.progressed()
+    damage = checkpoint.find_damage()
+    done = None if damage else checkpoint.find_progress()
     version = one.start_version if done is None else done.version
     holder = DriverIdentity.parse(one.owner)
-    progress = None if one.status in ENDED else newest_record(warehouse, one.model, one.generation)
+    progress = None if one.status in ENDED else read_newest_record(warehouse, one.model, one.generation)
     last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
     if one.status in ENDED or newest is None and one.topic is None:
         lag = Lag()
     elif one.topic is not None:
         lag = _read_topic_lag(progress, last_batch_at)
     else:
-        lag = table_lag(warehouse, measurements(one.model), version)
+        lag = measure_table_lag(warehouse, measurements(one.model), version)
     running = holder is not None and holder.alive(one.heartbeat)
     return {
         "generation": one.generation,
@@ -85,7 +85,7 @@ def _read_generation(warehouse: Tables, one: Generation, newest: int | None) -> 
         "snapshot": one.snapshot_id,
         "batches": 0 if done is None else done.batch + 1,
         "version": version,
-        "position": one.start_position if damage else position_of(warehouse, one),
+        "position": one.start_position if damage else read_position(warehouse, one),
         "versions_behind": None
         if one.topic is not None or newest is None or one.status in ENDED
         else max(0, newest - version),
@@ -180,7 +180,7 @@ def describe_difference(last: dict[str, Any] | None) -> str | None:
     if last is None or last["outcome"] != DIFFERENT:
         return None
     at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    first = sentence(json.loads(last["first_difference"])) if last["first_difference"] else ""
+    first = format_difference(json.loads(last["first_difference"])) if last["first_difference"] else ""
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
 
 

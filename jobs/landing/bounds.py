@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
-from jobs.landing.raw_rows import Source, cut_rows
+from jobs.landing.raw_rows import RawRows, cut_rows
 from jobs.specs.files import Files
 
 RATIO = 100
@@ -43,7 +43,7 @@ Step = TypeVar("Step")
 
 
 @contextmanager
-def memory_limit(path: str | Path, most: int = MOST) -> Iterator[None]:
+def limit_memory(path: str | Path, most: int = MOST) -> Iterator[None]:
     """Limit the process to `most` additional bytes of memory, if the system supports it (Linux).
 
     Raises:
@@ -69,18 +69,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> Iterator[Step]:
-    """Yield the pieces of a file, each read under `memory_limit`."""
+    """Yield the pieces of a file, each read under `limit_memory`."""
     each = iter(steps)
     while True:
-        with memory_limit(path, most):
+        with limit_memory(path, most):
             step = next(each, _End)
         if step is _End:
             return
         yield step  # type: ignore[misc]
 
 
-def limit_sources(sources: Iterable[Source], path: str | Path, most: int = MOST) -> Iterator[Source]:
-    """Yield the rows of a file under `memory_limit`, as long as they are in proportion to the file's size.
+def limit_sources(sources: Iterable[RawRows], path: str | Path, most: int = MOST) -> Iterator[RawRows]:
+    """Yield the rows of a file under `limit_memory`, as long as they are in proportion to the file's size.
 
     Raises:
         UserError: the rows take far more memory than the file has bytes.
@@ -89,7 +89,7 @@ def limit_sources(sources: Iterable[Source], path: str | Path, most: int = MOST)
     while True:
         # Rows already read count: all rows of a small file together may take no more than a piece.
         left = max(most, RATIO * os.path.getsize(path)) - held
-        with memory_limit(path, min(most, left + (most >> 3))):
+        with limit_memory(path, min(most, left + (most >> 3))):
             source = next(each, None)
         if source is None:
             return
@@ -119,13 +119,13 @@ def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
         )
 
 
-def stored_bytes(schema: pa.Schema, columns: Sequence[str], rows: int) -> int:
+def compute_stored_bytes(schema: pa.Schema, columns: Sequence[str], rows: int) -> int:
     """Return the minimum bytes of memory for columns of a Parquet or ORC file."""
     kinds = (schema.field(name).type for name in columns)
-    return rows * sum(_width(kind) for kind in kinds)
+    return rows * sum(_compute_width(kind) for kind in kinds)
 
 
-def rows_a_batch(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
+def compute_batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     """Return the number of rows of a Parquet file to read at once: `MOST_ROWS`, or fewer if they are wide."""
     sizes = [(metadata.row_group(one).total_byte_size, metadata.row_group(one).num_rows) for one in groups]
     width = max((size // max(rows, 1) for size, rows in sizes), default=0)
@@ -155,7 +155,7 @@ class _BoundedGzip(gzip.GzipFile):
         return data
 
 
-def _width(kind: pa.DataType) -> int:
+def _compute_width(kind: pa.DataType) -> int:
     """Return the minimum bytes of a value; for a text, the bytes of its offset."""
     try:
         return max(1, kind.bit_width // 8)
@@ -167,7 +167,7 @@ def _set_limit(most: int) -> None:
     global _within, _before
     with _lock:
         _within += 1
-        taken = _memory_taken()
+        taken = _read_memory_taken()
         if _within == 1 and taken is not None:
             _before = resource.getrlimit(resource.RLIMIT_DATA)
             soft, hard = _before
@@ -180,17 +180,17 @@ def _lift_limit() -> None:
     global _within
     with _lock:
         _within -= 1
-        if not _within and _memory_taken() is not None:
+        if not _within and _read_memory_taken() is not None:
             resource.setrlimit(resource.RLIMIT_DATA, _before)
 
 
 def _is_full() -> bool:
     """Tell if the process is near its memory limit."""
-    limit, taken = resource.getrlimit(resource.RLIMIT_DATA)[0], _memory_taken()
+    limit, taken = resource.getrlimit(resource.RLIMIT_DATA)[0], _read_memory_taken()
     return _within > 0 and taken is not None and limit != resource.RLIM_INFINITY and limit - taken < _NEAR
 
 
-def _memory_taken() -> int | None:
+def _read_memory_taken() -> int | None:
     """Return the bytes of memory that count for the limit; None if the system does not report them."""
     try:
         with open("/proc/self/statm", "rb") as file:

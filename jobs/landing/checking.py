@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.landing.parsing import parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.values.keys import typed_key
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.values.keys import convert_key
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
@@ -33,10 +33,10 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     """
     names = spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
     empty = {name: pa.nulls(0, schema.field(name).type) for name in names}
-    parse(spec, take_columns(spec, Source(empty, 0)), file)
+    parse(spec, take_columns(spec, RawRows(empty, 0)), file)
 
 
-def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
+def check_rows(spec: ModelSpec, source: RawRows, key_types: KeyTypes, file: str) -> pa.RecordBatch:
     """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns.
 
     source: the rows with the file's column names.
@@ -44,20 +44,24 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     written, source = source, take_columns(spec, source)
     rows = parse(spec, source, file)
     reason = rows.reason
-    keys = [typed_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
+    keys = [convert_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
     ids = [
-        typed_key(
-            f"id {name}", _blank(source.columns[name], rows.ids < 0), key_types[name], reason, rows.ids < 0
+        convert_key(
+            f"id {name}",
+            _clear_missing(source.columns[name], rows.ids < 0),
+            key_types[name],
+            reason,
+            rows.ids < 0,
         )
         for name in spec.id_columns
     ]
     fits = rows.accepted
-    numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
+    numbers = [arrow.build_numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
-        pa.nulls(len(reason), pa.string()) if fits.all() else arrow.texts(reason.tolist()),
-        payloads(written, ~fits),
+        pa.nulls(len(reason), pa.string()) if fits.all() else arrow.build_texts(reason.tolist()),
+        build_payloads(written, ~fits),
         *keys,
-        arrow.times(np.where(fits, rows.time, 0), fits),
+        arrow.build_times(np.where(fits, rows.time, 0), fits),
         *numbers,
         *ids,
     ]
@@ -65,13 +69,13 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     return pa.RecordBatch.from_arrays(columns, names)
 
 
-def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
+def build_columns_ddl(spec: ModelSpec, key_types: KeyTypes) -> str:
     """Return the spec's columns as DDL, with the types of checked rows."""
     types = {name: "double" for name in spec.columns} | key_types | {spec.time: "timestamp"}
     return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
 
-def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
+def build_payloads(source: RawRows, wanted: NDArray[np.bool_]) -> pa.Array:
     """Return the quarantine payloads of the wanted rows; null for other rows.
 
     A payload is the row as written, or a JSON object without null members.
@@ -83,31 +87,34 @@ def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
     if source.payload is not None:
         for place in places.tolist():
             texts[place] = source.payload(place)
-        return arrow.texts(texts)
-    taken = {name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()}
+        return arrow.build_texts(texts)
+    taken = {
+        name: _list_values(column.take(arrow.build_integers(places)))
+        for name, column in source.columns.items()
+    }
     for at, place in enumerate(places.tolist()):
         row = {name: values[at] for name, values in taken.items() if values[at] is not None}
         texts[place] = json.dumps(row, default=str, ensure_ascii=False)
-    return arrow.texts(texts)
+    return arrow.build_texts(texts)
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _list_values(column: pa.Array) -> list[Any]:
     """Return values for a payload; for a time outside Python's range, the stored number and its type."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError):
         if not pa.types.is_temporal(column.type):
             raise
-        return [_time(column[place]) for place in range(len(column))]
+        return [_convert_time(column[place]) for place in range(len(column))]
 
 
-def _time(value: pa.Scalar) -> Any:
+def _convert_time(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
     except (ValueError, OverflowError):  # outside of the years 1 to 9999
         return f"{value.value} ({value.type})"
 
 
-def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
+def _clear_missing(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
     """Return a column with null at the missing values."""
-    return column.take(arrow.integers(np.arange(len(column)), ~missing)) if missing.any() else column
+    return column.take(arrow.build_integers(np.arange(len(column)), ~missing)) if missing.any() else column

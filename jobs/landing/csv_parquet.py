@@ -11,25 +11,25 @@ from pathlib import Path
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.landing.bounds import MOST, limit_sources, memory_limit, open_bytes
+from jobs.landing.bounds import MOST, limit_memory, limit_sources, open_bytes
 from jobs.landing.csv_records import (
     PIECE_BYTES,
     PLAIN,
     Dialect,
     Header,
     Unreadable,
+    cut_pieces,
     ends_record,
     parse_records,
-    pieces,
     read_header,
 )
-from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
-from jobs.landing.file_parts import CSV_FORMATS, Part, check_columns, readable
-from jobs.landing.raw_rows import Source, joined
-from jobs.landing.shapes.recoded_text import recoded
-from jobs.landing.shapes.wide_files import long_rows, long_schema, wide_columns
+from jobs.landing.dialects import ANY, BEGINNING, detect_settings, find_dialect, suggest_setting
+from jobs.landing.file_parts import CSV_FORMATS, FilePart, check_columns, report_unreadable
+from jobs.landing.raw_rows import RawRows, join_parts
+from jobs.landing.shapes.recoded_text import recode_stream
+from jobs.landing.shapes.wide_files import build_long_rows, build_long_schema, find_wide_columns
 from jobs.landing.stored_columns import FORMATS as STORED_FORMATS
-from jobs.landing.stored_columns import read_stored, stored_parts, stored_schema
+from jobs.landing.stored_columns import list_stored_parts, read_stored, read_stored_schema
 from jobs.specs.files import Files
 
 FORMATS = (*CSV_FORMATS, *STORED_FORMATS)
@@ -54,7 +54,7 @@ def check_format(path: Path) -> str:
     return ending
 
 
-def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
+def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> RawRows:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
     For a CSV file, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows
@@ -65,17 +65,17 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
     """
     names = read_schema(path, columns or (), named).names
     if _is_one_csv(path):
-        with _readable(path):
-            some = [_records(path, 0, columns or (), named)]
+        with _report_unreadable(path):
+            some = [_build_records_part(path, 0, columns or (), named)]
     else:
-        some = parts(path, columns=columns or (), named=named)
+        some = list_parts(path, columns=columns or (), named=named)
     found = [source for part in some for source in read_part(part, columns)]
-    return joined(found, names if columns is None else list(columns))
+    return join_parts(found, names if columns is None else list(columns))
 
 
-def parts(
+def list_parts(
     path: Path, start: int = 0, stop: int | None = None, columns: Sequence[str] = (), named: Files = ANY
-) -> list[Part]:
+) -> list[FilePart]:
     """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
 
     Args:
@@ -89,18 +89,18 @@ def parts(
         UserError: the file cannot be read, or has another format than its ending indicates.
     """
     most = named.memory_mb << 20
-    with _readable(path):
+    with _report_unreadable(path):
         if not _is_one_csv(path):
-            wide = wide_columns(named, columns)
-            return [part._replace(wide=wide, most=most) for part in stored_parts(path)]
-        whole = _records(path, start, columns, named)
+            wide = find_wide_columns(named, columns)
+            return [part._replace(wide=wide, most=most) for part in list_stored_parts(path)]
+        whole = _build_records_part(path, start, columns, named)
         dialect = whole.dialect
         if not can_be_cut(path, dialect):
             return [whole]
-        found: list[Part] = []
+        found: list[FilePart] = []
         start = whole.start
-        with _bytes(path, dialect, most, start) as stream:
-            for piece in pieces(stream, PIECE_BYTES, dialect=dialect):
+        with _open_bytes(path, dialect, most, start) as stream:
+            for piece in cut_pieces(stream, PIECE_BYTES, dialect=dialect):
                 end = start + len(piece)
                 found.append(whole._replace(start=start, stop=end if stop is None else min(end, stop)))
                 start = end
@@ -109,12 +109,12 @@ def parts(
         return [part for part in found if part.stop is None or part.start < part.stop]
 
 
-def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Part:
+def _build_records_part(path: Path, start: int, columns: Sequence[str], named: Files) -> FilePart:
     """Return all records of a CSV file from a byte position on as one part."""
-    dialect = found_dialect(path, columns, named)
-    header = _header(path, dialect)
-    names, wide = tuple(header.names), wide_columns(named, columns)
-    return Part(str(path), max(header.end, start), None, named.memory_mb << 20, dialect, names, wide)
+    dialect = read_dialect(path, columns, named)
+    header = _read_header(path, dialect)
+    names, wide = tuple(header.names), find_wide_columns(named, columns)
+    return FilePart(str(path), max(header.end, start), None, named.memory_mb << 20, dialect, names, wide)
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:
@@ -122,7 +122,7 @@ def can_be_cut(path: Path, dialect: Dialect) -> bool:
     return not path.name.lower().endswith(".gz") and not dialect.is_recoded
 
 
-def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
+def is_record_start(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
     """Tell if a record of a CSV file begins at a byte position, or would begin there if the file continued.
 
     columns, named: as in `parts`.
@@ -130,20 +130,20 @@ def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Fi
     Raises:
         UserError: the file cannot be read.
     """
-    with _readable(path):
-        dialect = found_dialect(path, columns, named)
+    with _report_unreadable(path):
+        dialect = read_dialect(path, columns, named)
         if not can_be_cut(path, dialect):
             return False
-        start = _header(path, dialect).end
-        with _bytes(path, dialect, start=start) as stream:
-            for piece in pieces(stream, PIECE_BYTES, dialect=dialect):
+        start = _read_header(path, dialect).end
+        with _open_bytes(path, dialect, start=start) as stream:
+            for piece in cut_pieces(stream, PIECE_BYTES, dialect=dialect):
                 if start + len(piece) >= place:
                     return ends_record(piece[: place - start], dialect)
                 start += len(piece)
     return start == place
 
 
-def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+def read_part(part: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
     """Yield the rows of a part of a file in batches, with the columns of `read`.
 
     Raises:
@@ -151,19 +151,19 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     """
     sources = _read_part(part, columns if part.wide is None else None)
     for source in limit_sources(sources, part.path, part.most):
-        yield source if part.wide is None else long_rows(source, part.wide, columns)
+        yield source if part.wide is None else build_long_rows(source, part.wide, columns)
 
 
-def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+def _read_part(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
     path, dialect = Path(part.path), part.dialect
-    with _readable(path):
+    with _report_unreadable(path):
         if not _is_one_csv(path):
             yield from read_stored(part, columns)
             return
-        names = part.names or _header(path, dialect).names
+        names = part.names or _read_header(path, dialect).names
         check_columns(path, names, names if columns is None else columns)
-        with _bytes(path, dialect, part.most, part.start) as stream:
-            rest = pieces(stream, PIECE_BYTES, dialect=dialect)
+        with _open_bytes(path, dialect, part.most, part.start) as stream:
+            rest = cut_pieces(stream, PIECE_BYTES, dialect=dialect)
             if part.stop is not None:
                 rest = iter([stream.read(part.stop - part.start)])
             for piece in rest:
@@ -179,35 +179,35 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
         UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     is_csv = _is_one_csv(path)
-    wide = wide_columns(named, columns)
+    wide = find_wide_columns(named, columns)
     needed = columns if wide is None else wide.kept
-    with _readable(path):
+    with _report_unreadable(path):
         if is_csv:
-            names = _header(path, found_dialect(path, columns, named)).names
+            names = _read_header(path, read_dialect(path, columns, named)).names
             _check_header(path, names, needed, named)
             schema = pa.schema([(name, pa.string()) for name in names])
         else:
-            schema = stored_schema(path)
+            schema = read_stored_schema(path)
     check_columns(path, schema.names, needed)
     if wide is not None:
-        schema = long_schema(path, schema, wide)
+        schema = build_long_schema(path, schema, wide)
         check_columns(path, schema.names, columns)
     return schema
 
 
-def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
+def read_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file: settings of the spec, and for the others the file's beginning."""
     there = path.stat()
     known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
     if known not in _FOUND:
         if len(_FOUND) == _MOST_FOUND:
             _FOUND.clear()
-        wide = wide_columns(named, columns)
-        _FOUND[known] = find_dialect(_beginning(path), columns if wide is None else wide.kept, named)
+        wide = find_wide_columns(named, columns)
+        _FOUND[known] = find_dialect(_read_beginning(path), columns if wide is None else wide.kept, named)
     return _FOUND[known]
 
 
-def written_as(path: Path) -> Files:
+def read_settings(path: Path) -> Files:
     """Return the settings that a spec needs for a CSV file's dialect; no settings for any other file.
 
     Raises:
@@ -215,8 +215,8 @@ def written_as(path: Path) -> Files:
     """
     if check_format(path) not in CSV_FORMATS:
         return ANY
-    with _readable(path):
-        return settings_of(_beginning(path))
+    with _report_unreadable(path):
+        return detect_settings(_read_beginning(path))
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
@@ -227,11 +227,11 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], name
     """
     have = set(names)
     missing = [name for name in columns if name not in have]
-    if missing and (remedy := hint(_beginning(path), columns, named)):
+    if missing and (remedy := suggest_setting(_read_beginning(path), columns, named)):
         raise UserError(f"{path}: there is no column '{missing[0]}'; {remedy}")
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     with open_bytes(path) as stream:
         return stream.read(BEGINNING)
 
@@ -244,10 +244,10 @@ def _is_one_csv(path: Path) -> bool:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _report_unreadable(path: Path) -> Iterator[None]:
     """Turn the errors of a file that cannot be read, or is not CSV, into a UserError."""
     try:
-        with readable(path):
+        with report_unreadable(path):
             yield
     except UnicodeError as error:
         encoding = getattr(error, "encoding", "utf-8").upper()
@@ -265,7 +265,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _bytes(
+def _open_bytes(
     path: Path, dialect: Dialect = PLAIN, most: int = MOST, start: int = 0
 ) -> Iterator[io.BufferedIOBase]:
     """Open a file at a position in its text, uncompressed, as UTF-8 with line feeds."""
@@ -275,14 +275,14 @@ def _bytes(
         if not (dialect.is_recoded or dialect.by_cr):
             yield plain
             return
-        stream = recoded(plain, dialect.encoding, dialect.by_cr)
+        stream = recode_stream(plain, dialect.encoding, dialect.by_cr)
         if dialect.is_recoded:
             stream.read(start)
         yield stream
 
 
-def _header(path: Path, dialect: Dialect) -> Header:
-    with _bytes(path, dialect) as stream, memory_limit(path):
+def _read_header(path: Path, dialect: Dialect) -> Header:
+    with _open_bytes(path, dialect) as stream, limit_memory(path):
         found = read_header(stream, dialect)
     if found is None:
         raise UserError(f"{path}: is empty; give a file with a header and rows")

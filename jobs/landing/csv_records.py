@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, Source, base64_texts
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, RawRows, encode_base64
 from jobs.state.encoding import arrow
 
 PIECE_BYTES = 8 << 20
@@ -123,25 +123,25 @@ def read_header(stream: io.BufferedIOBase, dialect: Dialect = PLAIN) -> Header |
         return Header(list(dialect.names), start)
     names: list[str] | None = None
     below = dialect.below
-    for piece in pieces(stream, HEADER_BYTES, rest, dialect):
-        text = _decoded(piece)
+    for piece in cut_pieces(stream, HEADER_BYTES, rest, dialect):
+        text = _decode_text(piece)
         lines = io.StringIO(text, newline="")
-        while row := next(filter(None, _header_rows(lines, dialect)), None):
+        while row := next(filter(None, _parse_header_rows(lines, dialect)), None):
             is_comment = bool(dialect.comment) and row[0].startswith(dialect.comment)
             if names is None:
-                names = _names(row, dialect)
+                names = _name_columns(row, dialect)
             elif not is_comment:
                 below -= 1
             if not below:
-                return Header(names, start + len(_encoded(text[: lines.tell()])))
+                return Header(names, start + len(_encode_text(text[: lines.tell()])))
         start += len(piece)
     return None if names is None else Header(names, start)
 
 
-def _names(row: list[str], dialect: Dialect) -> list[str]:
+def _name_columns(row: list[str], dialect: Dialect) -> list[str]:
     """Return the column names of a header record."""
     for name in row:
-        _encoded(name).decode()
+        _encode_text(name).decode()
     if dialect.comment and row[0].startswith(dialect.comment):
         row = [row[0].removeprefix(dialect.comment).strip(), *row[1:]]
     if dialect.first is not None:
@@ -149,17 +149,17 @@ def _names(row: list[str], dialect: Dialect) -> list[str]:
     return row[: len(row) - dialect.extra] if dialect.extra and not any(row[-dialect.extra :]) else row
 
 
-def _header_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
+def _parse_header_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
     if dialect.separator == BLANK:
-        lines = (_decoded(_blanks_single(_encoded(line), dialect)) for line in lines)
-    return _rows_in(lines, dialect)
+        lines = (_decode_text(_reduce_blanks(_encode_text(line), dialect)) for line in lines)
+    return _parse_rows(lines, dialect)
 
 
-def _rows_in(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
+def _parse_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
     return csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote)
 
 
-def pieces(
+def cut_pieces(
     stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", dialect: Dialect = PLAIN
 ) -> Iterator[bytes]:
     """Cut the rest of a stream into pieces of whole records of about `size` bytes; a record begins the rest.
@@ -175,7 +175,7 @@ def pieces(
     """
     while block := stream.read(size):
         rest += block
-        end = _last_end(rest, dialect)
+        end = _find_last_end(rest, dialect)
         if end:
             yield rest[:end]
             rest = rest[end:]
@@ -190,14 +190,14 @@ def pieces(
 
 def ends_record(data: bytes, dialect: Dialect = PLAIN) -> bool:
     """Tell if bytes that begin with a record also end with a whole record."""
-    return _last_end(data, dialect) == len(data)
+    return _find_last_end(data, dialect) == len(data)
 
 
-def _last_end(data: bytes, dialect: Dialect) -> int:
+def _find_last_end(data: bytes, dialect: Dialect) -> int:
     """Return the end of the last record that ends within `data`, 0 without such a record."""
-    quotes = _quotes(data, dialect)
+    quotes = _find_quotes(data, dialect)
     if quotes is None or len(quotes) % 2 and len(data) - quotes[-1] > _LONG * csv.field_size_limit():
-        return _last_end_of_any(data, dialect)  # raises an error for an unclosed quote
+        return _find_any_last_end(data, dialect)  # raises an error for an unclosed quote
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -205,7 +205,7 @@ def _last_end(data: bytes, dialect: Dialect) -> int:
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
-def _quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
+def _find_quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
     """Return the positions of the quotes if they open and close in turn; None if they do not.
 
     An opening quote begins a field, a closing quote ends it. A doubled quote stands for a quote within a field; by this
@@ -228,20 +228,20 @@ def _quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
     return places if begins.all() and ends.all() else None
 
 
-def _last_end_of_any(data: bytes, dialect: Dialect) -> int:
-    """Return the result of `_last_end` for bytes with quotes in any place."""
+def _find_any_last_end(data: bytes, dialect: Dialect) -> int:
+    """Return the result of `_find_last_end` for bytes with quotes in any place."""
     # The mark becomes a separate record, unless the last line break is within quotes.
-    text = _decoded(data[: data.rfind(b"\n") + 1])
+    text = _decode_text(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
-    for _ in _rows_in(lines, dialect):
+    for _ in _parse_rows(lines, dialect):
         start, stop = stop, lines.tell()
-    return len(_encoded(text[:start]))
+    return len(_encode_text(text[:start]))
 
 
 def parse_records(
     data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, dialect: Dialect = PLAIN
-) -> Source:
+) -> RawRows:
     """Parse the records of a piece into the wanted columns, or all columns; an empty field is null.
 
     The column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows that are not
@@ -253,17 +253,17 @@ def parse_records(
     chosen = list(names if wanted is None else wanted)
     places = {name: place for place, name in enumerate(names)}
     if dialect.separator == BLANK:
-        data = _blanks_single(data, dialect)
-    table = _by_arrow(data, len(names) + dialect.extra, dialect)
+        data = _reduce_blanks(data, dialect)
+    table = _parse_by_arrow(data, len(names) + dialect.extra, dialect)
     if table is not None and not _needs_care(table, names, dialect):
         columns = {name: table.column(places[name]).combine_chunks() for name in chosen}
-        return Source(columns, table.num_rows)
-    return _by_python(data, names, chosen, dialect)
+        return RawRows(columns, table.num_rows)
+    return _parse_by_python(data, names, chosen, dialect)
 
 
 def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool:
     """Tell if rows of a piece may be comments or repeated headers, or have a field without a column name."""
-    pc = arrow.compute()
+    pc = arrow.load_compute()
     if any(column.null_count < len(column) for column in table.columns[len(names) :]):
         return True
     first = table.column(0)
@@ -273,29 +273,29 @@ def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool
         return False
     place = next((place for place, name in enumerate(names) if name), 0)
     # Comparing with a Python value would import pandas.
-    return bool(pc.any(pc.is_in(table.column(place), value_set=arrow.texts([names[place]]))).as_py())
+    return bool(pc.any(pc.is_in(table.column(place), value_set=arrow.build_texts([names[place]]))).as_py())
 
 
-def _by_python(data: bytes, names: Sequence[str], chosen: list[str], dialect: Dialect) -> Source:
+def _parse_by_python(data: bytes, names: Sequence[str], chosen: list[str], dialect: Dialect) -> RawRows:
     """Parse the records of a piece as Python's `csv` does."""
-    text = _decoded(data)
-    rows = [row for row in _rows_in(io.StringIO(text, newline=""), dialect) if row]
+    text = _decode_text(data)
+    rows = [row for row in _parse_rows(io.StringIO(text, newline=""), dialect) if row]
     if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", dialect):
         raise csv.Error("nothing closes a quote, within the field limit")
     read = len(rows)
-    rows = _without_headers(rows, names, dialect)
+    rows = _drop_headers(rows, names, dialect)
     width, most = len(names), len(names) + dialect.extra
     misshapen = {place for place, row in enumerate(rows) if not width <= len(row) <= most or any(row[width:])}
     invalid: set[int] = set()
     if not text.isascii() and _INVALID.search(text):
         invalid = {place for place, row in enumerate(rows) if _INVALID.search("\n".join(row))}
-    kept = _originals(rows, misshapen, invalid, width, dialect)
+    kept = _collect_originals(rows, misshapen, invalid, width, dialect)
     for place in invalid:
-        rows[place] = [_shown(field) for field in rows[place]]
+        rows[place] = [_escape_invalid(field) for field in rows[place]]
     for place in misshapen:
         rows[place] = [*rows[place], *[""] * (width - len(rows[place]))]
-    columns = {name: arrow.texts([row[names.index(name)] or None for row in rows]) for name in chosen}
-    found = Source(columns | kept, len(rows), left_out=read - len(rows))
+    columns = {name: arrow.build_texts([row[names.index(name)] or None for row in rows]) for name in chosen}
+    found = RawRows(columns | kept, len(rows), left_out=read - len(rows))
     if not misshapen and not invalid:
         return found
     problems = found.reasons()
@@ -304,7 +304,7 @@ def _by_python(data: bytes, names: Sequence[str], chosen: list[str], dialect: Di
     return found._replace(problems=problems)
 
 
-def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect) -> list[list[str]]:
+def _drop_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect) -> list[list[str]]:
     """Return rows without comments and without headers between them.
 
     Raises:
@@ -335,30 +335,30 @@ def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Diale
     return found
 
 
-def _originals(
+def _collect_originals(
     rows: Sequence[Sequence[str]], misshapen: set[int], invalid: set[int], width: int, dialect: Dialect
 ) -> dict[str, pa.Array]:
     """Return the columns that keep misshapen rows and rows that are not UTF-8 unchanged; empty without such rows."""
     kept: dict[str, pa.Array] = {}
     places = range(len(rows))
     if misshapen:
-        kept[CORRUPT] = arrow.texts(
-            [_shown(_line(rows[at], dialect)) if at in misshapen else None for at in places]
+        kept[CORRUPT] = arrow.build_texts(
+            [_escape_invalid(_format_line(rows[at], dialect)) if at in misshapen else None for at in places]
         )
     if invalid:
-        kept[BYTES] = base64_texts(
-            [_encoded(_line(rows[at], dialect)) if at in invalid else None for at in places]
+        kept[BYTES] = encode_base64(
+            [_encode_text(_format_line(rows[at], dialect)) if at in invalid else None for at in places]
         )
     if misshapen:
-        kept[FIELDS] = arrow.texts(
+        kept[FIELDS] = arrow.build_texts(
             [f"{len(rows[at])}, the header {width}" if at in misshapen else None for at in places]
         )
     return kept
 
 
-def _by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
+def _parse_by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
     """Parse records that Arrow and Python read alike; None for any other records."""
-    quotes = _quotes(data, dialect)
+    quotes = _find_quotes(data, dialect)
     if quotes is None or len(quotes) % 2 or data.count(b"\r") != data.count(b"\r\n") or data.startswith(BOM):
         return None
     names = [str(place) for place in range(width)]
@@ -380,31 +380,34 @@ def _by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
         return None
     if len(data) <= csv.field_size_limit():
         return table
-    lengths = [arrow.compute().max(arrow.compute().binary_length(column)).as_py() for column in table.columns]
+    lengths = [
+        arrow.load_compute().max(arrow.load_compute().binary_length(column)).as_py()
+        for column in table.columns
+    ]
     return table if max(length or 0 for length in lengths) <= csv.field_size_limit() else None
 
 
-def _decoded(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _shown(text: str) -> str:
+def _escape_invalid(text: str) -> str:
     """Return a text that shows invalid bytes as `\\xff` and the like."""
-    return _encoded(text).decode("utf-8", "backslashreplace")
+    return _encode_text(text).decode("utf-8", "backslashreplace")
 
 
-def _line(fields: Sequence[str], dialect: Dialect) -> str:
+def _format_line(fields: Sequence[str], dialect: Dialect) -> str:
     line = io.StringIO()
     writer = csv.writer(line, delimiter=dialect.separator, quotechar=dialect.quote, lineterminator="")
     writer.writerow(fields)
     return line.getvalue()
 
 
-def _blanks_single(data: bytes, dialect: Dialect) -> bytes:
+def _reduce_blanks(data: bytes, dialect: Dialect) -> bytes:
     """Reduce each run of blanks outside of quotes to one blank, and remove blanks at both ends of a line."""
     mark = dialect.quote.encode()
     if mark not in data:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jobs.core.redaction import show_name
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect, is_cut_number
 from jobs.landing.shapes.header_lines import (
     NUMBER_OR_TIME,
     FileRecord,
     HeaderPlace,
+    count_units_below,
     find_header,
     has_no_header,
     read_records,
     record_with,
-    units_below,
 )
 from jobs.specs.files import BLANKS, SEPARATORS, Files
 
@@ -60,7 +60,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         columns: columns that the file must have, if known.
         named: the spec's settings for files.
     """
-    plain, text = _text_of(beginning, named)
+    plain, text = _decode_beginning(beginning, named)
     if named.comment is None and text.startswith("%"):  # as MATLAB and LaTeX write comments
         named = named.model_copy(update={"comment": "%"})
     given = BLANK if named.separator == BLANKS else named.separator
@@ -77,7 +77,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         records = read_records(text, one, plain.quote, is_cut)
         # The usual case. A blank line is not a record where blanks are separators.
         if columns and records and records[0].line == 0 and set(columns) <= set(records[0].fields):
-            return _with_header(
+            return _build_dialect(
                 plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
             )
         cuts.append(_Cut(one, records, HeaderPlace(0, 1, 0)))
@@ -87,35 +87,35 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         places = [(record_with(cut.records[:most], columns, mark), order) for order, cut in enumerate(cuts)]
         if sure := [(place, order) for place, order in places if place is not None]:
             place, order = min(sure, key=lambda one: (cuts[one[1]].records[one[0]].line, one[1]))
-            return _with_header(plain, cuts[order], place, columns, named)
-    cuts = [_with_place(cut, named) for cut in cuts]
+            return _build_dialect(plain, cuts[order], place, columns, named)
+    cuts = [_locate_header(cut, named) for cut in cuts]
     fields = len(named.columns) or None
-    best = max(cuts[: len(SEPARATORS)], key=lambda cut: _merit(cut, fields))
-    if len(cuts) > len(SEPARATORS) and _merit(best, fields)[0] < 1.0:
-        best = max((best, cuts[-1]), key=lambda cut: _merit(cut, fields))
+    best = max(cuts[: len(SEPARATORS)], key=lambda cut: _score_cut(cut, fields))
+    if len(cuts) > len(SEPARATORS) and _score_cut(best, fields)[0] < 1.0:
+        best = max((best, cuts[-1]), key=lambda cut: _score_cut(cut, fields))
     if named.columns:
         return plain._replace(
             separator=best.separator, names=tuple(named.columns), comment=named.comment or ""
         )
-    if not any(_merit(best)):
+    if not any(_score_cut(best)):
         return plain._replace(
             separator=best.separator, below=named.units_rows or 0, comment=named.comment or ""
         )
-    return _with_header(plain, best, best.place.record, columns, named)
+    return _build_dialect(plain, best, best.place.record, columns, named)
 
 
-def _text_of(beginning: bytes, named: Files) -> tuple[Dialect, str]:
+def _decode_beginning(beginning: bytes, named: Files) -> tuple[Dialect, str]:
     """Detect encoding and line ends; return them as a dialect, with the text of a file's beginning."""
     encoding = "utf-8" if named.encoding is None else named.encoding
     if named.encoding is None:
-        encoding = _wide_encoding(beginning) or encoding
+        encoding = _find_wide_encoding(beginning) or encoding
     data = beginning if encoding != "utf-8" else beginning.removeprefix(BOM)
     text = data.decode(encoding, "backslashreplace").removeprefix("\ufeff")
     by_cr = "\r" in text and "\n" not in text
     return Dialect(encoding=encoding, by_cr=by_cr), text.replace("\r", "\n") if by_cr else text
 
 
-def _wide_encoding(beginning: bytes) -> str | None:
+def _find_wide_encoding(beginning: bytes) -> str | None:
     """Return a UTF-16 encoding for a file with its mark, or with a NUL in every other byte; else None."""
     if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
@@ -136,15 +136,15 @@ def _quote_of(text: str) -> str:
     return "'" if is_quoted else '"'
 
 
-def _with_place(cut: _Cut, named: Files) -> _Cut:
+def _locate_header(cut: _Cut, named: Files) -> _Cut:
     """Return records with the likely position of their header: the first record if the spec sets `skip_lines`."""
     if named.skip_lines is None:
         return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
     width = len(cut.records[0].fields) if cut.records else 0
-    return cut._replace(place=HeaderPlace(0, 1, width, units_below(cut.records, 0)))
+    return cut._replace(place=HeaderPlace(0, 1, width, count_units_below(cut.records, 0)))
 
 
-def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
+def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
     """Return the dialect of a file whose header is the record at `place`; -1: there is no header."""
     records, mark = cut.records, named.comment or COMMENT
     if not records:
@@ -156,14 +156,14 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
     comment = named.comment or (mark if commented else "")
     if place < 0:
         return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
-    below = units_below(records, place)
+    below = count_units_below(records, place)
     header = records[place].fields
     rows = [
         one.fields
         for one in records[place + 1 + below :]
         if not (comment and one.fields[0].startswith(comment))
     ]
-    extra, unnamed = _fields_without_name(header, rows)
+    extra, unnamed = _count_unnamed_fields(header, rows)
     return plain._replace(
         separator=cut.separator,
         skip=plain.skip + records[place].line,
@@ -174,7 +174,7 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
     )
 
 
-def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
+def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
     """Return the number of empty fields at the end of rows without a name, and whether the first field lacks one."""
     if not rows:
         return 0, False
@@ -192,7 +192,7 @@ def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -
     return 0, numbered or len(rows) > 1 and len({row[0] for row in rows}) == len(rows) and not is_fraction
 
 
-def header_words(dialect: Dialect) -> list[str]:
+def describe_header(dialect: Dialect) -> list[str]:
     """Describe in words where a file's encoding, header, comments and quotes differ from most files."""
     words = []
     if dialect.encoding != "utf-8":
@@ -203,7 +203,7 @@ def header_words(dialect: Dialect) -> list[str]:
         what = "the first row" if dialect.names else "the header"
         words.append(f"{what} is line {dialect.skip + 1:,}, and {lines} above it {verb} left out")
     if dialect.below:
-        words.append(f"{plural(dialect.below, 'row')} of units below the header left out")
+        words.append(f"{format_count(dialect.below, 'row')} of units below the header left out")
     if dialect.comment:
         words.append(f"lines that begin with {dialect.comment} left out")
     if dialect.first is not None:
@@ -213,39 +213,37 @@ def header_words(dialect: Dialect) -> list[str]:
     return words
 
 
-def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
+def suggest_setting(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     """Return why a file's header may lack columns, and the setting to change; empty if not due to its dialect."""
     found = find_dialect(beginning, columns, named)
-    rows = _rows_below(beginning, found)
+    rows = _parse_rows_below(beginning, found)
     if found.names or not rows:
         return ""
     if not set(columns) & set(rows[0]) and has_no_header(rows):
         names = ", ".join(columns) if len(columns) == len(rows[0]) else f"{', '.join(columns)}, ..."
         return (
-            f"its first line looks like a row ({_shown(found.separator.join(rows[0]))}): if it has no header, name its "
+            f"its first line looks like a row ({_quote_name(found.separator.join(rows[0]))}): if it has no header, name its "
             f"{len(rows[0])} columns in order in the spec, files: {{columns: [{names}]}}"
         )
     if found.skip:
         return (
-            f"the header seems to be line {found.skip + 1} ({_shown(found.separator.join(rows[0]))}); if another line "
+            f"the header seems to be line {found.skip + 1} ({_quote_name(found.separator.join(rows[0]))}); if another line "
             "is, name the number of lines above it in the spec, such as files: {skip_lines: 1}"
         )
     if len(rows[0]) == 1 and named.separator is not None:
-        return (
-            f"with {NAMES[found.separator]} as files.separator its header is one field ({_shown(rows[0][0])})"
-        )
+        return f"with {NAMES[found.separator]} as files.separator its header is one field ({_quote_name(rows[0][0])})"
     return ""
 
 
-def _rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
+def _parse_rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
     """Return the fields of the records from the header on, below the skipped lines."""
-    _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
+    _, text = _decode_beginning(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     below = text.split("\n", found.skip)[-1]
     records = read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
     return [one.fields for one in records]
 
 
-def settings_of(beginning: bytes) -> Files:
+def detect_settings(beginning: bytes) -> Files:
     """Return the settings that a spec needs for a file: encoding, lines above the header, units and comments.
 
     A file without a header also gets made-up column names.
@@ -253,7 +251,7 @@ def settings_of(beginning: bytes) -> Files:
     encoding = "cp1252" if _is_windows(beginning) else None
     found = find_dialect(beginning, (), Files(encoding=encoding))
     return Files(
-        columns=list(_made_up_names(beginning, found)),
+        columns=list(_make_up_names(beginning, found)),
         skip_lines=found.skip or None,
         units_rows=found.below or None,
         comment=found.comment or None,
@@ -263,14 +261,14 @@ def settings_of(beginning: bytes) -> Files:
 
 def _is_windows(beginning: bytes) -> bool:
     """Tell if bytes are neither UTF-8 nor UTF-16, so probably Windows-1252."""
-    if _wide_encoding(beginning) or beginning.isascii():
+    if _find_wide_encoding(beginning) or beginning.isascii():
         return False
     return beginning.decode("utf-8", "ignore").isascii()
 
 
-def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
+def _make_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
     """Return made-up column names for a file without a header; empty for any other file."""
-    records = _rows_below(beginning, found)
+    records = _parse_rows_below(beginning, found)
     rows = [one for one in records if not (found.comment and one[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
         return ()
@@ -280,7 +278,7 @@ def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
     return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
 
 
-def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
+def _score_cut(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     """Return a score of how well a separator cuts records; below 1 the records have different numbers of fields.
 
     A good separator gives each record the same number of fields (`fields`, if known), and most fields are numbers or
@@ -309,5 +307,5 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     return 1.0 + values / max(len(cells), 1), width
 
 
-def _shown(text: str) -> str:
+def _quote_name(text: str) -> str:
     return repr(show_name(text))

@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.core.input_files import known_inputs
+from jobs.core.input_files import get_known_inputs
 from jobs.landing.file_landing import FileLanding, Landed, Refuse
-from jobs.landing.landed_files import FileState, transaction
+from jobs.landing.landed_files import FileState, build_file_transaction
 from jobs.landing.target_table import LandingTables
-from jobs.landing.values.times import now_us
+from jobs.landing.values.times import read_now_us
 from jobs.landing.written_pieces import (
     REJECTED,
     FilePieces,
     RowCounts,
     WritingTask,
-    Written,
-    rejected_rows,
+    WrittenPiece,
+    build_rejected_rows,
 )
 from jobs.state.encoding import arrow
-from jobs.storage.part_files import PartFile, attempt_name
-from jobs.storage.quarantine import TABLE, TooMany, refusal, too_many
+from jobs.storage.part_files import PartFile, name_attempt
+from jobs.storage.quarantine import TABLE, TooMany, build_refusal, is_over_limit
 from jobs.storage.table_log import Conflict, FileTable, append_rows, commit_or_remove
 from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
@@ -73,12 +73,12 @@ def land_all(
     Raises:
         UserError: a file has more rejected rows than the spec allows; without `refuse`, also if a file cannot land.
     """
-    for group in groups_of(landing.check_all(paths, refuse)):
+    for group in group_files(landing.check_all(paths, refuse)):
         if done := _land_group(landing, group, refuse, on_read):
             yield done
 
 
-def groups_of(files: Sequence[FileState]) -> Iterator[list[FileState]]:
+def group_files(files: Sequence[FileState]) -> Iterator[list[FileState]]:
     """Group files by commit: the files of a group have different contents and a limited total size."""
     group: list[FileState] = []
     digests: set[str] = set()
@@ -171,13 +171,13 @@ def _write(
     tables: LandingTables,
     counts: Mapping[str, RowCounts],
     on_read: OnRead,
-) -> list[Written]:
+) -> list[WrittenPiece]:
     """Write the rows of files, and add up the counts of each path.
 
     Raises:
         _UnfitGroup: some files cannot be read, or have too many rejected rows.
     """
-    targets = tables.targets()
+    targets = tables.list_targets()
     tasks = [
         WritingTask(
             landing.spec,
@@ -185,9 +185,9 @@ def _write(
             files,
             landing.history,
             *targets,
-            attempt_name(number, tables.attempt, 0, 0),
+            name_attempt(number, tables.attempt, 0, 0),
             tables.landed_at,
-            known_inputs(),
+            get_known_inputs(),
         )
         for number, files in enumerate(_cut(plans, landing.workers.count))
     ]
@@ -201,8 +201,8 @@ def _write(
                 counts[one.file.path].add(found)
     limit = landing.spec.quarantine
     for path, found in counts.items():
-        if too_many(limit, found.reasons, found.rows):
-            errors.setdefault(path, refusal(limit, found.reasons, found.rows, path, INPUT_ERROR))
+        if is_over_limit(limit, found.reasons, found.rows):
+            errors.setdefault(path, build_refusal(limit, found.reasons, found.rows, path, INPUT_ERROR))
     if errors:
         raise _UnfitGroup(errors)
     return written
@@ -251,7 +251,7 @@ def _check_again(landing: FileLanding, plans: Sequence[FilePieces]) -> None:
 def _commit(
     landing: FileLanding,
     plans: Sequence[FilePieces],
-    written: Sequence[Written],
+    written: Sequence[WrittenPiece],
     tables: LandingTables,
     counts: Mapping[str, RowCounts],
 ) -> list[Landed]:
@@ -259,13 +259,13 @@ def _commit(
     bad = [one.file for one in plans if counts[one.file.path].reasons]
     if bad:
         parts = [part for one in written for part in one.rejected]
-        _commit_files(landing, tables.ready_for_rejected(), parts, bad, {})
+        _commit_files(landing, tables.prepare_rejected(), parts, bad, {})
     # Commit also without a row. Else a file whose rows were all rejected would land after the spec is mended,
     # and again when its rejected rows are replayed.
     new = [one.file for one in plans if counts[one.file.path].rows or one.file in bad or one.known.kept]
     version = None
     if new:
-        metadata = {"userMetadata": json.dumps(_detail(landing, new, counts))}
+        metadata = {"userMetadata": json.dumps(_build_detail(landing, new, counts))}
         parts = [part for one in written for part in one.accepted]
         version = _commit_files(landing, tables.accepted, parts, new, metadata)
     return [
@@ -291,11 +291,11 @@ def _commit_files(
     metadata: Mapping[str, str],
 ) -> int | None:
     """Commit written parts with the transaction of each file; return the version."""
-    transactions = [transaction(landing.spec.name, one.path, one.digest) for one in files]
+    transactions = [build_file_transaction(landing.spec.name, one.path, one.digest) for one in files]
     return commit_or_remove(table, parts, lambda parts: table.commit_for_all(parts, transactions, metadata))
 
 
-def _detail(
+def _build_detail(
     landing: FileLanding, new: Sequence[FileState], counts: Mapping[str, RowCounts]
 ) -> dict[str, Any]:
     """Return the metadata for the commit of accepted rows."""
@@ -322,12 +322,12 @@ def keep_whole_file(warehouse: Tables, model: str, file: FileState, reason: str)
     name = f"ingest-{model}-{file.digest}-file", 1
     warehouse.create(TABLE, QUARANTINE)
     table = FileTable(warehouse, TABLE)
-    row = rejected_rows(
+    row = build_rejected_rows(
         REJECTED,
         model,
-        arrow.texts([f"file: {reason}"]),
-        arrow.texts([json.dumps({"file": file.path})]),
-        [arrow.texts([file.path]), arrow.texts([file.position])],
-        now_us(),
+        arrow.build_texts([f"file: {reason}"]),
+        arrow.build_texts([json.dumps({"file": file.path})]),
+        [arrow.build_texts([file.path]), arrow.build_texts([file.position])],
+        read_now_us(),
     )
     append_rows(table, row, name)

@@ -18,16 +18,23 @@ from pathlib import Path
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.core.input_files import open_input, part_files
-from jobs.landing.csv_parquet import begins_record
+from jobs.core.input_files import list_part_files, open_input
+from jobs.landing.csv_parquet import is_record_start
 from jobs.landing.file_parts import is_csv
 from jobs.landing.json_rows import is_json, spans_lines
-from jobs.landing.landed_files import FileState, Known, LandedFiles, Numbers, file_state, stamp_of
-from jobs.landing.reading import file_schema, pieces_of
+from jobs.landing.landed_files import (
+    FileState,
+    Known,
+    LandedFiles,
+    TransactionNumbers,
+    read_file_state,
+    stamp_of,
+)
+from jobs.landing.reading import cut_file_pieces, read_spec_schema
 from jobs.landing.target_table import prepare
 from jobs.landing.text_lines import is_text
-from jobs.landing.values.key_from_name import salt_of
-from jobs.landing.values.keys import key_types_of
+from jobs.landing.values.key_from_name import build_salt
+from jobs.landing.values.keys import derive_key_types
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import FilePieces, RowCounts
 from jobs.specs.model_spec import ModelSpec
@@ -105,7 +112,7 @@ class FileLanding:
             for path, look in zip(paths, looks, strict=True):
                 try:
                     schema, file = look.result()
-                    self._starts(file, self.landed.known(path, file.digest, numbers))
+                    self._find_starts(file, self.landed.known(path, file.digest, numbers))
                 except UserError as error:
                     if refuse is None:
                         raise
@@ -116,12 +123,12 @@ class FileLanding:
         finally:
             threads.shutdown(cancel_futures=True)
         if states and not self.key_types:
-            types = key_types_of(self.spec.naming_columns, schemas[0])
+            types = derive_key_types(self.spec.naming_columns, schemas[0])
             self.key_types = prepare(self.warehouse, self.spec, types)
         return states
 
     def _look_at(self, path: str) -> tuple[pa.Schema, FileState]:
-        return file_schema(self.spec, path), file_state(path, salt_of(self.spec, path))
+        return read_spec_schema(self.spec, path), read_file_state(path, build_salt(self.spec, path))
 
     def plan(self, file: FileState, known: Known) -> FilePieces:
         """Return the pieces of a file that land.
@@ -129,10 +136,10 @@ class FileLanding:
         Raises:
             UserError: the file cannot be read, or has landed with another content.
         """
-        start, middle = self._starts(file, known)
-        return FilePieces(file, known, pieces_of(self.spec, file.path, file.size, start, middle))
+        start, middle = self._find_starts(file, known)
+        return FilePieces(file, known, cut_file_pieces(self.spec, file.path, file.size, start, middle))
 
-    def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
+    def _find_starts(self, file: FileState, known: Known) -> tuple[int, int]:
         """Return the byte positions from which a file's accepted rows land, and its rejected rows are kept.
 
         They differ if a landing of a former content was killed between the commits of its rejected and accepted rows.
@@ -172,7 +179,7 @@ class FileLanding:
         )
         return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
-    def still(self, file: FileState, known: Known, numbers: Numbers) -> Known:
+    def still(self, file: FileState, known: Known, numbers: TransactionNumbers) -> Known:
         """Return which rows of a file are committed now, after checking that the rows that were read are still valid.
 
         numbers: transaction numbers as of now.
@@ -193,9 +200,9 @@ class FileLanding:
         return now
 
 
-def file_size(path: str) -> int:
+def read_file_size(path: str) -> int:
     """Return the size in bytes of a file, or of a folder's part files."""
-    return sum(file.stat().st_size for file in part_files(Path(path)))
+    return sum(file.stat().st_size for file in list_part_files(Path(path)))
 
 
 def _can_be_appended_to(path: Path) -> bool:
@@ -215,7 +222,7 @@ def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
-    digest, place = hashlib.sha256(salt_of(spec, path)), 0
+    digest, place = hashlib.sha256(build_salt(spec, path)), 0
     with open_input(path) as file:
         for line in file:
             row = line.rstrip(b"\r\n")
@@ -228,4 +235,4 @@ def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     whole = reversed(found)
     if is_json(path) or is_text(path):
         return next(whole, None)
-    return next((end for end in whole if begins_record(path, end, spec.file_columns, spec.files)), None)
+    return next((end for end in whole if is_record_start(path, end, spec.file_columns, spec.files)), None)

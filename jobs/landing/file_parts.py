@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from jobs.core.errors import UserError, first_line
+from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import open_input
 from jobs.core.redaction import show_name, show_names
 from jobs.landing.bounds import MOST, MOST_ROWS, is_out_of_memory, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, LONGEST, PIECE_BYTES, PLAIN, Dialect
 from jobs.landing.shapes.wide_files import WideColumns
-from jobs.specs.problems import closest
+from jobs.specs.problems import suggest_word
 
 BLANK_BYTES = b" \t\r\n"
 """Bytes that a blank line may contain."""
@@ -29,7 +29,7 @@ CSV_FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _KINDS = {**dict.fromkeys(CSV_FORMATS, "a CSV"), ".parquet": "a Parquet", ".orc": "an ORC"}
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Part of a file that can be read independently, also by a Spark worker.
 
     start, stop: range of bytes with whole lines or records, of Parquet row groups, or of ORC stripes; stop None: to the
@@ -52,7 +52,7 @@ def is_csv(path: str | Path) -> bool:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def report_unreadable(path: Path) -> Iterator[None]:
     """Turn the errors of a file that cannot be read into a UserError."""
     try:
         yield
@@ -65,11 +65,11 @@ def readable(path: Path) -> Iterator[None]:
             f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        if is_out_of_memory(error):  # `memory_limit` reports it
+        if is_out_of_memory(error):  # `limit_memory` reports it
             raise
         kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
         raise UserError(
-            f"{path}: cannot be read: it is not {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            f"{path}: cannot be read: it is not {kind} file, or is damaged ({extract_first_line(error)}); copy it again, or "
             "write it anew"
         ) from error
 
@@ -83,14 +83,14 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
     times = Counter(have)
     for name in wanted:
         if not times[name]:
-            hint = closest(name, have)
+            hint = suggest_word(name, have)
             listed = f"columns are {show_names(have)}"
             raise UserError(f"{path}: there is no column '{name}'; {hint or listed}")
         if times[name] > 1:
             raise UserError(f"{path}: column '{show_name(name)}' appears twice; rename one of them")
 
 
-def line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
+def cut_line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[FilePart]:
     """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
 
     A compressed file cannot be read from its middle, so it is one part.
@@ -101,34 +101,34 @@ def line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = 
         UserError: the file cannot be read.
     """
     if path.name.lower().endswith(".gz"):
-        return [Part(str(path), 0, None, most)]
-    found: list[Part] = []
-    with readable(path), open_input(path) as file:
+        return [FilePart(str(path), 0, None, most)]
+    found: list[FilePart] = []
+    with report_unreadable(path), open_input(path) as file:
         size = path.stat().st_size if stop is None else stop
         while start < size:
             file.seek(min(start + PIECE_BYTES, size))
             while (line := file.readline(PIECE_BYTES)) and not line.endswith(b"\n"):
                 if file.tell() - start > PIECE_BYTES + LONGEST:
-                    raise _too_long(path)
+                    raise _build_length_error(path)
             end = min(file.tell(), size)
-            found.append(Part(str(path), start, end, most))
+            found.append(FilePart(str(path), start, end, most))
             start = end
     return found
 
 
-def lines_of(part: Part) -> Iterator[list[bytes]]:
+def read_lines(part: FilePart) -> Iterator[list[bytes]]:
     """Yield the lines of a part of a file in batches, without a byte order mark at the file's beginning.
 
     Raises:
         UserError: the file cannot be read, a line is too long, or the content is far larger than the file's size.
     """
-    with readable(Path(part.path)):
-        for lines in limit_steps(_lines_of(part), part.path, part.most):
+    with report_unreadable(Path(part.path)):
+        for lines in limit_steps(_read_lines(part), part.path, part.most):
             for start in range(0, len(lines), MOST_ROWS):
                 yield lines[start : start + MOST_ROWS]
 
 
-def _lines_of(part: Part) -> Iterator[list[bytes]]:
+def _read_lines(part: FilePart) -> Iterator[list[bytes]]:
     with open_bytes(Path(part.path), part.most) as file:
         file.seek(part.start)
         if part.start == 0 and file.read(len(BOM)) != BOM:
@@ -142,10 +142,10 @@ def _lines_of(part: Part) -> Iterator[list[bytes]]:
             if mark:
                 yield _MANY_BLANK.sub(b"\n", whole).split(b"\n")
             if len(rest) > LONGEST:
-                raise _too_long(part.path)
+                raise _build_length_error(part.path)
         if rest:
             yield [rest]
 
 
-def _too_long(path: str | Path) -> UserError:
+def _build_length_error(path: str | Path) -> UserError:
     return UserError(f"{path}: has a line of more than {LONGEST:,} bytes; write a row on each line")

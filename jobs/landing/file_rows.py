@@ -11,77 +11,77 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.core.input_files import find_files, names_several, path_of
-from jobs.core.report import plural
-from jobs.landing.csv_parquet import FORMATS, found_dialect, read, read_schema
+from jobs.core.input_files import find_files, is_several_files, parse_path
+from jobs.core.report import format_count
+from jobs.landing.csv_parquet import FORMATS, read, read_dialect, read_schema
 from jobs.landing.csv_records import COMMA, PLAIN
-from jobs.landing.dialects import ANY, NAMES, header_words
+from jobs.landing.dialects import ANY, NAMES, describe_header
 from jobs.landing.file_parts import check_columns, is_csv
 from jobs.landing.json_rows import (
     SCHEMA_DOCUMENTS,
-    documents,
     is_json,
     is_number,
     is_whole,
-    object_of,
+    parse_object,
+    read_json_documents,
     read_objects,
 )
-from jobs.landing.json_rows import parts as json_parts
+from jobs.landing.json_rows import list_json_parts as json_parts
 from jobs.landing.json_rows import read_part as read_documents
-from jobs.landing.raw_rows import Source, joined
-from jobs.landing.reading import ALWAYS_READ, endings_of, reader_of, schema_of
-from jobs.landing.shapes.wide_files import wide_words
+from jobs.landing.raw_rows import RawRows, join_parts
+from jobs.landing.reading import ALWAYS_READ, list_endings, read_keyed_schema, select_reader
+from jobs.landing.shapes.wide_files import describe_wide
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
 
-def files_of(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
+def list_input_files(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
     """Return the files of an input: a file, a folder or a glob. A single file is not checked for existence.
 
     Raises:
         UserError: a folder or a glob has no file with these endings, or the input is not a path.
     """
-    if names_several(input, endings):
+    if is_several_files(input, endings):
         return [Path(one) for one in find_files([input], endings)]
-    return [path_of(input)]
+    return [parse_path(input)]
 
 
-def read_rows(spec: ModelSpec, input: str) -> Source:
+def read_rows(spec: ModelSpec, input: str) -> RawRows:
     """Read the columns of a spec, under the spec's names, from all files of an input, in order.
 
     Raises:
         UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files; or there
             is no row.
     """
-    found = {path: first_rows(spec, path) for path in files_of(input, endings_of(spec))}
+    found = {path: read_first_rows(spec, path) for path in list_input_files(input, list_endings(spec))}
     paths = [path for path, source in found.items() if source.rows]
     if not paths:
         raise UserError(f"{input}: has no rows; give a file with rows below its header")
-    sources = _written_alike([found[path] for path in paths], list(map(is_json, paths)))
+    sources = _unify_types([found[path] for path in paths], list(map(is_json, paths)))
     names = list(sources[0].columns)
     for path, source in zip(paths, sources, strict=True):
         check_types(path, [sources[0], source], names)
-    return take_columns(spec, sources[0] if len(sources) == 1 else joined(sources, names))
+    return take_columns(spec, sources[0] if len(sources) == 1 else join_parts(sources, names))
 
 
-def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
+def read_first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> RawRows:
     """Read about `most` first rows of a file: the columns of a spec, under the file's names.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
     """
-    schema_of(spec, str(path))
-    reader = reader_of(spec, str(path))
+    read_keyed_schema(spec, str(path))
+    reader = select_reader(spec, str(path))
     sources = (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns))
     found = take_rows(sources, most)
     named = [] if spec.key_from_name is None else [spec.key_from_name]
-    return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
+    return found[0] if len(found) == 1 else join_parts(found, [*spec.file_columns, *named])
 
 
-def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
+def take_rows(sources: Iterable[RawRows], most: float) -> list[RawRows]:
     """Return the first batches that together have at least `most` rows; all batches if they have fewer."""
-    found: list[Source] = []
+    found: list[RawRows] = []
     rows = 0
     for source in sources:
         found.append(source)
@@ -91,7 +91,7 @@ def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
     return found
 
 
-def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
+def _unify_types(sources: list[RawRows], are_json: list[bool]) -> list[RawRows]:
     """Convert JSON numbers to texts in columns that have several types."""
     kinds = [{name: column.type for name, column in source.columns.items()} for source in sources]
     differ = {name for one in kinds for name, kind in one.items() if kind != kinds[0].get(name, kind)}
@@ -108,7 +108,7 @@ def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
     ]
 
 
-def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> Source:
+def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> RawRows:
     """Read the named columns, or all, of all files of an input without a model, in order.
 
     named: settings for the dialect of CSV files.
@@ -116,35 +116,35 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> S
     Raises:
         UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files.
     """
-    sources: list[Source] = []
-    for path in files_of(input, ALWAYS_READ):
-        source = _members(path, columns) if is_json(path) else read(path, columns, named)
+    sources: list[RawRows] = []
+    for path in list_input_files(input, ALWAYS_READ):
+        source = _read_members(path, columns) if is_json(path) else read(path, columns, named)
         sources.append(source._replace(decimal=named.decimal))
         if columns is None:
             check_columns(path, list(source.columns), list(sources[0].columns))
         check_types(path, sources, list(sources[0].columns))
-    return sources[0] if len(sources) == 1 else joined(sources, list(sources[0].columns))
+    return sources[0] if len(sources) == 1 else join_parts(sources, list(sources[0].columns))
 
 
-def _members(path: Path, columns: Sequence[str] | None) -> Source:
+def _read_members(path: Path, columns: Sequence[str] | None) -> RawRows:
     """Return the named members, or all, of all objects of a JSON file.
 
     Raises:
         UserError: the file cannot be read, lacks a member, or has values that are not objects.
     """
-    schema = columns_of(path, columns or ())
+    schema = read_columns_schema(path, columns or ())
     names = list(schema.names if columns is None else columns)
-    found = list(member_rows(path, schema, names))
-    source = joined(found, names)
+    found = list(read_member_rows(path, schema, names))
+    source = join_parts(found, names)
     problems = [] if source.problems is None else [one for one in source.problems if one is not None]
     if problems:
         raise UserError(
-            f"{path}: {plural(len(problems), 'row')}: {problems[0]}; write one object on each line"
+            f"{path}: {format_count(len(problems), 'row')}: {problems[0]}; write one object on each line"
         )
     return source
 
 
-def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -> None:
+def check_types(path: Path, sources: Sequence[RawRows], columns: Sequence[str]) -> None:
     """Check that the last source, which is from the file `path`, has the column types of the first source.
 
     Raises:
@@ -158,14 +158,16 @@ def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -
             )
 
 
-def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
+def describe_dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
     """Describe the unusual dialects among CSV files in words; an empty list if all files are usual."""
-    words = (dialect_words(path, spec.files, spec.file_columns) for path in map(Path, paths) if is_csv(path))
+    words = (
+        describe_dialect(path, spec.files, spec.file_columns) for path in map(Path, paths) if is_csv(path)
+    )
     found = Counter("; ".join(one) for one in words if one)
-    return [f"read {plural(count, 'file')}: {said}" for said, count in sorted(found.items())]
+    return [f"read {format_count(count, 'file')}: {said}" for said, count in sorted(found.items())]
 
 
-def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
+def describe_dialect(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
     """Describe in words where a file's notation differs from most files.
 
     Args:
@@ -173,19 +175,19 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
         files: the spec's settings for files.
         columns: columns of the file, to find the dialect of a CSV file.
     """
-    dialect = found_dialect(path, columns, files) if is_csv(path) else PLAIN
+    dialect = read_dialect(path, columns, files) if is_csv(path) else PLAIN
     words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
-    words += header_words(dialect)
+    words += describe_header(dialect)
     words += ["a comma before fractions"] if files.decimal == "," else []
     words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
     words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
     words += [f"{name} in {unit}" for name, unit in files.units.items()]
     words += [f"{word} is {number:g}" for word, number in files.words.items()]
     words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
-    return words + ([] if files.wide is None else [wide_words(files.wide)])
+    return words + ([] if files.wide is None else [describe_wide(files.wide)])
 
 
-def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
+def read_columns_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
     """Return the schema of a file without a model, after checking that the named columns exist.
 
     named: known settings for the dialect of CSV files.
@@ -195,26 +197,29 @@ def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sch
     """
     if not is_json(path):
         return read_schema(path, columns, named)
-    schema = member_schema(path)
+    schema = infer_member_schema(path)
     check_columns(path, schema.names, columns)
     return schema
 
 
-def member_schema(path: Path) -> pa.Schema:
+def infer_member_schema(path: Path) -> pa.Schema:
     """Return the schema of a file's first JSON objects; nested members are named `outer.inner`.
 
     Raises:
         UserError: the file cannot be read, or has no object.
     """
-    rows = [_flat(object_of(document)[0]) for document in documents(path, SCHEMA_DOCUMENTS)]
+    rows = [
+        _flatten_members(parse_object(document)[0])
+        for document in read_json_documents(path, SCHEMA_DOCUMENTS)
+    ]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if not names:
         raise UserError(f"{path}: has no JSON object with members; give a file with an object on each line")
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in names}
-    return pa.schema([(name, _kind(some)) for name, some in values.items()])
+    return pa.schema([(name, _infer_kind(some)) for name, some in values.items()])
 
 
-def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Source]:
+def read_member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[RawRows]:
     """Yield the named members of a file of JSON objects in the types of a schema, in batches of rows.
 
     Raises:
@@ -224,26 +229,32 @@ def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Sou
         for some in read_documents(part):
             exact = [name for name in names if schema.field(name).type == pa.int64()]
             found = read_objects(some, names, [], exact)
-            alike = {name: _typed(column, schema.field(name).type) for name, column in found.columns.items()}
+            alike = {
+                name: _cast_column(column, schema.field(name).type) for name, column in found.columns.items()
+            }
             yield found._replace(columns=alike)
 
 
-def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+def _flatten_members(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
     """Return an object's members; nested members are named `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in row.items():
-        found |= _flat(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": value}
+        found |= (
+            _flatten_members(value, f"{outer}{name}.")
+            if isinstance(value, dict)
+            else {f"{outer}{name}": value}
+        )
     return found
 
 
-def _kind(values: list[Any]) -> pa.DataType:
+def _infer_kind(values: list[Any]) -> pa.DataType:
     """Return the type of a member: numbers if all values are numbers, else texts."""
     if not values or not all(map(is_number, values)):
         return pa.string()
     return pa.int64() if all(map(is_whole, values)) else pa.float64()
 
 
-def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column in a type, or as texts if a later document has another type."""
     try:
         return column.cast(kind)

@@ -23,23 +23,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.core.input_files import NO_TEXT, has_text_name, inputs_in, warn_once
+from jobs.core.input_files import NO_TEXT, has_text_name, list_inputs, warn_once
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.file_groups import keep_whole_file, land_all
 from jobs.landing.file_landing import ChangedFile, FileLanding, Landed
-from jobs.landing.landed_files import file_state
-from jobs.landing.landed_report import accepted_notes, rejected_lines, row_data
-from jobs.landing.reading import ALWAYS_READ, endings_of
-from jobs.landing.values.key_from_name import salt_of
-from jobs.landing.values.rejected import advice
+from jobs.landing.landed_files import read_file_state
+from jobs.landing.landed_report import build_row_data, describe_accepted, describe_rejected
+from jobs.landing.reading import ALWAYS_READ, list_endings
+from jobs.landing.values.key_from_name import build_salt
+from jobs.landing.values.rejected import explain_reasons
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.lineage.leases import stream_lock
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.files import Files
+from jobs.storage.files import SmallFiles
 from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
@@ -59,19 +59,19 @@ class Stamp(NamedTuple):
 class Notes:
     """Outcomes of files: one small record per file. Its name holds the outcome, so listing the folder reads all."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SmallFiles) -> None:
         self._files = files
         self._done = {tuple(name.split("-")[:2]) for name in files.names("")}
 
     def has(self, path: str, stamp: Stamp) -> bool:
         """Tell if a file has an outcome for its current content."""
-        return (_short(path), _short(stamp)) in self._done
+        return (_hash_value(path), _hash_value(stamp)) in self._done
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
         """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
-        self._files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
-        self._done.add((_short(path), _short(stamp)))
+        self._files.write(f"{_hash_value(path)}-{_hash_value(stamp)}-{outcome}", content)
+        self._done.add((_hash_value(path), _hash_value(stamp)))
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -88,7 +88,7 @@ def _stamp(path: str) -> Stamp | None:
     return Stamp(found.st_size, found.st_mtime_ns)
 
 
-def _short(value: object) -> str:
+def _hash_value(value: object) -> str:
     return hashlib.sha256(str(value).encode()).hexdigest()[:20]
 
 
@@ -111,7 +111,7 @@ class Inbox:
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
     def _found(self) -> Iterator[tuple[str, Stamp]]:
-        for path in (path for folder in self.folders for path in inputs_in(folder, self.endings)):
+        for path in (path for folder in self.folders for path in list_inputs(folder, self.endings)):
             stamp = _stamp(path)
             if not has_text_name(path):
                 warn_once(f"{path}: is not read: {NO_TEXT}")
@@ -120,7 +120,7 @@ class Inbox:
 
 
 @dataclass
-class Totals:
+class WatchTotals:
     """Counts of one run."""
 
     files: int = 0
@@ -136,7 +136,7 @@ class FolderLanding:
 
     files: FileLanding
     inbox: Inbox
-    totals: Totals = field(default_factory=Totals)
+    totals: WatchTotals = field(default_factory=WatchTotals)
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
         """Land files; quarantine a whole file if its columns do not match the spec or it changed after it landed.
@@ -157,7 +157,7 @@ class FolderLanding:
     def _note(self, done: Landed, stamp: Stamp) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
-        for line in advice(self.files.spec, done.reasons, done.counts.examples):
+        for line in explain_reasons(self.files.spec, done.reasons, done.counts.examples):
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
         self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": done.digest, "rows": done.rows})
         self.totals.files += 1
@@ -176,7 +176,7 @@ class FolderLanding:
         spec = self.files.spec
         if spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        file = file_state(path, salt_of(spec, path))
+        file = read_file_state(path, build_salt(spec, path))
         keep_whole_file(self.files.warehouse, spec.name, file, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
@@ -205,7 +205,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
         warehouse = Tables(settings.warehouse)
         notes = Notes(warehouse.files(f"_folders/{spec.name}"))
         files = FileLanding(warehouse, spec, changed, workers=workers)
-        landing = FolderLanding(files, Inbox(folders, notes, endings_of(spec)))
+        landing = FolderLanding(files, Inbox(folders, notes, list_endings(spec)))
         with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():
                 ready = landing.inbox.ready(time.monotonic())
@@ -217,20 +217,22 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     return _report(spec, landing.totals, time.monotonic() - began)
 
 
-def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
+def _report(spec: ModelSpec, totals: WatchTotals, seconds: float) -> Report:
     counts, reasons = totals.counts, totals.reasons
-    lines = [f"landed {plural(counts.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
-    lines += rejected_lines(spec, counts, reasons)
-    lines += accepted_notes(spec, counts, [counts.span], in_parts=counts.parts > totals.files)
+    lines = [
+        f"landed {format_count(counts.rows, 'row')} of {format_count(totals.files, 'file')} for {spec.name}"
+    ]
+    lines += describe_rejected(spec, counts, reasons)
+    lines += describe_accepted(spec, counts, [counts.span], in_parts=counts.parts > totals.files)
     if totals.refused:
-        lines.append(f"quarantined {plural(totals.refused, 'whole file')}")
+        lines.append(f"quarantined {format_count(totals.refused, 'whole file')}")
     return Report(
         lines,
         {
             "model": spec.name,
             "files_landed": totals.files,
             "files_refused": totals.refused,
-            **row_data(counts, reasons),
+            **build_row_data(counts, reasons),
             "version": totals.version,
             "seconds": seconds,
         },

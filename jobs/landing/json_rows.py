@@ -21,14 +21,21 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
-from jobs.landing.file_parts import BLANK_BYTES, Part, check_columns, line_parts, lines_of, readable
-from jobs.landing.raw_rows import Source, joined
-from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
+from jobs.landing.file_parts import (
+    BLANK_BYTES,
+    FilePart,
+    check_columns,
+    cut_line_parts,
+    read_lines,
+    report_unreadable,
+)
+from jobs.landing.raw_rows import RawRows, join_parts
+from jobs.landing.shapes.json_values import BEGINNING, describe_members, read_row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
-from jobs.landing.values.key_from_name import document_with_key
+from jobs.landing.values.key_from_name import add_key_to_document
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
-from jobs.state.encoding.arrow import compute
+from jobs.state.encoding.arrow import load_compute
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
@@ -59,7 +66,7 @@ class _Number(str):
 
 def read_objects(
     documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
-) -> Source:
+) -> RawRows:
     """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
     A column is text, or numbers if all documents have numbers in it. Other members are ignored.
@@ -70,43 +77,43 @@ def read_objects(
         keys: key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
         exact: other columns whose numbers keep their spelling.
     """
-    parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
-    return joined(parts, columns)
+    parts = _read_parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
+    return join_parts(parts, columns)
 
 
-def _parts(documents: pa.Array, wanted: _Wanted) -> list[Source]:
+def _read_parts(documents: pa.Array, wanted: _Wanted) -> list[RawRows]:
     """Read runs of documents, each with the fastest possible reader."""
     if len(documents) == 0:
         return []
-    ordinary = _ordinary(documents)
+    ordinary = _find_ordinary(documents)
     ends = np.flatnonzero(np.diff(ordinary)) + 1
     if len(ends) > len(documents) // FEW:  # most runs are short
-        return [_one_by_one(documents, wanted)]
-    parts: list[Source] = []
+        return [_read_singly(documents, wanted)]
+    parts: list[RawRows] = []
     for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
         some = documents.slice(start, stop - start)
         if ordinary[start]:
-            schema = _schema(some.slice(0, FEW), wanted)
-            parts += _halved(some, schema, wanted)
+            schema = _infer_schema(some.slice(0, FEW), wanted)
+            parts += _read_halves(some, schema, wanted)
         else:
-            parts.append(_one_by_one(some, wanted))
+            parts.append(_read_singly(some, wanted))
     return parts
 
 
-def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
+def _find_ordinary(documents: pa.Array) -> NDArray[np.bool_]:
     try:
         text = documents.cast(pa.string())
     except pa.ArrowInvalid:
         return np.zeros(len(documents), bool)  # Python's reader finds the documents that are not UTF-8
-    pc = compute()
+    pc = load_compute()
     good = pc.match_substring_regex(text, _ORDINARY)
     odd = pc.match_substring_regex(text, _ODD)
     return arrow.to_numpy(pc.and_(good, pc.invert(odd)))
 
 
-def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
+def _infer_schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     """Infer the types of the columns from some documents; None if Arrow has no fitting type."""
-    rows = [object_of(document)[0] for document in documents.to_pylist()]
+    rows = [parse_object(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
         if "." in name and not any(name in row for row in rows):
@@ -124,21 +131,21 @@ def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     return pa.schema(list(kinds.items()))
 
 
-def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[Source]:
+def _read_halves(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[RawRows]:
     if schema is not None:
-        read = _by_arrow(documents, schema)
+        read = _read_by_arrow(documents, schema)
         if read is not None:
             return [read]
     if len(documents) <= FEW or schema is None:
-        return [_one_by_one(documents, wanted)]
+        return [_read_singly(documents, wanted)]
     middle = len(documents) // 2
     first, second = documents.slice(0, middle), documents.slice(middle)
-    return _halved(first, schema, wanted) + _halved(second, schema, wanted)
+    return _read_halves(first, schema, wanted) + _read_halves(second, schema, wanted)
 
 
-def _by_arrow(documents: pa.Array, schema: pa.Schema) -> Source | None:
+def _read_by_arrow(documents: pa.Array, schema: pa.Schema) -> RawRows | None:
     """Read ordinary documents; None if one does not match the schema."""
-    pc = compute()
+    pc = load_compute()
     lines = pc.binary_join_element_wise(
         documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))
     )
@@ -158,21 +165,24 @@ def _by_arrow(documents: pa.Array, schema: pa.Schema) -> Source | None:
         return None
     found = table.combine_chunks()
     columns = {name: found.column(name).combine_chunks() for name in schema.names}
-    return Source(columns, len(documents))
+    return RawRows(columns, len(documents))
 
 
-def _one_by_one(documents: pa.Array, wanted: _Wanted) -> Source:
+def _read_singly(documents: pa.Array, wanted: _Wanted) -> RawRows:
     rows: list[Mapping[str, Any]] = []
     problems = np.full(len(documents), None, object)
     for place, document in enumerate(documents.to_pylist()):
-        row, problem = object_of(document)
-        problems[place] = problem or _key_problem(row, wanted.keys)
+        row, problem = parse_object(document)
+        problems[place] = problem or _find_key_problem(row, wanted.keys)
         rows.append(row)
-    columns = {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns}
-    return Source(columns, len(rows), problems)
+    columns = {
+        name: arrow.build_texts([_format_text(find_member(row, name)) for row in rows])
+        for name in wanted.columns
+    }
+    return RawRows(columns, len(rows), problems)
 
 
-def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
+def parse_object(document: bytes) -> tuple[dict[str, Any], str | None]:
     """Return a document's members, and why it is invalid (None: valid); numbers keep their spelling."""
     try:
         text = document.decode("utf-8-sig")
@@ -187,7 +197,7 @@ def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
 
 
-def member_of(row: Mapping[str, Any], name: str) -> Any:
+def find_member(row: Mapping[str, Any], name: str) -> Any:
     """Return a member of an object; if it lacks a name with dots, the nested member, as in `main.temp`."""
     if name in row or "." not in name:
         return row.get(name)
@@ -198,34 +208,34 @@ def member_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def has_member(row: Mapping[str, Any], name: str) -> bool:
-    """Tell if an object has a member, null or not; `name` as in `member_of`."""
+    """Tell if an object has a member, null or not; `name` as in `find_member`."""
     above, _, last = name.rpartition(".")
     if name in row or not above:
         return name in row
-    inner = member_of(row, above)
+    inner = find_member(row, above)
     return isinstance(inner, dict) and last in inner
 
 
 def is_whole(value: Any) -> bool:
-    """Tell if a member returned by `object_of` is a whole number."""
+    """Tell if a member returned by `parse_object` is a whole number."""
     return isinstance(value, _Number) and value.lstrip("-").isdigit()
 
 
 def is_number(value: Any) -> bool:
-    """Tell if a member returned by `object_of` is a number."""
+    """Tell if a member returned by `parse_object` is a number."""
     return isinstance(value, _Number)
 
 
-def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+def _find_key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     for name in keys:
-        value = member_of(row, name)
+        value = find_member(row, name)
         fraction = isinstance(value, _Number) and not value.lstrip("-").isdigit()
         if fraction or isinstance(value, dict | list):
             return f"key {name}: not text or a whole number"
     return None
 
 
-def _text(value: Any) -> str | None:
+def _format_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -245,7 +255,7 @@ def spans_lines(path: Path) -> bool:
     return values_span_lines(beginning)
 
 
-def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) -> list[bytes]:
+def read_json_documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) -> list[bytes]:
     """Return all documents of a file, or the first `most`.
 
     columns: as in `read_part`.
@@ -254,14 +264,14 @@ def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) 
         UserError: the file cannot be read, or is not JSON.
     """
     found: list[bytes] = []
-    for some in read_part(Part(str(path), 0, None), columns):
+    for some in read_part(FilePart(str(path), 0, None), columns):
         found += some.to_pylist()
         if most is not None and len(found) >= most:
             return found[:most]
     return found
 
 
-def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
+def list_json_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[FilePart]:
     """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
 
     most: bytes of memory for reading a part.
@@ -269,11 +279,15 @@ def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST)
     Raises:
         UserError: the file cannot be read.
     """
-    with _readable(path):
-        return [Part(str(path), 0, None, most)] if spans_lines(path) else line_parts(path, start, stop, most)
+    with _report_unreadable(path):
+        return (
+            [FilePart(str(path), 0, None, most)]
+            if spans_lines(path)
+            else cut_line_parts(path, start, stop, most)
+        )
 
 
-def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
+def read_part(part: FilePart, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
     """Yield the documents (binary) of a part of a file, in batches.
 
     columns: columns of a row, to tell a single object that is a row from an envelope of rows.
@@ -282,37 +296,37 @@ def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
         UserError: the file cannot be read, or is not JSON.
     """
     path = Path(part.path)
-    with _readable(path):
+    with _report_unreadable(path):
         if not spans_lines(path):
-            for lines in lines_of(part):
-                yield _documents_in(lines)
+            for lines in read_lines(part):
+                yield _collect_documents(lines)
             return
-        yield from limit_steps(_values_of(part, columns), path, part.most)
+        yield from limit_steps(_read_values(part, columns), path, part.most)
 
 
-def _values_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Array]:
+def _read_values(part: FilePart, columns: Sequence[str]) -> Iterator[pa.Array]:
     """Yield the rows of a file without one object per line, in batches."""
     some: list[bytes] = []
     size = 0
     with open_bytes(Path(part.path), part.most) as file:
-        for text in row_texts(file, Path(part.path), columns):
+        for text in read_row_texts(file, Path(part.path), columns):
             some.append(text.encode("utf-8", "surrogatepass"))
             size += len(text)
             if size > PIECE_BYTES or len(some) == MOST_ROWS:
-                yield _documents_in(some)
+                yield _collect_documents(some)
                 some, size = [], 0
-    yield _documents_in(some)
+    yield _collect_documents(some)
 
 
-def _documents_in(lines: Iterable[bytes]) -> pa.Array:
+def _collect_documents(lines: Iterable[bytes]) -> pa.Array:
     return pa.array([document for line in lines if (document := line.strip(BLANK_BYTES))], pa.binary())
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _report_unreadable(path: Path) -> Iterator[None]:
     """Turn the errors of a file that cannot be read, or is not JSON, into a UserError."""
     try:
-        with readable(path):
+        with report_unreadable(path):
             yield
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply; write one flat object for each row") from None
@@ -322,7 +336,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
+def infer_json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     """Return the spec's columns with the types of a file's first documents.
 
     Raises:
@@ -332,35 +346,38 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
         raise UserError(
             f"{path}: files.wide of the spec is for CSV, Parquet and ORC; write a row for each value, or convert it"
         )
-    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS, spec.file_columns)]
+    rows = [
+        parse_object(document)[0]
+        for document in read_json_documents(path, SCHEMA_DOCUMENTS, spec.file_columns)
+    ]
     if not rows:
         raise UserError(f"{path}: is empty; give a file with an object on each line")
     have = {name: None for row in rows for name in row}
     have |= {
-        name: None for name in spec.file_columns if any(member_of(row, name) is not None for row in rows)
+        name: None for name in spec.file_columns if any(find_member(row, name) is not None for row in rows)
     }
     if len(rows) == 1 and not set(spec.file_columns) & set(have) and spans_lines(path):
         raise UserError(
-            f"{path}: is one object with the members {described(rows[0])}, in which no rows were found: write one "
+            f"{path}: is one object with the members {describe_members(rows[0])}, in which no rows were found: write one "
             "object on each line, or one array of them"
         )
     check_columns(path, list(have), spec.file_columns)
     kinds = {}
-    exact = spec.file_names([*spec.naming_columns, spec.time])
+    exact = spec.list_file_columns([*spec.naming_columns, spec.time])
     for name in (one for one in spec.file_columns if one in have):
-        values = [value for row in rows if (value := member_of(row, name)) is not None]
+        values = [value for row in rows if (value := find_member(row, name)) is not None]
         whole = bool(values) and all(map(is_whole, values))
         number = whole and name in exact
         kinds[name] = pa.int64() if number else pa.string()
     return pa.schema(list(kinds.items()))
 
 
-def document_rows(spec: ModelSpec, values: pa.Array, path: str) -> Source:
+def parse_documents(spec: ModelSpec, values: pa.Array, path: str) -> RawRows:
     """Return the spec's columns of N documents (binary) of a file, unchecked; a payload is a document."""
-    keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
-    exact = spec.file_names([spec.time, *spec.id_columns])
+    keys = spec.list_file_columns(name for name in spec.key if name != spec.key_from_name)
+    exact = spec.list_file_columns([spec.time, *spec.id_columns])
 
     def payload(at: int) -> str:
-        return document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
+        return add_key_to_document(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
 
     return read_objects(values, spec.file_columns, keys, exact)._replace(payload=payload)

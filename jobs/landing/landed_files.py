@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.core.input_files import open_input, part_files
+from jobs.core.input_files import list_part_files, open_input
 from jobs.storage.measurements_table import HISTORY_PREFIX
 from jobs.storage.quarantine import TABLE
 from jobs.storage.tables import measurements
@@ -32,12 +32,12 @@ _NO_PATH = 1
 """Number of the transactions of releases that did not record paths."""
 
 
-def transaction(model: str, path: str, digest: str) -> tuple[str, int]:
+def build_file_transaction(model: str, path: str, digest: str) -> tuple[str, int]:
     """Return the Delta transaction (application, number) that commits a file with this content."""
-    return f"ingest-{model}-{digest}", path_number(path)
+    return f"ingest-{model}-{digest}", hash_path(path)
 
 
-def path_number(path: str) -> int:
+def hash_path(path: str) -> int:
     """Return the transaction number of a path: 60 bits of its hash, greater than the number of earlier releases."""
     return int(hashlib.sha256(path.encode()).hexdigest()[:15], 16) + _NO_PATH + 1
 
@@ -56,11 +56,11 @@ class FileState(NamedTuple):
         return json.dumps({"file": self.path, "sha256": self.digest})
 
 
-def file_state(path: str, salt: bytes = b"") -> FileState:
+def read_file_state(path: str, salt: bytes = b"") -> FileState:
     """Return the state of a file with the SHA-256 of its content, after `salt`."""
     size, changed = stamp_of(path)
     digest = hashlib.sha256(salt)
-    for file in part_files(Path(path)):
+    for file in list_part_files(Path(path)):
         with open_input(file) as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
@@ -69,7 +69,7 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
 
 def stamp_of(path: str) -> tuple[int, int]:
     """Return the size in bytes of a file, or of a folder's part files, and its modification time (ns)."""
-    stats = [file.stat() for file in part_files(Path(path))]
+    stats = [file.stat() for file in list_part_files(Path(path))]
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
@@ -93,7 +93,7 @@ class Known:
 
 
 @dataclass
-class Numbers:
+class TransactionNumbers:
     """Transaction number of each content, in the measurements and in the quarantine."""
 
     accepted: dict[str, int]
@@ -102,7 +102,7 @@ class Numbers:
     @cached_property
     def by_path(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
         """Return the contents of each transaction number, in the measurements and in the quarantine."""
-        return _inverted(self.accepted), _inverted(self.rejected)
+        return _invert_numbers(self.accepted), _invert_numbers(self.rejected)
 
 
 @dataclass
@@ -112,22 +112,22 @@ class LandedFiles:
     warehouse: Tables
     model: str
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> TransactionNumbers:
         """Return the transaction numbers of both tables as of now, for many calls of `known`."""
-        return Numbers(self._numbers(measurements(self.model)), self._numbers(TABLE))
+        return TransactionNumbers(self._numbers(measurements(self.model)), self._numbers(TABLE))
 
-    def known(self, path: str, digest: str, numbers: Numbers | None = None) -> Known:
+    def known(self, path: str, digest: str, numbers: TransactionNumbers | None = None) -> Known:
         """Return which rows of a file with this content are committed, as of `numbers` or of now.
 
         A content that has landed under another path is the same file, moved or copied.
         """
         numbers = self.numbers() if numbers is None else numbers
         landed, kept = digest in numbers.accepted, digest in numbers.rejected
-        number = path_number(path)
+        number = hash_path(path)
         rows, bad = numbers.by_path
         accepted, rejected = rows.get(number, set()), bad.get(number, set())
         if _NO_PATH in rows:
-            accepted = accepted | self._former_of_earlier_release(path, rows[_NO_PATH])
+            accepted = accepted | self._find_former_digests(path, rows[_NO_PATH])
         if _NO_PATH in bad:
             rejected = rejected | self._rejected_by_earlier_release.get(path, set())
         return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
@@ -136,7 +136,7 @@ class LandedFiles:
         """Describe contents in words, with the details that the table's history still has."""
         if not self._commits.keys() >= set(digests):
             self.__dict__.pop("_commits")  # the cache is older than these commits
-        return " and ".join(_described(one, self._commits.get(one, {})) for one in digests)
+        return " and ".join(_describe_landing(one, self._commits.get(one, {})) for one in digests)
 
     def _numbers(self, table: str) -> dict[str, int]:
         """Return the number of each landed content's transaction."""
@@ -144,7 +144,7 @@ class LandedFiles:
         found = self.warehouse.transactions(table)
         return {match[1]: number for name, number in found.items() if (match := of_file.fullmatch(name))}
 
-    def _former_of_earlier_release(self, path: str, digests: set[str]) -> set[str]:
+    def _find_former_digests(self, path: str, digests: set[str]) -> set[str]:
         known = {digest for digest in digests if digest in self._commits}
         found = {digest for digest in known if self._commits[digest]["file"] == path}
         if not found and known != digests and path in self._origins:
@@ -158,7 +158,7 @@ class LandedFiles:
         # A commit of one file describes it directly; a commit of several files has a list.
         return {
             one["sha256"]: {**one, "version": entry.version}
-            for entry in self.warehouse.log_entries(table)
+            for entry in self.warehouse.read_log_entries(table)
             for one in entry.detail.get("files", [entry.detail])
             if "sha256" in one
         }
@@ -182,14 +182,14 @@ class LandedFiles:
         return found
 
 
-def _inverted(numbers: Mapping[str, int]) -> dict[int, set[str]]:
+def _invert_numbers(numbers: Mapping[str, int]) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for digest, number in numbers.items():
         found.setdefault(number, set()).add(digest)
     return found
 
 
-def _described(digest: str, commit: Mapping[str, Any]) -> str:
+def _describe_landing(digest: str, commit: Mapping[str, Any]) -> str:
     if digest == UNKNOWN:
         return "a content that the history no longer has"
     parts = [f"{commit['bytes']:,} bytes" if "bytes" in commit else "", f"SHA-256 {digest[:16]}"]

@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jobs.core.report import Report, plural
-from jobs.landing.remarks import absent_notes
-from jobs.landing.values.rejected import advice, doubtful_epoch, repeated
+from jobs.core.report import Report, format_count
+from jobs.landing.remarks import format_absent_notes
+from jobs.landing.values.rejected import describe_repeats, explain_reasons, find_epoch_doubt
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 
-def rejected_lines(
+def describe_rejected(
     spec: ModelSpec, counts: RowCounts, reasons: Mapping[str, int], unit: str = "row"
 ) -> list[str]:
     """Return lines on the quarantined rows: their number, the reasons and the remedies.
@@ -29,11 +29,11 @@ def rejected_lines(
     if not reasons:
         return []
     each = "; ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-    total = f"quarantined {plural(sum(reasons.values()), unit)}: {each}"
-    return [total, *(f"  {line}" for line in advice(spec, reasons, counts.examples, counts.span[1]))]
+    total = f"quarantined {format_count(sum(reasons.values()), unit)}: {each}"
+    return [total, *(f"  {line}" for line in explain_reasons(spec, reasons, counts.examples, counts.span[1]))]
 
 
-def accepted_notes(
+def describe_accepted(
     spec: ModelSpec,
     counts: RowCounts,
     spans: Iterable[tuple[int, int] | tuple[None, None]],
@@ -49,14 +49,14 @@ def accepted_notes(
         in_parts: repeats were counted only within each part of a file or source.
         lacking: files with rows that lack a measurement.
     """
-    doubts = {doubtful_epoch(spec, *one) for one in spans} - {None}
-    notes = absent_notes(spec, counts.absent, counts.rows, lacking)
+    doubts = {find_epoch_doubt(spec, *one) for one in spans} - {None}
+    notes = format_absent_notes(spec, counts.absent, counts.rows, lacking)
     shown = counts.repeats and spec.duplicates is None
-    repeat = [repeated(spec, counts.repeats, counts.span, in_parts)] if shown else []
+    repeat = [describe_repeats(spec, counts.repeats, counts.span, in_parts)] if shown else []
     return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
 
 
-def row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
+def build_row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
     """Return the numbers of a report as data."""
     return {
         "rows": counts.rows,
@@ -67,7 +67,7 @@ def row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def source_report(
+def build_source_report(
     warehouse: Tables,
     spec: ModelSpec,
     counts: RowCounts,
@@ -89,9 +89,14 @@ def source_report(
     note, upto, data = place
     version = warehouse.latest_version(measurements(spec.name))
     lines = [] if note is None else [note]
-    lines.append(f"landed {plural(counts.rows, unit)} of {spec.source.title} for {spec.name}{upto}")
-    lines += rejected_lines(spec, counts, counts.reasons, unit)
-    lines += accepted_notes(spec, counts, [counts.span], in_parts=True)
+    lines.append(f"landed {format_count(counts.rows, unit)} of {spec.source.title} for {spec.name}{upto}")
+    lines += describe_rejected(spec, counts, counts.reasons, unit)
+    lines += describe_accepted(spec, counts, [counts.span], in_parts=True)
     lines.append(f"the measurements table is at version {version}")
-    about = {"model": spec.name, "source": spec.source.title, **data, **row_data(counts, counts.reasons)}
+    about = {
+        "model": spec.name,
+        "source": spec.source.title,
+        **data,
+        **build_row_data(counts, counts.reasons),
+    }
     return Report(lines, {**about, "version": version, "seconds": time.monotonic() - began})

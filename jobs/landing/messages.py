@@ -19,11 +19,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.core.errors import UserError, first_line
-from jobs.landing.checking import check_rows, typed_columns
+from jobs.core.errors import UserError, extract_first_line
+from jobs.landing.checking import build_columns_ddl, check_rows
 from jobs.landing.json_rows import NOT_UTF8, read_objects
-from jobs.landing.raw_rows import Source as Columns
-from jobs.landing.raw_rows import valid_texts
+from jobs.landing.raw_rows import RawRows as Columns
+from jobs.landing.raw_rows import repair_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.state.encoding import arrow
@@ -41,7 +41,7 @@ REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
 _KEY_KINDS = ("string", "int", "bigint")
 
 
-def key_types(source: Source, names: list[str]) -> KeyTypes:
+def derive_topic_key_types(source: Source, names: list[str]) -> KeyTypes:
     """Return the types of key and id columns in the measurements table of a topic."""
     if source.format == "avro":
         whole = {
@@ -54,7 +54,7 @@ def key_types(source: Source, names: list[str]) -> KeyTypes:
     return {name: "bigint" if name in whole else "string" for name in names}
 
 
-def checked_messages(
+def read_checked_messages(
     messages: DataFrame,
     spec: ModelSpec,
     source: Source,
@@ -75,8 +75,10 @@ def checked_messages(
     if source.tombstones == "skip":
         kept = kept.filter(F.col("value").isNotNull())
     named = ["topic"] if several else []
-    raw = kept.select("value", "key", "partition", "offset", *named, _sent(kept), *_cells(spec, source))
-    schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
+    raw = kept.select(
+        "value", "key", "partition", "offset", *named, _select_send_time(kept), *_select_cells(spec, source)
+    )
+    schema = f"{REJECTED}, {build_columns_ddl(spec, types)}, {PARTITION} int, {OFFSET} bigint"
     schema += f", {TOPIC} string" if several else ""
     check = MessageChecker(spec, source, types, topic_id)
 
@@ -86,7 +88,7 @@ def checked_messages(
                 yield check(batch)
 
     if source.format == "avro":
-        check(_empty(raw, spec))  # refuses unusable column types before the query starts
+        check(_build_empty(raw, spec))  # refuses unusable column types before the query starts
     return raw.mapInArrow(work, schema)
 
 
@@ -99,12 +101,12 @@ class MessageChecker(NamedTuple):
     topic_id: str | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns of `checked_messages`."""
+        """Return the columns of `read_checked_messages`."""
         values = batch.column("value")
-        message_keys = self._message_keys(batch.column("key"))
+        message_keys = self._decode_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
         problems[arrow.to_numpy(values.is_null())] = TOMBSTONE
-        source = Columns(columns, len(values), problems, landed=_landed(batch))
+        source = Columns(columns, len(values), problems, landed=_read_send_times(batch))
         rows = check_rows(self.spec, source, self.types, self.source.title)
         reasons, written = rows.column(REASON).to_pylist(), rows.column(PAYLOAD)
         payloads: list[str | None] = [None] * len(values)
@@ -112,12 +114,12 @@ class MessageChecker(NamedTuple):
         for at, reason in enumerate(reasons):
             if reason is not None:
                 row = written[at].as_py()
-                payloads[at] = self._payload(values[at].as_py(), message_keys, at, problems[at], row)
-                positions[at] = self._position(batch, at)
+                payloads[at] = self._build_payload(values[at].as_py(), message_keys, at, problems[at], row)
+                positions[at] = self._format_position(batch, at)
         texts = {
-            REASON: arrow.texts(reasons),
-            PAYLOAD: arrow.texts(payloads),
-            POSITION: arrow.texts(positions),
+            REASON: arrow.build_texts(reasons),
+            PAYLOAD: arrow.build_texts(payloads),
+            POSITION: arrow.build_texts(positions),
         }
         place = [name for name in ("partition", "offset", "topic") if name in batch.schema.names]
         found = {name: rows.column(name) for name in self.spec.columns}
@@ -130,7 +132,7 @@ class MessageChecker(NamedTuple):
     ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
         """Return the unparsed columns, and the reasons (N,) why a message has no columns."""
         spec, key = self.spec, self.source.message_key
-        inner = spec.file_names(name for name in spec.columns if name != key)
+        inner = spec.list_file_columns(name for name in spec.columns if name != key)
         if self.source.format == "avro":
             names = [name for name in batch.schema.names if name.startswith("c_")]
             columns = {name[2:]: batch.column(name) for name in names}
@@ -140,28 +142,28 @@ class MessageChecker(NamedTuple):
                 known |= arrow.to_numpy(column.is_valid())
             problems = np.full(batch.num_rows, None, object)
             problems[~known] = NOT_AVRO
-            columns, not_utf8 = valid_texts(columns)
+            columns, not_utf8 = repair_texts(columns)
             if not_utf8 is not None:
                 problems[not_utf8] = NOT_UTF8
         else:
             filled = batch.column("value").fill_null(b"")
-            keys = spec.file_names(name for name in spec.key if name != key)
-            exact = spec.file_names([spec.time, *spec.id_columns])
+            keys = spec.list_file_columns(name for name in spec.key if name != key)
+            exact = spec.list_file_columns([spec.time, *spec.id_columns])
             found = read_objects(filled, inner, keys, exact)
             columns, problems = found.columns, found.reasons()
         if key is not None and message_keys is not None:
-            columns[spec.file_names([key])[0]] = message_keys
+            columns[spec.list_file_columns([key])[0]] = message_keys
         return columns, problems
 
-    def _message_keys(self, keys: pa.Array) -> pa.Array | None:
+    def _decode_keys(self, keys: pa.Array) -> pa.Array | None:
         if self.source.message_key is None:
             return None
         try:
             return keys.cast(pa.string())
         except pa.ArrowInvalid:
-            return pa.array([_text(key) for key in keys.to_pylist()], pa.string())
+            return pa.array([_decode_text(key) for key in keys.to_pylist()], pa.string())
 
-    def _payload(
+    def _build_payload(
         self,
         value: bytes | None,
         message_keys: pa.Array | None,
@@ -178,11 +180,11 @@ class MessageChecker(NamedTuple):
         inside = text.lstrip()[1:].lstrip()
         if message_keys is None or problem is not None:
             return text
-        (name,) = self.spec.file_names([self.source.message_key or ""])
+        (name,) = self.spec.list_file_columns([self.source.message_key or ""])
         key = json.dumps({name: message_keys[at].as_py()}, ensure_ascii=False)[:-1]
         return f"{key}{'' if inside.startswith('}') else ', '}{inside}"
 
-    def _position(self, batch: pa.RecordBatch, at: int) -> str:
+    def _format_position(self, batch: pa.RecordBatch, at: int) -> str:
         place: dict[str, Any] = {
             "topic": self.source.topic or batch.column("topic")[at].as_py(),
             "partition": batch.column("partition")[at].as_py(),
@@ -196,7 +198,7 @@ class MessageChecker(NamedTuple):
         return json.dumps(place, ensure_ascii=False)
 
 
-def _sent(messages: DataFrame) -> Column:
+def _select_send_time(messages: DataFrame) -> Column:
     """Return the broker's timestamp, else the start of the micro-batch: both stay the same in a retry."""
     began = F.current_timestamp()
     if "timestamp" not in messages.columns:
@@ -205,12 +207,12 @@ def _sent(messages: DataFrame) -> Column:
     return F.when(F.unix_micros(sent) > 0, sent).otherwise(began).alias(SENT)
 
 
-def _landed(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
+def _read_send_times(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
     """Return the send times of a batch's messages, in microseconds since 1970; None: unknown."""
     return arrow.to_numpy(batch.column(SENT).cast(pa.int64())) if SENT in batch.schema.names else None
 
 
-def _cells(spec: ModelSpec, source: Source) -> list[Column]:
+def _select_cells(spec: ModelSpec, source: Source) -> list[Column]:
     """Return the fields of an Avro record as columns c_<field>; none for JSON."""
     if source.format == "json":
         return []
@@ -218,28 +220,28 @@ def _cells(spec: ModelSpec, source: Source) -> list[Column]:
     if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
         value = F.when(F.substring(value, 1, 1) == F.lit(bytearray(1)), F.expr("substring(value, 6)"))
     names = [field["name"] for field in (source.avro_schema or {}).get("fields", [])]
-    wanted = spec.file_names(name for name in spec.columns if name != source.message_key)
+    wanted = spec.list_file_columns(name for name in spec.columns if name != source.message_key)
     absent = [name for name in wanted if name not in names]
     if absent:
         raise UserError(
             f"source.avro_schema of {spec.name} has no field {', '.join(absent)}, which the spec uses"
         )
     record = from_avro(value, json.dumps(source.avro_schema), {"mode": "PERMISSIVE"})
-    keys = [] if source.message_key is None else spec.file_names([source.message_key])
+    keys = [] if source.message_key is None else spec.list_file_columns([source.message_key])
     inner = [name for name in names if name not in keys]
     return [record.getField(name).alias(f"c_{name}") for name in inner]
 
 
-def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
+def _build_empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
     """Return an empty batch with the columns of a frame."""
     try:
         schema = to_arrow_schema(raw.schema, timezone="UTC")
     except PySparkException as error:
-        raise UserError(f"source.avro_schema of {spec.name}: {first_line(error)}") from error
+        raise UserError(f"source.avro_schema of {spec.name}: {extract_first_line(error)}") from error
     kinds = {field.name: field.dataType.simpleString() for field in raw.schema.fields}
-    for name in spec.file_names(spec.naming_columns):
+    for name in spec.list_file_columns(spec.naming_columns):
         if kinds.get(f"c_{name}", "string") not in _KEY_KINDS:
-            what = "a key" if name in spec.file_names(spec.key) else "an id"
+            what = "a key" if name in spec.list_file_columns(spec.key) else "an id"
             raise UserError(
                 f"source.avro_schema of {spec.name}: field {name} holds {kinds[f'c_{name}']}; {what} is a string, "
                 f"an int or a long"
@@ -253,7 +255,7 @@ def _is_whole(kind: Any) -> bool:
     return kind in ("int", "long")
 
 
-def _text(value: bytes | None) -> str | None:
+def _decode_text(value: bytes | None) -> str | None:
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.landing.raw_rows import Source, joined, reject
+from jobs.landing.raw_rows import RawRows, join_parts, reject
 from jobs.landing.values.clock_changes import ClockChanges
-from jobs.landing.values.keys import codes_of_ids, codes_of_keys
-from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.keys import assign_id_codes, assign_key_codes
+from jobs.landing.values.numbers import build_rules, parse_numbers
 from jobs.landing.values.times import (
     AFTER_LANDING,
     BEFORE_RANGE,
     Times,
-    after_landing,
-    before_range,
     find_times,
+    is_after_landing,
+    is_before_range,
 )
 from jobs.specs.model_spec import ModelSpec
 
@@ -51,39 +51,39 @@ class ParsedRows(NamedTuple):
         return self.reason == None  # noqa: E711 - elementwise
 
 
-def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
+def parse(spec: ModelSpec, source: RawRows, file: str) -> ParsedRows:
     """Parse the columns; a rejected row keeps its first reason.
 
     Raises:
         UserError: a column's type cannot hold the values that the spec expects.
     """
     reason = source.reasons()
-    key, keys = codes_of_keys(spec, source, file, reason)
-    times = _times(spec, source, key, file)
+    key, keys = assign_key_codes(spec, source, file, reason)
+    times = _parse_times(spec, source, key, file)
     time = times.micros
     reject(reason, times.missing, f"time {spec.time}: missing")
     reject(reason, ~times.known, f"time {spec.time}: not a time")
-    reject(reason, after_landing(spec, time, source.landed), f"time {spec.time}: {AFTER_LANDING}")
-    reject(reason, before_range(spec, time), f"time {spec.time}: {BEFORE_RANGE}")
-    rules = rules_of(spec.missing_values, spec.files)
-    y = numbers_of(spec.measurement, "measurement", source, rules, file, reason)
-    u = numbers_of(spec.control, "control", source, rules, file, reason)
+    reject(reason, is_after_landing(spec, time, source.landed), f"time {spec.time}: {AFTER_LANDING}")
+    reject(reason, is_before_range(spec, time), f"time {spec.time}: {BEFORE_RANGE}")
+    rules = build_rules(spec.missing_values, spec.files)
+    y = parse_numbers(spec.measurement, "measurement", source, rules, file, reason)
+    u = parse_numbers(spec.control, "control", source, rules, file, reason)
     for name, values in zip(spec.control, u, strict=True):
         reject(reason, np.isnan(values), f"control {name}: missing")
     ids = np.full(source.rows, -1)
     for name in spec.id_columns:
-        ids = codes_of_ids(source.columns[name], rules, f"{file}: id column '{name}'")
+        ids = assign_id_codes(source.columns[name], rules, f"{file}: id column '{name}'")
     return ParsedRows(key, keys, time, y, u, reason, ids, times.clocks)
 
 
-def _times(spec: ModelSpec, source: Source, key: Ints, file: str) -> Times:
+def _parse_times(spec: ModelSpec, source: RawRows, key: Ints, file: str) -> Times:
     """Return the times of a part of a file; read earlier parts as far as a repeated hour needs them."""
     found = find_times(spec, source.columns[spec.time], key, file)
     earlier = iter(()) if source.before is None or not found.clocks.is_cut else source.before()
     both, rows, met = source, source.rows, found.clocks.repeated
     for part in earlier:
-        both = joined([part, both._replace(before=None)], list(spec.columns))
-        codes, _ = codes_of_keys(spec, both, file, np.full(both.rows, None, object))
+        both = join_parts([part, both._replace(before=None)], list(spec.columns))
+        codes, _ = assign_key_codes(spec, both, file, np.full(both.rows, None, object))
         whole = find_times(spec, both.columns[spec.time], codes, file)
         found = Times(whole.micros[-rows:], whole.known[-rows:], whole.missing[-rows:], whole.clocks)
         if not whole.clocks.is_cut or whole.clocks.repeated == met:

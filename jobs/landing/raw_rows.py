@@ -27,7 +27,7 @@ MISSHAPEN = "row: not as many fields as the header"
 NOT_UTF8 = "row: not UTF-8 text"
 
 
-class Source(NamedTuple):
+class RawRows(NamedTuple):
     """Unchecked rows: `columns` by name, each with N `rows`.
 
     `problems` (N,): why a row is invalid regardless of its values, None where it is valid; None: all rows are valid.
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     decimal: str = "."
     left_out: int = 0
     landed: int | NDArray[np.int64] | None = None
-    before: Callable[[], Iterator[Source]] | None = None
+    before: Callable[[], Iterator[RawRows]] | None = None
     payload: Callable[[int], str] | None = None
 
     def reasons(self) -> NDArray[np.object_]:
@@ -52,19 +52,19 @@ class Source(NamedTuple):
         return np.full(self.rows, None, object) if self.problems is None else self.problems.copy()
 
 
-def shape_problem(row: Mapping[str, object]) -> str | None:
+def find_shape_problem(row: Mapping[str, object]) -> str | None:
     """Return why a rejected row's payload does not fit the file's columns; None if it fits."""
     if row.get(CORRUPT) is not None:
         return MISSHAPEN
     return None if row.get(BYTES) is None else NOT_UTF8
 
 
-def base64_texts(lines: Sequence[bytes | None]) -> pa.Array:
+def encode_base64(lines: Sequence[bytes | None]) -> pa.Array:
     """Return bytes as base64 texts for the column `BYTES`; null for None."""
-    return arrow.texts([None if line is None else base64.b64encode(line).decode() for line in lines])
+    return arrow.build_texts([None if line is None else base64.b64encode(line).decode() for line in lines])
 
 
-def cut_rows(source: Source, start: int, stop: int) -> Source:
+def cut_rows(source: RawRows, start: int, stop: int) -> RawRows:
     """Return rows `start` to `stop` (excluded) of a source without a `payload` function."""
     return source._replace(
         columns={name: column.slice(start, stop - start) for name, column in source.columns.items()},
@@ -74,7 +74,7 @@ def cut_rows(source: Source, start: int, stop: int) -> Source:
     )
 
 
-def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
+def repair_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
     """Return columns with valid UTF-8 texts, and which rows (N,) were invalid; None if all were valid.
 
     Arrow does not check the bytes of texts, even if another reader has not checked them either.
@@ -98,7 +98,7 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
     return found, marks
 
 
-def joined(parts: Sequence[Source], names: Sequence[str]) -> Source:
+def join_parts(parts: Sequence[RawRows], names: Sequence[str]) -> RawRows:
     """Concatenate the rows of several parts, in order; columns that only some parts have follow the named columns.
 
     A column of several types becomes text: in JSON such a column mixes numbers with texts of numbers.
@@ -110,7 +110,7 @@ def joined(parts: Sequence[Source], names: Sequence[str]) -> Source:
             pieces = [piece.cast(pa.string()) for piece in pieces]
         columns[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
     are_valid = all(part.problems is None for part in parts)
-    return Source(
+    return RawRows(
         columns,
         sum(part.rows for part in parts),
         None if are_valid else np.concatenate([part.reasons() for part in parts]),

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from jobs.landing.checking import check_rows, refuse_types
-from jobs.landing.csv_parquet import FORMATS, parts, read_part, read_schema
-from jobs.landing.file_parts import Part, check_columns, line_parts
+from jobs.landing.csv_parquet import FORMATS, list_parts, read_part, read_schema
+from jobs.landing.file_parts import FilePart, check_columns, cut_line_parts
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import document_rows, is_json, json_schema
-from jobs.landing.json_rows import parts as json_parts
+from jobs.landing.json_rows import infer_json_schema, is_json, parse_documents
+from jobs.landing.json_rows import list_json_parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
-from jobs.landing.text_lines import is_text, pattern_of, text_schema
+from jobs.landing.text_lines import build_text_schema, get_line_pattern, is_text
 from jobs.landing.text_lines import read_part as read_text
-from jobs.landing.values.key_from_name import schema_with_key, with_key
-from jobs.landing.values.spec_columns import spec_schema
+from jobs.landing.values.key_from_name import add_key, add_key_to_schema
+from jobs.landing.values.spec_columns import build_spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 
@@ -41,7 +41,7 @@ class FilePiece(NamedTuple):
     rejected: keep the rejected rows, too.
     """
 
-    part: Part
+    part: FilePart
     size: int
     rejected: bool = True
 
@@ -57,11 +57,13 @@ class FileReader:
         """Return the columns of the file, after checking them against the spec."""
         return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
 
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         """Return the file's pieces in order; for lines or records, the pieces between two byte positions."""
-        return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
+        return list_parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
-    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, piece: FilePart, key_types: KeyTypes, landed: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the checked rows of a piece (`check_rows`).
 
         landed: start of the file's landing, in microseconds since 1970; None: now.
@@ -69,16 +71,16 @@ class FileReader:
         for source in self.sources(piece):
             yield check_rows(self.spec, source._replace(landed=landed), key_types, self.path)
 
-    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+    def sources(self, piece: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
         """Yield the named columns, or all, of a piece, with the key from the file's name.
 
         Each batch of rows can return the rows before it (`Source.before`).
         """
-        last: list[Source] = []  # the previous batch only, to bound the memory for a large piece
-        for number, source in enumerate(self._unkeyed(piece, columns)):
-            keyed = with_key(self.spec, source, self.path)
+        last: list[RawRows] = []  # the previous batch only, to bound the memory for a large piece
+        for number, source in enumerate(self._read_unkeyed(piece, columns)):
+            keyed = add_key(self.spec, source, self.path)
 
-            def before(number: int = number, last: list[Source] = last) -> Iterator[Source]:
+            def before(number: int = number, last: list[RawRows] = last) -> Iterator[RawRows]:
                 yield from last
                 if number < 2:
                     yield from self._before(piece, columns)
@@ -86,13 +88,13 @@ class FileReader:
             yield keyed._replace(before=before)
             last = [keyed]
 
-    def _before(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+    def _before(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         """Yield the rows before a piece, the nearest first."""
         for one in reversed(self.pieces(0, piece.start)):
             if one.path == piece.path and one.start < piece.start:
                 yield from reversed(list(self.sources(one, columns)))
 
-    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+    def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         for source in read_part(piece, columns):
             yield source._replace(decimal=self.spec.files.decimal)
 
@@ -101,13 +103,13 @@ class LineReader(FileReader):
     """Reader of lines of text; its columns are the groups of the spec's expression."""
 
     def columns(self) -> pa.Schema:
-        return text_schema(self.spec, Path(self.path))
+        return build_text_schema(self.spec, Path(self.path))
 
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        return line_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
+        return cut_line_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
 
-    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
-        for source in read_text(pattern_of(self.spec, self.path), piece, columns):
+    def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
+        for source in read_text(get_line_pattern(self.spec, self.path), piece, columns):
             yield source._replace(decimal=self.spec.files.decimal)
 
 
@@ -115,50 +117,50 @@ class DocumentReader(FileReader):
     """Reader of JSON; it always returns the columns of the spec, whichever columns are requested."""
 
     def columns(self) -> pa.Schema:
-        return json_schema(Path(self.path), self.spec)
+        return infer_json_schema(Path(self.path), self.spec)
 
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         return json_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
 
-    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+    def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         for documents in read_json(piece, self.spec.file_columns):
-            yield document_rows(self.spec, documents, self.path)
+            yield parse_documents(self.spec, documents, self.path)
 
 
-def endings_of(spec: ModelSpec) -> tuple[str, ...]:
+def list_endings(spec: ModelSpec) -> tuple[str, ...]:
     """Return the endings of files that can land for a model; text files only if the spec has `line_pattern`."""
     return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
-def reader_of(spec: ModelSpec, path: str) -> FileReader:
+def select_reader(spec: ModelSpec, path: str) -> FileReader:
     """Return the reader for the ending of a file, or of a folder that Spark wrote as one file."""
     if is_json(path):
         return DocumentReader(spec, path)
     return LineReader(spec, path) if is_text(path) else FileReader(spec, path)
 
 
-def schema_of(spec: ModelSpec, path: str) -> pa.Schema:
+def read_keyed_schema(spec: ModelSpec, path: str) -> pa.Schema:
     """Return a file's schema, with the key from its name.
 
     Raises:
         UserError: a column of the spec is missing, or the file cannot be read.
     """
-    return schema_with_key(spec, reader_of(spec, path).columns(), path)
+    return add_key_to_schema(spec, select_reader(spec, path).columns(), path)
 
 
-def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
+def read_spec_schema(spec: ModelSpec, path: str) -> pa.Schema:
     """Return the types of the spec's columns in a file after checking them against the spec.
 
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
-    schema = schema_of(spec, path)
+    schema = read_keyed_schema(spec, path)
     check_columns(Path(path), schema.names, schema.names)  # rejected rows are kept with all columns, by name
     refuse_types(spec, schema, path)
-    return spec_schema(spec, schema)
+    return build_spec_schema(spec, schema)
 
 
-def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) -> list[FilePiece]:
+def cut_file_pieces(spec: ModelSpec, path: str, size: int, start: int, middle: int) -> list[FilePiece]:
     """Return the pieces of a file from a byte position on, in order.
 
     Args:
@@ -171,10 +173,10 @@ def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) ->
     Raises:
         UserError: the file cannot be read.
     """
-    reader = reader_of(spec, path)
+    reader = select_reader(spec, path)
     cut = path.lower().endswith(_CUT_BY_BYTES)
 
-    def sized(found: list[Part], end: int, rejected: bool) -> Iterator[FilePiece]:
+    def sized(found: list[FilePart], end: int, rejected: bool) -> Iterator[FilePiece]:
         for part in found:
             share = (end if part.stop is None else part.stop) - part.start if cut else size // len(found)
             yield FilePiece(part, share, rejected)

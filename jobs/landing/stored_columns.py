@@ -15,29 +15,29 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from jobs.core.errors import UserError
-from jobs.core.input_files import open_input, part_files
-from jobs.landing.bounds import memory_limit, refuse_expansion, rows_a_batch, stored_bytes
+from jobs.core.input_files import list_part_files, open_input
+from jobs.landing.bounds import compute_batch_rows, compute_stored_bytes, limit_memory, refuse_expansion
 from jobs.landing.csv_records import PIECE_BYTES
-from jobs.landing.file_parts import Part, check_columns
-from jobs.landing.raw_rows import NOT_UTF8, Source, valid_texts
+from jobs.landing.file_parts import FilePart, check_columns
+from jobs.landing.raw_rows import NOT_UTF8, RawRows, repair_texts
 
 FORMATS = (".parquet", ".orc")
 ROWS_A_PART = 1_000_000
 """Rows of stripes that are read together."""
 
 
-def stored_schema(path: Path) -> pa.Schema:
+def read_stored_schema(path: Path) -> pa.Schema:
     """Return the schema of a file, or of a folder of files."""
-    with memory_limit(path), _opened(_files_within(path)[0]) as file:
+    with limit_memory(path), _open_file(_list_files(path)[0]) as file:
         schema = file.schema if isinstance(file, orc.ORCFile) else file.schema_arrow
-    return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
+    return pa.schema([(field.name, _find_plain_kind(field.type)) for field in schema])
 
 
-def stored_parts(path: Path) -> list[Part]:
+def list_stored_parts(path: Path) -> list[FilePart]:
     """Return the parts of a file, or of a folder of files, in order."""
-    found: list[Part] = []
-    for one in _files_within(path):
-        with memory_limit(one), _opened(one) as file:
+    found: list[FilePart] = []
+    for one in _list_files(path):
+        with limit_memory(one), _open_file(one) as file:
             if isinstance(file, orc.ORCFile):
                 full, sizes = (
                     ROWS_A_PART,
@@ -50,30 +50,30 @@ def stored_parts(path: Path) -> list[Part]:
         for place, more in enumerate(sizes):
             size += more
             if size >= full or place == len(sizes) - 1:
-                found.append(Part(str(one), start, place + 1))
+                found.append(FilePart(str(one), start, place + 1))
                 start, size = place + 1, 0.0
     return found
 
 
-def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+def read_stored(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
     """Yield the named columns, or all, of a part in batches of rows.
 
     Raises:
         UserError: a column is missing, the file is damaged, or its content is far larger than its size.
     """
     path = Path(part.path)
-    with _opened(path) as file:
+    with _open_file(path) as file:
         if isinstance(file, orc.ORCFile):
             schema, rows, read = file.schema, file.nrows, partial(_read_stripes, file, part)
         else:
             schema, rows, read = file.schema_arrow, file.metadata.num_rows, partial(_read_groups, file, part)
         wanted = list(schema.names if columns is None else columns)
         check_columns(path, schema.names, wanted)
-        refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
+        refuse_expansion(path, compute_stored_bytes(schema, wanted, rows), part.most)
         for batch in read(wanted):
             batch.validate(full=True)  # a damaged file may hold invalid text
-            found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in wanted})
-            source = Source(found, batch.num_rows)
+            found, not_utf8 = repair_texts({name: _cast_plain(batch.column(name)) for name in wanted})
+            source = RawRows(found, batch.num_rows)
             if not_utf8 is not None:
                 problems = source.reasons()
                 problems[not_utf8] = NOT_UTF8
@@ -81,17 +81,19 @@ def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
             yield source
 
 
-def _read_stripes(file: orc.ORCFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_stripes(file: orc.ORCFile, part: FilePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Read one column after the other, as the ORC reader takes several times the memory of its result."""
     for place in range(part.start, file.nstripes if part.stop is None else part.stop):
         found = [file.read_stripe(place, columns=[name]).column(0) for name in columns]
         yield pa.RecordBatch.from_arrays(found, columns)
 
 
-def _read_groups(file: pq.ParquetFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_groups(file: pq.ParquetFile, part: FilePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
     groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
     rows = 0
-    for batch in file.iter_batches(rows_a_batch(file.metadata, groups), row_groups=groups, columns=columns):
+    for batch in file.iter_batches(
+        compute_batch_rows(file.metadata, groups), row_groups=groups, columns=columns
+    ):
         rows += batch.num_rows
         yield batch
     # If a damaged column ends early, Arrow ends the other columns there, too.
@@ -103,7 +105,7 @@ def _read_groups(file: pq.ParquetFile, part: Part, columns: list[str]) -> Iterat
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
+def _open_file(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
     with open_input(path) as stream:
         if path.name.lower().endswith(".orc"):
             yield orc.ORCFile(stream)
@@ -113,7 +115,7 @@ def _opened(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
             yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
 
 
-def _files_within(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     """Return a file itself, or the part files of a folder that Spark wrote.
 
     Raises:
@@ -124,7 +126,7 @@ def _files_within(path: Path) -> list[Path]:
     ending = path.suffix.lower()
     found = [
         part
-        for part in part_files(path)
+        for part in list_part_files(path)
         if part.name.endswith(ending) and not any(name[0] in "._" for name in part.relative_to(path).parts)
     ]
     if not found:
@@ -132,17 +134,17 @@ def _files_within(path: Path) -> list[Path]:
     return found
 
 
-def _plain_kind(kind: pa.DataType) -> pa.DataType:
+def _find_plain_kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return pa.string() if any(is_kind(kind) for is_kind in _TEXTS) else kind
 
 
-def _plain_type(column: pa.Array) -> pa.Array:
+def _cast_plain(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    # The cast from bytes to text is unchecked: `valid_texts` marks rows with invalid texts.
-    return column.cast(_plain_kind(column.type), safe=not _is_bytes(column.type))
+    # The cast from bytes to text is unchecked: `repair_texts` marks rows with invalid texts.
+    return column.cast(_find_plain_kind(column.type), safe=not _is_bytes(column.type))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

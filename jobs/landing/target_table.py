@@ -12,14 +12,14 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from jobs.core.input_files import known_inputs
-from jobs.landing.checking import typed_columns
-from jobs.landing.values.times import now_us
-from jobs.landing.written_pieces import REJECTED, RowCounts, Target, WritingTask, WrittenRows
+from jobs.core.input_files import get_known_inputs
+from jobs.landing.checking import build_columns_ddl
+from jobs.landing.values.times import read_now_us
+from jobs.landing.written_pieces import REJECTED, RowCounts, WriteTarget, WritingTask, WrittenRows
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.columns import schema_of
-from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
-from jobs.storage.part_files import INDEXED, TARGET_BYTES, attempt_name, remove_of
+from jobs.storage.columns import parse_schema
+from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, read_key_types
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, name_attempt, remove_of
 from jobs.storage.quarantine import TABLE
 from jobs.storage.table_log import FileTable, commit_or_remove
 from jobs.storage.tables import QUARANTINE, measurements
@@ -40,21 +40,21 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
     """
     table = measurements(spec.name)
     if warehouse.exists(table):
-        return key_types_in(warehouse, spec)
-    columns = f"{typed_columns(spec, types)}, _origin string, _landed_at timestamp"
+        return read_key_types(warehouse, spec)
+    columns = f"{build_columns_ddl(spec, types)}, _origin string, _landed_at timestamp"
     if messages:
         columns += f", {PLACES}"
     warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
     return types
 
 
-def accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
+def build_accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
     """Return the schema of accepted rows in a measurements table's order.
 
     messages: the rows are messages of topics: place columns that the table lacks are added at the end.
     """
     more = ["_origin", "_landed_at"]
-    places = pa.schema(schema_of(PLACES).to_arrow() if messages else [])
+    places = pa.schema(parse_schema(PLACES).to_arrow() if messages else [])
     wanted = {name.casefold() for name in (*spec.columns, *more, *places.names)}
     found = [one for one in table.columns() if one.name.casefold() in wanted]
     have = {one.name for one in found}
@@ -80,7 +80,7 @@ class LandingTables:
     def of(cls, warehouse: Tables, spec: ModelSpec, messages: bool = False) -> LandingTables:
         """Begin an attempt."""
         accepted, rejected = FileTable(warehouse, measurements(spec.name)), FileTable(warehouse, TABLE)
-        return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, now_us())
+        return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, read_now_us())
 
     def __enter__(self) -> Self:
         return self
@@ -91,22 +91,24 @@ class LandingTables:
         if error is not None:
             self.remove_written()
 
-    def targets(self) -> tuple[Target, Target]:
+    def list_targets(self) -> tuple[WriteTarget, WriteTarget]:
         """Return the targets of accepted and of rejected rows."""
-        schema = accepted_schema(self.accepted, self.spec, self.messages)
+        schema = build_accepted_schema(self.accepted, self.spec, self.messages)
         self.accepted.ready(schema)
         rejected = TARGET_BYTES, INDEXED
         if self.warehouse.exists(TABLE):
             rejected = self.rejected.file_bytes, self.rejected.indexed
         return (
-            Target(self.accepted.path, schema, self.accepted.file_bytes, self.accepted.indexed),
-            Target(self.rejected.path, REJECTED, *rejected),
+            WriteTarget(self.accepted.path, schema, self.accepted.file_bytes, self.accepted.indexed),
+            WriteTarget(self.rejected.path, REJECTED, *rejected),
         )
 
     def task(self) -> WritingTask:
         """Return a task for writing rows from other sources than files."""
-        name = attempt_name(0, self.attempt, 0, 0)
-        return WritingTask(self.spec, {}, (), False, *self.targets(), name, self.landed_at, known_inputs())
+        name = name_attempt(0, self.attempt, 0, 0)
+        return WritingTask(
+            self.spec, {}, (), False, *self.list_targets(), name, self.landed_at, get_known_inputs()
+        )
 
     def commit(
         self, written: Sequence[WrittenRows], transaction: tuple[str, int], place: dict[str, Any]
@@ -120,7 +122,7 @@ class LandingTables:
         """
         rejected = [part for one in written for part in one.rejected]
         if rejected:
-            table = self.ready_for_rejected()
+            table = self.prepare_rejected()
             commit_or_remove(table, rejected, lambda parts: table.commit(parts, transaction))
         counts = RowCounts()
         for one in written:
@@ -132,7 +134,7 @@ class LandingTables:
             self.accepted, accepted, lambda parts: self.accepted.commit(parts, transaction, said)
         )
 
-    def ready_for_rejected(self) -> FileTable:
+    def prepare_rejected(self) -> FileTable:
         """Return the quarantine ready for rejected rows; create it if it does not exist."""
         self.warehouse.create(TABLE, QUARANTINE)
         self.rejected.ready(REJECTED)

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
-from jobs.landing.file_parts import BLANK_BYTES, Part, lines_of, readable
-from jobs.landing.raw_rows import BYTES, LINE, NOT_UTF8, Source, base64_texts
+from jobs.landing.file_parts import BLANK_BYTES, FilePart, read_lines, report_unreadable
+from jobs.landing.raw_rows import BYTES, LINE, NOT_UTF8, RawRows, encode_base64
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 
@@ -28,7 +28,7 @@ def is_text(path: str | Path) -> bool:
     return str(path).lower().endswith(FORMATS)
 
 
-def pattern_of(spec: ModelSpec, path: str | Path) -> str:
+def get_line_pattern(spec: ModelSpec, path: str | Path) -> str:
     """Return the regular expression for a model's lines.
 
     Raises:
@@ -43,30 +43,30 @@ def pattern_of(spec: ModelSpec, path: str | Path) -> str:
     return spec.line_pattern
 
 
-def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
+def build_text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
     """Return the schema of a file of lines: a column for each group of the spec's expression.
 
     Raises:
         UserError: the spec has no expression, or the file cannot be read.
     """
-    groups = re.compile(pattern_of(spec, path)).groupindex
-    with readable(path), open_input(path):
+    groups = re.compile(get_line_pattern(spec, path)).groupindex
+    with report_unreadable(path), open_input(path):
         return pa.schema([(name, pa.string()) for name in groups])
 
 
-def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+def read_part(pattern: str, part: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
     """Yield the rows of a part of a file in batches: the named columns, or all columns and the whole line.
 
     Raises:
         UserError: the file cannot be read.
     """
     wanted = re.compile(pattern)
-    for lines in lines_of(part):
+    for lines in read_lines(part):
         whole = [bare for line in lines if (bare := line.rstrip(b"\r\n")).strip(BLANK_BYTES)]
-        yield _matched(wanted, whole, columns)
+        yield _match_lines(wanted, whole, columns)
 
 
-def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
+def match_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
     """Match a rejected row's line again; return the row with its groups, an empty one as null, and the problem.
 
     Rows without a line stay unchanged.
@@ -80,22 +80,22 @@ def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, ob
     return {**row, **{name: text or None for name, text in match.groupdict().items()}}, None
 
 
-def _matched(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> Source:
+def _match_lines(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> RawRows:
     """Return the groups of lines as columns; an empty group is null."""
     texts = [line.decode("utf-8", "backslashreplace") for line in lines]
     invalid = np.array([text.encode() != line for text, line in zip(texts, lines, strict=True)], bool)
     matches = [wanted.fullmatch(text) for text in texts]
     names = list(wanted.groupindex) if columns is None else list(columns)
     found: dict[str, pa.Array] = {
-        name: arrow.texts([None if match is None else match[name] or None for match in matches])
+        name: arrow.build_texts([None if match is None else match[name] or None for match in matches])
         for name in names
     }
     if columns is None:
-        found[LINE] = arrow.texts(texts)
+        found[LINE] = arrow.build_texts(texts)
         if invalid.any():
-            found[BYTES] = base64_texts(
+            found[BYTES] = encode_base64(
                 [line if bad else None for line, bad in zip(lines, invalid.tolist(), strict=True)]
             )
     problems = np.array([_UNMATCHED if match is None else None for match in matches], object)
     problems[invalid] = NOT_UTF8
-    return Source(found, len(lines), problems)
+    return RawRows(found, len(lines), problems)

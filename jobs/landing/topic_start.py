@@ -16,16 +16,16 @@ from jobs.landing.target_table import record_start
 from jobs.spark.kafka import (
     Offsets,
     Topic,
+    is_same_if_known,
+    list_topics,
     read_topic,
     refuse_lost,
     refuse_recreated,
-    same_if_known,
-    topic_names,
 )
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.storage.positions import newest_landing, offsets_of, topic_position
+from jobs.storage.positions import build_topic_position, find_newest_landing, parse_offsets
 from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TopicsStart(NamedTuple):
 
     def position(self, topic: str) -> dict[str, Any]:
         """Return a topic's landed position in the form of a stream's position."""
-        return topic_position(topic, self.topics[topic].offsets, topic_id=self.topics[topic].id)
+        return build_topic_position(topic, self.topics[topic].offsets, topic_id=self.topics[topic].id)
 
     def detail(self, source: Source) -> dict[str, Any]:
         """Return the commit metadata that record these positions."""
@@ -65,7 +65,7 @@ class TopicsStart(NamedTuple):
         return {"topics": places, "checkpoint": self.checkpoint}
 
 
-def source_of(spec: ModelSpec) -> Source:
+def require_source(spec: ModelSpec) -> Source:
     """Return the spec's source.
 
     Raises:
@@ -79,7 +79,7 @@ def source_of(spec: ModelSpec) -> Source:
     return spec.streamed_source
 
 
-def topic_of(spark: SparkSession, source: Source) -> Topic:
+def read_source_topic(spark: SparkSession, source: Source) -> Topic:
     """Return the topic of a source, with the partitions that are read.
 
     Raises:
@@ -96,15 +96,15 @@ def topic_of(spark: SparkSession, source: Source) -> Topic:
     return topic._replace(bounds={number: held for number, held in topic.bounds.items() if number in chosen})
 
 
-def topics_of(spark: SparkSession, source: Source) -> dict[str, Topic]:
+def read_source_topics(spark: SparkSession, source: Source) -> dict[str, Topic]:
     """Return the existing topics of a source, by name.
 
     Raises:
         UserError: a listed topic or partition does not exist, or the brokers do not answer.
     """
     if source.streamed:
-        return {source.topic: topic_of(spark, source)}
-    names = topic_names(spark, source.pattern) if source.pattern else source.topics
+        return {source.topic: read_source_topic(spark, source)}
+    names = list_topics(spark, source.pattern) if source.pattern else source.topics
     return {name: read_topic(spark, name) for name in sorted(names)}
 
 
@@ -114,9 +114,9 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -
     A topic id that the last landing did not know is recorded, too, unless the offsets show that the topic was
     recreated.
     """
-    found = _newest(warehouse, spec)
+    found = _find_newest(warehouse, spec)
     if found is None:
-        return _record(warehouse, spec, _first(spec, have), _checkpoint(spec))
+        return _record(warehouse, spec, _find_first_offsets(spec, have), _name_checkpoint(spec))
     topics = {
         name: one._replace(id=have[name].id)
         if one.id is None and name in have and have[name].reaches(one.offsets)
@@ -136,11 +136,11 @@ def refuse_gaps(spec: ModelSpec, start: TopicsStart, have: Mapping[str, Topic]) 
         if name not in have:
             raise UserError(
                 f"topic {name}, which has landed up to {known}, is gone or no longer named by source; messages after "
-                f"that will not land. Nothing was skipped. {way_out(spec)}",
+                f"that will not land. Nothing was skipped. {suggest_topic_restart(spec)}",
                 RUN_FAILED,
             )
-        refuse_recreated(name, known.id, have[name].id, way_out(spec))
-        refuse_lost(have[name], known.offsets, f"`ingest --model {spec.name}`", way_out(spec))
+        refuse_recreated(name, known.id, have[name].id, suggest_topic_restart(spec))
+        refuse_lost(have[name], known.offsets, f"`ingest --model {spec.name}`", suggest_topic_restart(spec))
 
 
 def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> str | None:
@@ -149,18 +149,18 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
     Returns:
         A sentence that names these topics; None if all topics continue.
     """
-    found = _newest(warehouse, spec)
+    found = _find_newest(warehouse, spec)
     if found is None:
         return None
     said: list[str] = []
     begin: dict[str, LandedTopic] = {}
-    first = _first(spec, have)
+    first = _find_first_offsets(spec, have)
     for name, known in found.topics.items():
         if name not in have:
             said.append(f"topic {name} is no longer read")
             continue
         topic = have[name]
-        if not same_if_known(known.id, topic.id) or not topic.reaches(known.offsets):
+        if not is_same_if_known(known.id, topic.id) or not topic.reaches(known.offsets):
             begin[name] = first[name]
             said.append(
                 f"topic {name} was made anew: it is landed from {begin[name]}; what the former one had left is lost"
@@ -174,18 +174,18 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
     if not said:
         return None
     version = warehouse.latest_version(measurements(spec.name)) + 1
-    _record(warehouse, spec, begin, f"{_checkpoint(spec)}-{version}")
+    _record(warehouse, spec, begin, f"{_name_checkpoint(spec)}-{version}")
     return "; ".join(said)
 
 
-def way_out(spec: ModelSpec) -> str:
+def suggest_topic_restart(spec: ModelSpec) -> str:
     """Return the sentence on how to continue with the topics' present messages."""
     anew = ", `pretrain`, and `stream --model {0} --adopt` the new snapshot" if spec.streamed_source else ""
     command = f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
     return f"To continue with what Kafka has now: {command}{anew.format(spec.name)}"
 
 
-def _first(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, LandedTopic]:
+def _find_first_offsets(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, LandedTopic]:
     assert spec.source is not None
     latest = spec.source.start == "latest"
     return {
@@ -196,23 +196,23 @@ def _first(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, LandedTopic]
     }
 
 
-def _checkpoint(spec: ModelSpec) -> str:
+def _name_checkpoint(spec: ModelSpec) -> str:
     return f"checkpoints/ingest-{spec.name}" + ("" if spec.streamed_source else "-topics")
 
 
-def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
+def _find_newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
     """Return the position of the last landing; None before the first landing."""
     source, table = spec.streamed_source, measurements(spec.name)
     if source is not None:
-        found = newest_landing(warehouse, table, source.topic)
+        found = find_newest_landing(warehouse, table, source.topic)
         if found is None:
             return None
-        known = {source.topic: LandedTopic(found.get("topic_id"), offsets_of(found))}
-        return TopicsStart(known, found.get("checkpoint", _checkpoint(spec)))
-    found = next((one.detail for one in warehouse.log_entries(table) if "topics" in one.detail), None)
+        known = {source.topic: LandedTopic(found.get("topic_id"), parse_offsets(found))}
+        return TopicsStart(known, found.get("checkpoint", _name_checkpoint(spec)))
+    found = next((one.detail for one in warehouse.read_log_entries(table) if "topics" in one.detail), None)
     if found is None:
         return None
-    known = {name: LandedTopic(one["id"], offsets_of(one)) for name, one in found["topics"].items()}
+    known = {name: LandedTopic(one["id"], parse_offsets(one)) for name, one in found["topics"].items()}
     return TopicsStart(known, found["checkpoint"])
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import UserError
-from jobs.landing.messages import checked_messages
+from jobs.landing.messages import read_checked_messages
 from jobs.landing.topic_start import (
-    source_of,
-    topic_of,
-    way_out,
+    read_source_topic,
+    require_source,
+    suggest_topic_restart,
 )
 from jobs.lineage import generations
 from jobs.spark.kafka import (
@@ -31,7 +31,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import (
     KeyTypes,
 )
-from jobs.storage.positions import describe, offsets_of
+from jobs.storage.positions import describe, parse_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 
-def messages_after(
+def read_messages(
     warehouse: Warehouse,
     spec: ModelSpec,
     checkpoint: Checkpoint,
@@ -47,7 +47,7 @@ def messages_after(
     types: KeyTypes,
     reader: str,
 ) -> DataFrame:
-    """Return a topic's messages after a position as a stream of checked rows (`messages.checked_messages`).
+    """Return a topic's messages after a position as a stream of checked rows (`messages.read_checked_messages`).
 
     Args:
         warehouse: warehouse of the model.
@@ -61,11 +61,13 @@ def messages_after(
         UserError: messages after the position have been deleted, the topic was recreated, or the brokers do not
             answer.
     """
-    source = source_of(spec)
-    have = topic_of(warehouse.spark, source)
+    source = require_source(spec)
+    have = read_source_topic(warehouse.spark, source)
     _refuse_gap(spec, checkpoint, start, have, reader)
-    messages = read_topics(warehouse.spark, source, {source.topic: offsets_of(start)}, {source.topic: have})
-    return checked_messages(messages, spec, source, types, start.get("topic_id"))
+    messages = read_topics(
+        warehouse.spark, source, {source.topic: parse_offsets(start)}, {source.topic: have}
+    )
+    return read_checked_messages(messages, spec, source, types, start.get("topic_id"))
 
 
 def read_topics(
@@ -101,21 +103,21 @@ def _refuse_gap(
     spec: ModelSpec, checkpoint: Checkpoint, start: Mapping[str, Any], have: Topic, reader: str
 ) -> None:
     """Refuse a topic that does not continue at the position of a query."""
-    batch = checkpoint.last_commit()
+    batch = checkpoint.find_last_commit()
     needed = start if batch is None else checkpoint.position(batch, start)
     if needed["topic"] != have.name:
         raise UserError(
             f"{reader} has reached {describe(needed)}, but the spec now reads topic {have.name}. Restore the "
             f"topic, or give the model of the new topic another name"
         )
-    refuse_recreated(have.name, needed.get("topic_id"), have.id, way_out(spec))
-    refuse_lost(have, offsets_of(needed), reader, way_out(spec))
+    refuse_recreated(have.name, needed.get("topic_id"), have.id, suggest_topic_restart(spec))
+    refuse_lost(have, parse_offsets(needed), reader, suggest_topic_restart(spec))
 
 
 def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
     """Return the messages after a generation's snapshot as a stream of checked rows."""
     checkpoint, start = Checkpoint(warehouse, generation.checkpoint), generation.start_position
-    return messages_after(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
+    return read_messages(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
 
 
 def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
@@ -127,13 +129,13 @@ def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
     if generation.topic is None or generation.start_position.get("topic_id") is not None:
         return generation
     topic = read_topic(warehouse.spark, generation.topic)
-    if topic.id is None or not topic.reaches(offsets_of(generations.position_of(warehouse, generation))):
+    if topic.id is None or not topic.reaches(parse_offsets(generations.read_position(warehouse, generation))):
         return generation
     return generations.adopt_topic_id(warehouse, generation, topic.id)
 
 
 @contextmanager
-def watched_topic(
+def watch_topic(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that raises if a generation's topic was recreated; for a table it does nothing."""
@@ -141,5 +143,5 @@ def watched_topic(
         yield lambda: None
         return
     known = generation.start_position.get("topic_id")
-    with TopicWatch(warehouse.spark, generation.topic, known, way_out(spec)) as watch:
+    with TopicWatch(warehouse.spark, generation.topic, known, suggest_topic_restart(spec)) as watch:
         yield watch.check

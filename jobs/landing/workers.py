@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.landing.written_pieces import WritingTask, Written, write_pieces
+from jobs.landing.written_pieces import WritingTask, WrittenPiece, write_pieces
 
 _COMMAND = "from jobs.landing.workers import serve; serve"
 _LOCAL = re.compile(r"local\[(\d+)")
@@ -53,7 +53,7 @@ class Workers:
         for one in others:
             one.end()
 
-    def run(self, tasks: Sequence[WritingTask], on_read: Callable[[int], None]) -> list[Written]:
+    def run(self, tasks: Sequence[WritingTask], on_read: Callable[[int], None]) -> list[WrittenPiece]:
         """Run tasks and return their results in the order of the tasks.
 
         Args:
@@ -65,10 +65,10 @@ class Workers:
             OSError: a file cannot be written.
         """
         left = deque(enumerate(tasks))
-        found: dict[int, Written] = {}
+        found: dict[int, WrittenPiece] = {}
         errors: list[BaseException] = []
 
-        def work(write: Callable[[WritingTask, Callable[[int], None]], Written]) -> None:
+        def work(write: Callable[[WritingTask, Callable[[int], None]], WrittenPiece]) -> None:
             while not errors:
                 try:
                     place, task = left.popleft()
@@ -113,7 +113,7 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def write(self, task: WritingTask, on_read: Callable[[int], None]) -> Written:
+    def write(self, task: WritingTask, on_read: Callable[[int], None]) -> WrittenPiece:
         """Run a task in the process.
 
         Raises:

@@ -20,7 +20,7 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.landed_files import FileState, Known
-from jobs.landing.reading import FilePiece, reader_of
+from jobs.landing.reading import FilePiece, select_reader
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
@@ -46,7 +46,7 @@ class FilePieces(NamedTuple):
     pieces: list[FilePiece]
 
 
-class Target(NamedTuple):
+class WriteTarget(NamedTuple):
     """Target of a table's files: its folder, their columns, and the settings for `PartWriter`."""
 
     folder: str
@@ -67,8 +67,8 @@ class WritingTask(NamedTuple):
     key_types: KeyTypes
     files: Sequence[FilePieces]
     history: bool
-    accepted: Target
-    rejected: Target
+    accepted: WriteTarget
+    rejected: WriteTarget
     name: str
     landed_at: int
     inputs: KnownInputs
@@ -104,7 +104,7 @@ class RowCounts:
         self.absent.update(other.absent)
 
 
-class Written(NamedTuple):
+class WrittenPiece(NamedTuple):
     """Result of a task: counts of each file, or the error why it cannot be read, and the written files."""
 
     counts: Sequence[RowCounts | UserError]
@@ -120,7 +120,7 @@ class WrittenRows(NamedTuple):
     rejected: Sequence[PartFile]
 
 
-def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
+def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> WrittenPiece:
     """Write and count the rows of pieces; write no file at all if one of the pieces cannot be read.
 
     Args:
@@ -139,8 +139,8 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
             except UserError as error:
                 counts.append(error)
         if any(isinstance(one, UserError) for one in counts):
-            return Written(counts, [], [])
-        written = Written(counts, *(table.end() for table in tables))
+            return WrittenPiece(counts, [], [])
+        written = WrittenPiece(counts, *(table.end() for table in tables))
         undo.pop_all()
         return written
 
@@ -148,7 +148,7 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
 class _Table:
     """Writes rows into files of about `ROWS_A_FILE` rows."""
 
-    def __init__(self, target: Target, name: str) -> None:
+    def __init__(self, target: WriteTarget, name: str) -> None:
         self._folder = target.folder
         self._writer = PartWriter(target.folder, name, target.full, target.indexed)
         self._rows, self._done = 0, list[PartFile]()
@@ -202,7 +202,7 @@ def _write_file(
     place = {ORIGIN: path, SOURCE: path, POSITION: file.file.position}
     if task.history:
         place[ORIGIN] = HISTORY_PREFIX + path
-    reader = reader_of(task.spec, path)
+    reader = select_reader(task.spec, path)
     for piece in file.pieces:
         for batch in reader.read(piece.part, task.key_types, task.landed_at):
             rows.write(batch, place, piece.rejected and not file.known.kept)
@@ -228,13 +228,13 @@ class _Rows:
             rejected: count and write the rejected rows, because the quarantine does not have them yet.
         """
         task = self._task
-        good, bad = _divided(batch)
+        good, bad = _split_accepted(batch)
         if bad is not None and rejected:
             self._total.add(_count_rejected(bad))
-            where = [_column(bad, name, place) for name in (SOURCE, POSITION)]
+            where = [_select_column(bad, name, place) for name in (SOURCE, POSITION)]
             texts = bad.column(REASON), bad.column(PAYLOAD)
             self._rejected.add(
-                rejected_rows(task.rejected.schema, task.spec.name, *texts, where, task.landed_at)
+                build_rejected_rows(task.rejected.schema, task.spec.name, *texts, where, task.landed_at)
             )
         if good.num_rows:
             times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
@@ -243,9 +243,11 @@ class _Rows:
             self._places.add(good)
             # Names of the spec and of the table may differ in case, as in Spark.
             have = {name.casefold(): good.column(name) for name in good.schema.names}
-            have[ORIGIN] = _column(good, ORIGIN, place)
-            have[LANDED_AT] = arrow.times(np.full(len(times), task.landed_at), np.ones(len(times), bool))
-            self._accepted.add(typed_rows(task.accepted.schema, have))
+            have[ORIGIN] = _select_column(good, ORIGIN, place)
+            have[LANDED_AT] = arrow.build_times(
+                np.full(len(times), task.landed_at), np.ones(len(times), bool)
+            )
+            self._accepted.add(build_rows(task.accepted.schema, have))
 
     def counts(self) -> RowCounts:
         """Return the counts of all rows."""
@@ -253,11 +255,11 @@ class _Rows:
         return self._total
 
 
-def _column(rows: pa.RecordBatch, name: str, place: Mapping[str, str] | None) -> pa.Array:
-    return rows.column(name) if place is None else arrow.repeated(place[name], rows.num_rows)
+def _select_column(rows: pa.RecordBatch, name: str, place: Mapping[str, str] | None) -> pa.Array:
+    return rows.column(name) if place is None else arrow.repeat_text(place[name], rows.num_rows)
 
 
-def _divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+def _split_accepted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Split a batch into its accepted rows and its rejected rows (None if there are none)."""
     reason = batch.column(REASON)
     if reason.null_count == len(reason):
@@ -271,7 +273,7 @@ def _count_rejected(bad: pa.RecordBatch) -> RowCounts:
     return RowCounts(reasons=Counter(reasons), examples=examples)
 
 
-def rejected_rows(
+def build_rejected_rows(
     schema: pa.Schema,
     model: str,
     reasons: pa.Array,
@@ -291,26 +293,26 @@ def rejected_rows(
     """
     count = len(reasons)
     have = {
-        "model": arrow.repeated(model, count),
+        "model": arrow.repeat_text(model, count),
         "payload": payloads,
         "reason": reasons,
         "source": place[0],
         "position": place[1],
-        "quarantined_at": arrow.times(np.full(count, landed_at), np.ones(count, bool)),
-        "id": arrow.texts(list(_ids(count))),
+        "quarantined_at": arrow.build_times(np.full(count, landed_at), np.ones(count, bool)),
+        "id": arrow.build_texts(list(_draw_ids(count))),
         "generation": pa.nulls(count, pa.string()),
         "batch_id": pa.nulls(count, pa.int64()),
     }
-    return typed_rows(schema, have)
+    return build_rows(schema, have)
 
 
-def typed_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+def build_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
     """Return rows with the columns of a schema from arrays by lower-case name."""
     columns = [have[one.name.casefold()].cast(one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _ids(count: int) -> Iterator[str]:
+def _draw_ids(count: int) -> Iterator[str]:
     """Yield random identities (UUID, version 4)."""
     digits = secrets.token_hex(16 * count)
     for at in range(0, 32 * count, 32):
@@ -349,13 +351,13 @@ def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
         codes = codes * len(encoded.dictionary) + arrow.to_numpy(encoded.indices)
         if name != keys[-1]:
             codes = np.unique(codes, return_inverse=True)[1]  # so that the products stay small
-    if not (_in_order(times, codes) or _in_order(codes, times)):
+    if not (_is_in_order(times, codes) or _is_in_order(codes, times)):
         order = np.lexsort((times, codes))
         times, codes = times[order], codes[order]
     return int(((times[1:] == times[:-1]) & (codes[1:] == codes[:-1])).sum())
 
 
-def _in_order(first: np.ndarray, second: np.ndarray) -> bool:
+def _is_in_order(first: np.ndarray, second: np.ndarray) -> bool:
     """Tell if pairs ascend, so that equal pairs are neighbours."""
     step = first[1:] - first[:-1]
     return bool(((step > 0) | (step == 0) & (second[1:] >= second[:-1])).all())

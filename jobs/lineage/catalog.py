@@ -13,11 +13,11 @@ from functools import cache, cached_property
 from typing import Protocol, TypeVar
 
 from jobs.lineage import generations
-from jobs.lineage.generations import Generation, LineageSegment, lineage_of, live_of
+from jobs.lineage.generations import Generation, LineageSegment, select_live, trace_live_lineage
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
-from jobs.storage.quarantine import held_by_model
-from jobs.storage.table_rows import file_sizes
+from jobs.storage.quarantine import count_rows_by_model
+from jobs.storage.table_rows import measure_files
 from jobs.storage.warehouse import Tables
 
 
@@ -54,11 +54,11 @@ class Catalog:
 
     def live(self, model: str) -> Generation | None:
         """Return the live generation of a model, or None."""
-        return live_of(self.generations(model))
+        return select_live(self.generations(model))
 
     def lineage(self, model: str) -> list[LineageSegment]:
         """Return the lineage of a model's live estimates, the live generation first."""
-        return lineage_of(self.generations(model))
+        return trace_live_lineage(self.generations(model))
 
     def manifest(self, snapshot: str) -> Manifest | None:
         """Return a snapshot's manifest, also if it was removed; None if the snapshot never existed."""
@@ -84,22 +84,22 @@ class Catalog:
             found = self.manifest(found.parent)
         return found
 
-    def held_rows(self, model: str) -> int:
+    def count_quarantined_rows(self, model: str) -> int:
         """Return the number of a model's rows in quarantine."""
         return self._held.get(model, 0)
 
     @cache  # noqa: B019 - a catalog lives as long as its command
     def file_sizes(self, table: str) -> tuple[int, int] | None:
         """Return the number of files of a table and their bytes; None if the table does not exist."""
-        return file_sizes(self.warehouse.root, table) if self.warehouse.exists(table) else None
+        return measure_files(self.warehouse.root, table) if self.warehouse.exists(table) else None
 
     @cached_property
     def _generations(self) -> dict[str, list[Generation]]:
-        return _by_model(generations.all_of(self.warehouse))
+        return group_by_model(generations.read_generations(self.warehouse))
 
     @cached_property
     def _manifests(self) -> dict[str, list[Manifest]]:
-        return _by_model(manifests.all_of(self.warehouse))
+        return group_by_model(manifests.read_manifests(self.warehouse))
 
     @cached_property
     def _snapshots(self) -> dict[str, Manifest]:
@@ -107,7 +107,7 @@ class Catalog:
 
     @cached_property
     def _held(self) -> dict[str, int]:
-        return held_by_model(self.warehouse)
+        return count_rows_by_model(self.warehouse)
 
 
 def export_id(generation: Generation, batch: int, version: int) -> str:
@@ -116,7 +116,7 @@ def export_id(generation: Generation, batch: int, version: int) -> str:
     return f"{generation.model}-v{generation.model_version}-{version}-{digest[:10]}"
 
 
-def _by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def group_by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         found[row.model].append(row)

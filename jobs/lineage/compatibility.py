@@ -13,16 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage.damage import half_written
-from jobs.lineage.generations import position_of
+from jobs.lineage.damage import find_half_written_batch
+from jobs.lineage.generations import read_position
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.reached_commits import ReachedCommits
-from jobs.spark.kafka import topic_id
+from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
-from jobs.state.encoding.routing import blocks_for
+from jobs.state.encoding.routing import count_blocks
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import DELTA, commit_id, describe, offsets_of, same_if_known
+from jobs.storage.positions import DELTA, commit_id, describe, is_same_if_known, parse_offsets
 from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ STORE = "spark.sql.streaming.stateStore."
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
-class Rule(NamedTuple):
+class CompatibilityRule(NamedTuple):
     """The verdict on changes of some fields of a spec between two starts, and the effect of such a change."""
 
     verdict: str
@@ -49,18 +49,18 @@ STATELESS_OUTPUTS = ("innovation", "measured", "control", "residual", "matrices"
 """The options of `outputs` that need no additional fields in the state."""
 
 RULES = (
-    Rule(
+    CompatibilityRule(
         ALLOWED,
         ("stream.max_files_per_batch", "stream.max_bytes_per_batch", "source.max_offsets_per_batch"),
         "limits the next micro-batch",
     ),
-    Rule(ALLOWED, ("quarantine",), "limits the next micro-batch, also one that had failed"),
-    Rule(
+    CompatibilityRule(ALLOWED, ("quarantine",), "limits the next micro-batch, also one that had failed"),
+    CompatibilityRule(
         ALLOWED,
         ("late", *(f"outputs.{name}" for name in ("covariance", *STATELESS_OUTPUTS))),
         "from the next micro-batch on; a half-written one is finished first",
     ),
-    Rule(
+    CompatibilityRule(
         ALLOWED,
         (
             "time_zone",
@@ -78,28 +78,28 @@ RULES = (
         + ("source.topics", "source.pattern", "source.table", "source.rate"),
         "applies to rows that are landed, or read from a topic, from now on",
     ),
-    Rule(
+    CompatibilityRule(
         ALLOWED,
         ("inputs.table", "inputs.key", "inputs.defaults"),
         "from the next micro-batch on; a half-written one is finished first",
     ),
-    Rule(
+    CompatibilityRule(
         ALLOWED,
         ("source.partitions",),
         "a partition that is added is read from its beginning; one that has been read may not be left out",
     ),
-    Rule(ALLOWED, ("sinks",), "the next micro-batch goes to the sinks that are named now"),
-    Rule(
+    CompatibilityRule(ALLOWED, ("sinks",), "the next micro-batch goes to the sinks that are named now"),
+    CompatibilityRule(
         ALLOWED,
         ("description", "airflow", "upgrade", "migrate", "monitor", "forecast", "retention", "source.start"),
         "not part of the stream",
     ),
-    Rule(
+    CompatibilityRule(
         HAND_OVER,
         ("stream.partitions", "stream.keys_per_block", "stream.expected_keys", "stream.new_keys"),
         "the stream keeps its layout until `upgrade --mode repartition`",
     ),
-    Rule(
+    CompatibilityRule(
         MIGRATION,
         (
             *DEFINITION,
@@ -117,7 +117,9 @@ RULES = (
         ),
         "under a higher version the stream continues as the old one until `upgrade`; under the same one it is refused",
     ),
-    Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of one source only"),
+    CompatibilityRule(
+        REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of one source only"
+    ),
 )
 """The rule for each field of a spec."""
 _SPLIT = ("stream", "source", "inputs", "outputs")
@@ -146,7 +148,7 @@ class BuiltWith(NamedTuple):
     commits: Mapping[int, str] = {}
 
 
-def _unknown_commit(version: int) -> str | None:
+def _find_no_commit(version: int) -> str | None:
     return None
 
 
@@ -161,7 +163,7 @@ class Deployed(NamedTuple):
     table: str | None = None
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
-    commit_of: Callable[[int], str | None] = _unknown_commit
+    commit_of: Callable[[int], str | None] = _find_no_commit
     topic_id: str | None = None
 
 
@@ -172,7 +174,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def differences(built_with: BuiltWith, deployed: Deployed) -> list[Finding]:
+def find_differences(built_with: BuiltWith, deployed: Deployed) -> list[Finding]:
     """Return the differences between an existing state and the deployment, except allowed differences."""
     return [finding for check in _CHECKS for finding in check(built_with, deployed)]
 
@@ -183,7 +185,7 @@ def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
     Raises:
         UserError: the stream may not resume; one line per reason.
     """
-    found = differences(built_with, deployed)
+    found = find_differences(built_with, deployed)
     refused = [one.text for one in found if one.verdict == REFUSED]
     if refused:
         raise UserError(
@@ -192,15 +194,15 @@ def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
     return [one.text for one in found]
 
 
-def changed_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]:
+def compare_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]:
     """Return the fields in which two specs differ, and the verdict on each; 1 and 1.0 are equal."""
-    old, new = _fields(built_with), _fields(deployed)
+    old, new = _flatten_fields(built_with), _flatten_fields(deployed)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     same = built_with.fingerprint() == deployed.fingerprint()
-    return {name: _verdict(name, same) for name in names}
+    return {name: _find_verdict(name, same) for name in names}
 
 
-def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
+def select_spec(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
     """Return the spec with which a state runs: the deployed spec if the state fits it, else the spec of the state.
 
     The sections `stream` and `quarantine` always come from the deployed spec.
@@ -210,7 +212,7 @@ def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
     return built_with.model_copy(update={"stream": deployed.stream, "quarantine": deployed.quarantine})
 
 
-def row_rules(spec: ModelSpec) -> dict[str, Any]:
+def collect_row_rules(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields that decide how a row is processed and that may change between micro-batches."""
     names = {"late", "order", "duplicates"}
     if spec.inputs:
@@ -219,7 +221,7 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
         names |= {"time_zone", "time_format", "time_range", "missing_values"}
     rules = {
         name: value
-        for name, value in _fields(spec).items()
+        for name, value in _flatten_fields(spec).items()
         if name in names
         or name.startswith("source.")
         and name not in ("source.max_offsets_per_batch", "source.start")
@@ -230,7 +232,7 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
 def refuse_half_written(
     warehouse: Tables, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> None:
-    """Refuse to finish a half-written micro-batch if the `row_rules` have changed since it began.
+    """Refuse to finish a half-written micro-batch if the `collect_row_rules` have changed since it began.
 
     before and now: the row rules of the last driver, if there was one, and of the driver about to start.
 
@@ -238,7 +240,7 @@ def refuse_half_written(
         UserError: the rules differ, and rows of the micro-batch were written under the old rules.
     """
     changed = [] if before is None else sorted(name for name in now if before.get(name) != now[name])
-    batch = half_written(warehouse, generation) if changed else None
+    batch = find_half_written_batch(warehouse, generation) if changed else None
     if batch is not None:
         raise UserError(
             f"the stream of {generation.model} cannot resume: micro-batch {batch} of {generation.generation} is half "
@@ -247,19 +249,19 @@ def refuse_half_written(
         )
 
 
-def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
+def compute_block_count(spec: ModelSpec, keys: int, partitions: int) -> int:
     """Return the number of blocks per partition of a generation that begins with this many keys."""
-    return blocks_for(max(keys, spec.stream.expected_keys or 0), partitions, spec.stream.keys_per_block)
+    return count_blocks(max(keys, spec.stream.expected_keys or 0), partitions, spec.stream.keys_per_block)
 
 
-def generation_built_with(
+def describe_generation_build(
     model: DeployedModel[Tables], generation: Generation, manifest: Manifest
 ) -> BuiltWith:
     """Return the `BuiltWith` of a generation, from its row, its snapshot's spec and its checkpoint."""
     warehouse = model.warehouse
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     settings, sources = checkpoint.settings(), checkpoint.sources()
-    position = position_of(warehouse, generation)
+    position = read_position(warehouse, generation)
     return BuiltWith(
         name=generation.generation,
         spec=manifest.model_spec(model.spec.folder),
@@ -271,25 +273,25 @@ def generation_built_with(
         blocks=generation.blocks,
         settings=settings,
         takes_keys=None if sources is None else sources > 1,
-        commits=_reached(warehouse, generation),
+        commits=_find_reached_commits(warehouse, generation),
     )
 
 
-def _reached(warehouse: Tables, generation: Generation) -> dict[int, str]:
+def _find_reached_commits(warehouse: Tables, generation: Generation) -> dict[int, str]:
     """Return the known commits of the measurements that a generation has read, by version."""
     if generation.topic is not None:
         return {}
-    found = _stored_commit(generation.start_position)
+    found = _parse_stored_commit(generation.start_position)
     table = measurements(generation.model)
     newest = ReachedCommits(warehouse, generation.checkpoint, table).newest()
     return found if newest is None else {**found, newest.version: newest.commit}
 
 
-def _stored_commit(position: Mapping[str, Any]) -> dict[int, str]:
+def _parse_stored_commit(position: Mapping[str, Any]) -> dict[int, str]:
     return {int(position["version"]): position["commit"]} if "commit" in position else {}
 
 
-def snapshot_built_with(manifest: Manifest) -> BuiltWith:
+def describe_snapshot_build(manifest: Manifest) -> BuiltWith:
     """Return the `BuiltWith` of a snapshot."""
     return BuiltWith(
         name=f"snapshot {manifest.snapshot_id}",
@@ -298,11 +300,11 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
         position=manifest.position,
         keys=manifest.key_count,
         table=manifest.position.get("id"),
-        commits=_stored_commit(manifest.position),
+        commits=_parse_stored_commit(manifest.position),
     )
 
 
-def deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) -> Deployed:
+def describe_deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) -> Deployed:
     """Return the deployed model, with the session's values of the settings that a checkpoint stores."""
     settings: dict[str, str] = {}
     for name in stored:
@@ -310,11 +312,11 @@ def deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) 
         if value is not None:
             settings[name] = value
     source = model.spec.streamed_source
-    topic = None if source is None else topic_id(model.warehouse.spark, source.topic)
-    return _deployed(model, settings, topic)
+    topic = None if source is None else read_topic_id(model.warehouse.spark, source.topic)
+    return _build_deployed(model, settings, topic)
 
 
-def _deployed(
+def _build_deployed(
     model: DeployedModel[Tables], settings: Mapping[str, str], topic: str | None = None
 ) -> Deployed:
     warehouse, table = model.warehouse, measurements(model.name)
@@ -331,24 +333,29 @@ def refuse_other_measurements(warehouse: Tables, generation: Generation, manifes
     if generation.topic is not None or not warehouse.exists(measurements(generation.model)):
         return
     model = DeployedModel(manifest.model_spec(), warehouse)
-    for finding in _table(generation_built_with(model, generation, manifest), _deployed(model, {})):
+    for finding in _check_table(
+        describe_generation_build(model, generation, manifest), _build_deployed(model, {})
+    ):
         raise UserError(f"{model.name}: {finding.text}")
 
 
-def position_with_commit(
+def add_commit_to_position(
     warehouse: Tables, generation: Generation, position: dict[str, Any]
 ) -> dict[str, Any]:
     """Add the id of its commit, if known, to a position that a generation has reached.
 
     The table still has the generation's measurements (`refuse_other_measurements`), so it has every earlier commit.
     """
-    if generation.topic is not None or max(_reached(warehouse, generation), default=-1) < position["version"]:
+    if (
+        generation.topic is not None
+        or max(_find_reached_commits(warehouse, generation), default=-1) < position["version"]
+    ):
         return position
     commit = commit_id(warehouse, position["table"], position["version"])
     return position if commit is None else {**position, "commit": commit}
 
 
-def _fields(spec: ModelSpec) -> dict[str, Any]:
+def _flatten_fields(spec: ModelSpec) -> dict[str, Any]:
     """Return a spec's fields, with the sections in `_SPLIT` field by field, and with numeric fields as floats."""
     fields: dict[str, Any] = {}
     for name, value in spec.model_dump(mode="json", by_alias=True).items():
@@ -359,7 +366,7 @@ def _fields(spec: ModelSpec) -> dict[str, Any]:
     return fields
 
 
-def _verdict(name: str, same: bool) -> str:
+def _find_verdict(name: str, same: bool) -> str:
     rule = _RULE_OF.get(name)
     verdict = MIGRATION if rule is None else rule.verdict
     return (
@@ -367,7 +374,7 @@ def _verdict(name: str, same: bool) -> str:
     )  # for example, `form: covariance` spells out the default
 
 
-def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     name, old, new = deployed.spec.name, built_with.spec.version, deployed.spec.version
     if built_with.spec.name != name:
         yield Finding(
@@ -395,7 +402,7 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     elif deployed.spec.fingerprint() != built_with.fingerprint:
         fields = [
             field
-            for field, verdict in changed_fields(built_with.spec, deployed.spec).items()
+            for field, verdict in compare_fields(built_with.spec, deployed.spec).items()
             if verdict == MIGRATION
         ]
         yield Finding(
@@ -407,7 +414,7 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
         )
 
 
-def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
+def explain_source_change(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     """Return an error text if the source of a spec is not the source of a state's rows, else None."""
     source = spec.streamed_source
     reached = f"{built_with.name} has reached {describe(built_with.position)}"
@@ -423,7 +430,7 @@ def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
             f"other topic a name of its own"
         )
     if source is not None and source.partitions:
-        left_out = sorted(offsets_of(built_with.position).keys() - set(source.partitions))
+        left_out = sorted(parse_offsets(built_with.position).keys() - set(source.partitions))
         if left_out:
             return (
                 f"{reached}, and the spec reads only partitions {', '.join(map(str, source.partitions))} now: put back "
@@ -432,15 +439,17 @@ def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     return None
 
 
-def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+def _check_source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     # If the deployed version is higher, the stream continues with the spec and source of its state.
     other = (
-        None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
+        None
+        if deployed.spec.version > built_with.spec.version
+        else explain_source_change(built_with, deployed.spec)
     )
     known = built_with.position.get("topic_id")
     if other is not None:
         yield Finding(REFUSED, other)
-    elif _same_topic(built_with, deployed.spec) and not same_if_known(known, deployed.topic_id):
+    elif _has_same_topic(built_with, deployed.spec) and not is_same_if_known(known, deployed.topic_id):
         name = deployed.spec.name
         yield Finding(
             REFUSED,
@@ -451,13 +460,13 @@ def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
         )
 
 
-def _same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
+def _has_same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
     """Return whether a spec names the topic of a state; a spec of a higher version may name another topic."""
     source = spec.streamed_source
     return source is not None and built_with.position.get("topic") == source.topic
 
 
-def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if built_with.position["source"] != DELTA:
         return
     name = deployed.spec.name
@@ -491,7 +500,7 @@ def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
             return
 
 
-def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+def _check_layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if built_with.partitions is None or built_with.blocks is None:
         return
     name, wish = deployed.spec.name, deployed.spec.stream
@@ -511,7 +520,7 @@ def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
             f"the spec wants {wish.partitions} state partitions, and {built_with.name} keeps its "
             f"{built_with.partitions} until {command}",
         )
-    blocks = blocks_of(deployed.spec, built_with.keys, built_with.partitions)
+    blocks = compute_block_count(deployed.spec, built_with.keys, built_with.partitions)
     if blocks != built_with.blocks:
         yield Finding(
             HAND_OVER,
@@ -520,7 +529,7 @@ def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
         )
 
 
-def _new_keys(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+def _check_new_keys(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if deployed.spec.stream.new_keys == PRETRAINED and built_with.takes_keys is False:
         yield Finding(
             HAND_OVER,
@@ -541,10 +550,10 @@ def _store(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[BuiltWith, Deployed], Iterator[Finding]], ...] = (
-    _meaning,
-    _source,
-    _table,
-    _layout,
-    _new_keys,
+    _check_meaning,
+    _check_source,
+    _check_table,
+    _check_layout,
+    _check_new_keys,
     _store,
 )

@@ -18,12 +18,12 @@ from jobs.storage.warehouse import Tables
 def find_damage(warehouse: Tables, generation: Generation) -> str | None:
     """Return a description of the damage of a generation's checkpoint, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    found = checkpoint.damage()
+    found = checkpoint.find_damage()
     if (
         found is None
         and generation.epoch
-        and checkpoint.last_planned() is None
-        and _wrote(warehouse, generation)
+        and checkpoint.find_last_planned() is None
+        and _has_written_rows(warehouse, generation)
     ):
         return (
             f"there is nothing in {generation.checkpoint}, and {generation.generation} has written estimates"
@@ -41,15 +41,15 @@ def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
     if found is not None:
         raise UserError(
             f"the checkpoint of {generation.generation} is damaged: {found}. Restore it from a copy; or "
-            f"{recovery_hint(warehouse, generation)}",
+            f"{describe_recovery(warehouse, generation)}",
             RUN_FAILED,
         )
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    if checkpoint.moved_from() is not None:
-        checkpoint.refuse_moved(f"; or {recovery_hint(warehouse, generation)}")
+    if checkpoint.find_former_root() is not None:
+        checkpoint.refuse_moved(f"; or {describe_recovery(warehouse, generation)}")
 
 
-def recovery_hint(warehouse: Tables, generation: Generation) -> str:
+def describe_recovery(warehouse: Tables, generation: Generation) -> str:
     """Return a sentence that describes how to recover a stream without its generation's checkpoint.
 
     The hint names the generation's latest export, or else the snapshot from which it began. Only for these the
@@ -57,7 +57,7 @@ def recovery_hint(warehouse: Tables, generation: Generation) -> str:
     """
     mine = [
         one
-        for one in manifests.all_of(warehouse, generation.model)
+        for one in manifests.read_manifests(warehouse, generation.model)
         if one.generation == generation.generation and one.model_version == generation.model_version
     ]
     newest = max(mine, key=lambda one: one.batch_id or 0, default=None)
@@ -68,16 +68,16 @@ def recovery_hint(warehouse: Tables, generation: Generation) -> str:
     )
 
 
-def half_written(warehouse: Tables, generation: Generation) -> int | None:
+def find_half_written_batch(warehouse: Tables, generation: Generation) -> int | None:
     """Return the uncommitted micro-batch of which a killed driver has written rows, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    planned = checkpoint.last_planned()
-    if planned is None or planned == checkpoint.last_commit():
+    planned = checkpoint.find_last_planned()
+    if planned is None or planned == checkpoint.find_last_commit():
         return None
-    return planned if _wrote(warehouse, generation, planned) else None
+    return planned if _has_written_rows(warehouse, generation, planned) else None
 
 
-def _wrote(warehouse: Tables, generation: Generation, batch: int | None = None) -> bool:
+def _has_written_rows(warehouse: Tables, generation: Generation, batch: int | None = None) -> bool:
     for table in (estimates(generation.model), TABLE):
         wanted = {"generation": generation.generation} | ({} if batch is None else {"batch_id": batch})
         if warehouse.has_rows(table, wanted):

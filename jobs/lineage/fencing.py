@@ -39,12 +39,12 @@ _BATCHES = 2**32
 """The number of micro-batches that an epoch can number."""
 
 
-def batch_of(number: int) -> int:
+def parse_batch(number: int) -> int:
     """Return the micro-batch of a transaction number in the Delta log of an estimates table."""
     return number % _BATCHES
 
 
-class Part(NamedTuple):
+class RowGroup(NamedTuple):
     """One of several appends of a micro-batch to the same table: its name, and the condition for its rows."""
 
     name: str
@@ -76,7 +76,7 @@ class Fence:
         rows: DataFrame,
         table: str,
         batch_id: int,
-        part: Part | None = None,
+        part: RowGroup | None = None,
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
@@ -93,7 +93,7 @@ class Fence:
             UserError: the lease is lost.
         """
         name = self._name(table, part)
-        if self._begun(rows.schema, table, name, batch_id, part):
+        if self._begin_append(rows.schema, table, name, batch_id, part):
             self.warehouse.append(rows, table, (name, self._number(batch_id)), more_columns=True)
             self.check()
 
@@ -110,17 +110,17 @@ class Fence:
             UserError: the lease is lost, or the commit failed.
         """
         name = self._name(table.name, None)
-        if self._begun(schema, table.name, name, batch_id, None):
+        if self._begin_append(schema, table.name, name, batch_id, None):
             table.commit(files, (name, self._number(batch_id)))
             self.check()
 
-    def _begun(
+    def _begin_append(
         self,
         schema: StructType,
         table: str,
         name: str,
         batch_id: int,
-        part: Part | None,
+        part: RowGroup | None,
     ) -> bool:
         """Keep earlier drivers from writing under a name; return whether the micro-batch must still be appended."""
         self.check()
@@ -132,7 +132,9 @@ class Fence:
         if batch_id != self.pending:
             return True
         written = self._mine & (F.col("batch_id") == batch_id)
-        return not self._there(table, written if part is None else written & F.expr(part.condition))
+        return not self._has_matching_rows(
+            table, written if part is None else written & F.expr(part.condition)
+        )
 
     def _number(self, batch_id: int) -> int:
         return self.lease.generation.epoch * _BATCHES + batch_id
@@ -145,7 +147,7 @@ class Fence:
         """
         self.check()
         name = self._fence_upserts(table)
-        if self._there(table, self._mine):
+        if self._has_matching_rows(table, self._mine):
             return
         number = self.lease.generation.epoch * _BATCHES
         self.warehouse.append(rows(), table, (name, number), more_columns=True)
@@ -185,7 +187,7 @@ class Fence:
         self.warehouse.upsert(rows, table, mine, (name, self._number(batch_id)))
         self.check()
 
-    def _name(self, table: str, part: Part | None) -> str:
+    def _name(self, table: str, part: RowGroup | None) -> str:
         return f"{self.lease.generation.generation}/{table}/{part.name if part else 'rows'}/by-epoch"
 
     @property
@@ -207,5 +209,5 @@ class Fence:
         if self.lease.taken_over and name not in self._last:
             self.warehouse.mark(table, schema, (name, (self.lease.suspect + 1) * _BATCHES - 1))
 
-    def _there(self, table: str, condition: Column) -> bool:
+    def _has_matching_rows(self, table: str, condition: Column) -> bool:
         return self.warehouse.exists(table) and not self.warehouse.read(table).filter(condition).isEmpty()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import FIRST_NUMERICS, KAFKA, rank, reached, with_numerics, without_numerics
+from jobs.storage.positions import FIRST_NUMERICS, KAFKA, is_reached, rank, split_numerics, with_numerics
 from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
 from jobs.storage.table_log import Conflict
 from jobs.storage.tables import GENERATIONS
@@ -80,40 +80,40 @@ class LineageSegment(NamedTuple):
     last_batch: int | None
 
 
-def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
+def read_generations(warehouse: Tables, model: str | None = None) -> list[Generation]:
     """Return the generations of one or all models, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
     rows = warehouse.rows("generations", None if model is None else {"model": model})
-    return sorted((_generation(row) for row in rows), key=lambda one: (one.model, one.number))
+    return sorted((_parse_generation(row) for row in rows), key=lambda one: (one.model, one.number))
 
 
-def live(warehouse: Tables, model: str) -> Generation | None:
+def find_live(warehouse: Tables, model: str) -> Generation | None:
     """Return the model's live generation, or None."""
-    return live_of(all_of(warehouse, model))
+    return select_live(read_generations(warehouse, model))
 
 
-def live_of(known: Iterable[Generation]) -> Generation | None:
+def select_live(known: Iterable[Generation]) -> Generation | None:
     """Return the live generation among a model's generations, or None."""
     return next((one for one in known if one.status == LIVE), None)
 
 
-def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
-    """Return the lineage of a model's live estimates (`lineage_of`)."""
-    return lineage_of(all_of(warehouse, model))
+def read_live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
+    """Return the lineage of a model's live estimates (`trace_live_lineage`)."""
+    return trace_live_lineage(read_generations(warehouse, model))
 
 
-def lineage_of(known: Sequence[Generation]) -> list[LineageSegment]:
+def trace_live_lineage(known: Sequence[Generation]) -> list[LineageSegment]:
     """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
     segments: list[LineageSegment] = []
     last: int | None = None
-    for one in with_ancestors(known, live_of(known)):
+    for one in walk_ancestors(known, select_live(known)):
         segments.append(LineageSegment(one.generation, last))
         last = one.parent_batch
     return segments
 
 
-def with_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
+def walk_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
     """Yield a generation of a model and its ancestors, each once."""
     by_name = {one.generation: one for one in known}
     while of is not None and by_name.pop(of.generation, None) is not None:
@@ -121,22 +121,24 @@ def with_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterat
         of = by_name.get(of.parent or "")
 
 
-def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
+def read_named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
     """Return the generation of this name, or the live one if no name is given.
 
     Raises:
         UserError: the model has no such generation.
     """
-    return named_of(all_of(warehouse, model), model, name)
+    return select_named(read_generations(warehouse, model), model, name)
 
 
-def named_of(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
+def select_named(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
     """Return the result of `named` from a model's known generations.
 
     Raises:
         UserError: the model has no such generation.
     """
-    found = live_of(known) if name is None else next((one for one in known if one.generation == name), None)
+    found = (
+        select_live(known) if name is None else next((one for one in known if one.generation == name), None)
+    )
     if found is None:
         if name is None:
             raise UserError(
@@ -147,7 +149,7 @@ def named_of(known: Sequence[Generation], model: str, name: str | None = None) -
     return found
 
 
-def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
+def find_predecessor(known: Sequence[Generation], live: Generation) -> str | None:
     """Return the name of the generation that the live one replaced, or else of the live one's parent.
 
     The two differ if the live generation adopted a snapshot older than the start of the generation that it replaced.
@@ -159,7 +161,7 @@ def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
     return live.parent
 
 
-def origin(warehouse: Tables, generation: Generation) -> Manifest:
+def read_origin_manifest(warehouse: Tables, generation: Generation) -> Manifest:
     """Return the manifest of the snapshot from which a generation began.
 
     Raises:
@@ -174,20 +176,20 @@ def origin(warehouse: Tables, generation: Generation) -> Manifest:
     return manifest
 
 
-def progress_rank(warehouse: Tables, generation: Generation) -> int:
+def compute_progress_rank(warehouse: Tables, generation: Generation) -> int:
     """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
-    return rank(position_of(warehouse, generation))
+    return rank(read_position(warehouse, generation))
 
 
 def has_reached(warehouse: Tables, generation: Generation, other: Generation) -> bool:
     """Return whether a generation reflects all rows that another generation reflects."""
-    return reached(position_of(warehouse, generation), position_of(warehouse, other))
+    return is_reached(read_position(warehouse, generation), read_position(warehouse, other))
 
 
-def position_of(warehouse: Tables, generation: Generation) -> dict[str, Any]:
+def read_position(warehouse: Tables, generation: Generation) -> dict[str, Any]:
     """Return the position that a generation has reached in its source."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    batch = checkpoint.last_commit()
+    batch = checkpoint.find_last_commit()
     if batch is None:
         return generation.start_position
     return checkpoint.position(batch, generation.start_position)
@@ -225,7 +227,7 @@ def begin(
         UserError: another command has changed the model's generations meanwhile.
     """
     warehouse.create("generations", GENERATIONS)
-    known = all_of(warehouse, manifest.model)
+    known = read_generations(warehouse, manifest.model)
     if [one.generation for one in known if one.status == LIVE] != [
         one.generation for one in (beside,) if one
     ]:
@@ -265,7 +267,7 @@ def switch(warehouse: Tables, model: str, to: Generation, last_seen: list[Genera
     """
     statuses = {one.generation: RETIRED for one in last_seen if one.status == LIVE}
     _commit(warehouse, last_seen, begun=[], statuses={**statuses, to.generation: LIVE})
-    return named(warehouse, model)
+    return read_named(warehouse, model)
 
 
 def retire(warehouse: Tables, one: Generation, last_seen: list[Generation]) -> None:
@@ -297,16 +299,19 @@ def _commit(
     model = (begun or known)[0].model
 
     def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        now = {row["generation"]: _generation(row) for row in there if row["model"] == model}
+        now = {row["generation"]: _parse_generation(row) for row in there if row["model"] == model}
         _check_unchanged(model, now.values(), known)
-        rows = [{**row_of(now[name]), **_with_status(status)} for name, status in statuses.items()]
-        return [*rows, *({**row_of(one), "created_at": NOW} for one in begun)]
+        rows = [
+            {**build_generation_row(now[name]), **_build_status_columns(status)}
+            for name, status in statuses.items()
+        ]
+        return [*rows, *({**build_generation_row(one), "created_at": NOW} for one in begun)]
 
-    with conflict_as_taken(model):
+    with raise_conflict_as_taken(model):
         put_rows(warehouse, "generations", KEYS, changed)
 
 
-def _with_status(status: str) -> dict[str, Any]:
+def _build_status_columns(status: str) -> dict[str, Any]:
     """Return the columns that change with a generation's status."""
     if status == RETIRED:
         return {"status": status, "retired_at": NOW, "owner": None}
@@ -324,7 +329,7 @@ def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
 
 
 @contextmanager
-def conflict_as_taken(model: str) -> Iterator[None]:
+def raise_conflict_as_taken(model: str) -> Iterator[None]:
     """Turn a conflict of two commits into the `stream_taken_error` of the later commit."""
     try:
         yield
@@ -340,18 +345,22 @@ def update(warehouse: Tables, rows: Rows, values: Mapping[str, Any]) -> None:
 def adopt_topic_id(warehouse: Tables, one: Generation, topic_id: str) -> Generation:
     """Record the id of a generation's topic, unknown so far, in its row; return the generation with the id."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
-    update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})
+    update(
+        warehouse,
+        {"generation": one.generation},
+        {"start_position": build_generation_row(adopted)["start_position"]},
+    )
     return adopted
 
 
-def row_of(one: Generation) -> dict[str, Any]:
+def build_generation_row(one: Generation) -> dict[str, Any]:
     """Return a generation as a row of its table, with the start position as JSON."""
     fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__ if name != "numerics"}
     stored = with_numerics(one.start_position, one.generation, one.numerics)
     return {**fields, "start_position": json.dumps(stored)}
 
 
-def _generation(values: dict[str, Any]) -> Generation:
-    start, numerics = without_numerics(json.loads(values["start_position"]), values["generation"])
+def _parse_generation(values: dict[str, Any]) -> Generation:
+    start, numerics = split_numerics(json.loads(values["start_position"]), values["generation"])
     made = Generation(**{**values, "start_position": start, "numerics": numerics})
     return replace(made, epoch=made.epoch or 0)

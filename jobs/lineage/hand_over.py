@@ -15,18 +15,18 @@ from jobs.core.errors import UserError
 from jobs.lineage import compatibility
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import REMOVED, Generation
-from jobs.lineage.source_ranges import SourceRange, around, last_whole
+from jobs.lineage.source_ranges import SourceRange, find_around, find_last_whole
 from jobs.snapshots.manifests import Manifest
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.measurements_table import new_keys, rows_between
+from jobs.storage.measurements_table import count_rows_between, new_keys
 from jobs.storage.positions import (
     VERSION,
     Place,
-    delta_position,
+    build_delta_position,
+    convert_position,
     describe,
     includes,
-    of_position,
-    same_source,
+    is_same_source,
     to_position,
 )
 from jobs.storage.tables import measurements
@@ -68,7 +68,7 @@ class _Link(NamedTuple):
     child: Place | None
 
 
-def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
+def find_continuation(warehouse: Warehouse, manifest: Manifest) -> Continuation:
     """Return the micro-batch after which a new generation from a snapshot continues the live estimates."""
     catalog = Catalog(warehouse)
     known = {one.generation: one for one in catalog.generations(manifest.model)}
@@ -77,28 +77,28 @@ def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
     live = catalog.live(manifest.model)
     if live is None:
         return Continuation(None, None)
-    other = _other_source(catalog, live, manifest)
+    other = _explain_other_source(catalog, live, manifest)
     if other:
         # Estimated rows of a former topic have landed, and stay. The rows of a former table are gone.
-        last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).last_commit()
+        last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).find_last_commit()
         return Continuation(live.generation, -1 if last is None else last, None, other)
-    wanted = of_position(manifest.position)
+    wanted = convert_position(manifest.position)
     link = _Link(live, None, None)
-    while not includes(wanted, of_position(link.generation.start_position)):
+    while not includes(wanted, convert_position(link.generation.start_position)):
         parent = known.get(link.generation.parent or "")
-        if parent is None or not same_source(parent.start_position, manifest.position):
-            return _before_the_first(warehouse, manifest, link.generation)
-        link = _Link(parent, link.generation.parent_batch, of_position(link.generation.start_position))
-    return _within(warehouse, manifest, link)
+        if parent is None or not is_same_source(parent.start_position, manifest.position):
+            return _continue_before_first(warehouse, manifest, link.generation)
+        link = _Link(parent, link.generation.parent_batch, convert_position(link.generation.start_position))
+    return _continue_within(warehouse, manifest, link)
 
 
-def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any], int]:
+def find_last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any], int]:
     """Return the last position of a generation at which a micro-batch ended, and this micro-batch.
 
     A stopped stream may have ended within a version. A generation that begins at the position estimates the later rows
     again. Without such a micro-batch, return the generation's start and -1.
     """
-    found = last_whole(warehouse, live)
+    found = find_last_whole(warehouse, live)
     if found is None:
         return live.start_position, -1
     start, checkpoint = live.start_position, Checkpoint(warehouse, live.checkpoint)
@@ -107,9 +107,9 @@ def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any
     return to_position(found.end, start), found.batch
 
 
-def _other_source(catalog: Catalog, live: Generation, manifest: Manifest) -> str:
+def _explain_other_source(catalog: Catalog, live: Generation, manifest: Manifest) -> str:
     """Return why the live generation and a snapshot have different sources; empty if they have the same source."""
-    if not same_source(live.start_position, manifest.position):
+    if not is_same_source(live.start_position, manifest.position):
         return f"{live.generation} reads another table or topic, or one that was made anew"
     began_from = catalog.manifest(live.snapshot_id)
     if began_from is None:
@@ -132,57 +132,61 @@ def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation
     return any(one.generation == source.generation for one in catalog.lineage(manifest.model))
 
 
-def _before_the_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:
+def _continue_before_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:
     """Return the continuation before the first live estimate: rows of the history cannot lack a live estimate."""
-    start, wanted = of_position(first.start_position), of_position(manifest.position)
+    start, wanted = convert_position(first.start_position), convert_position(manifest.position)
     if includes(start, wanted):
         return Continuation(first.generation, -1)
     why = (
         f"{first.generation} began at {describe(first.start_position)}, which is neither before nor after it"
     )
-    return _checked(warehouse, manifest, Continuation(first.generation, -1, None, why), start)
+    return _count_missing_rows(warehouse, manifest, Continuation(first.generation, -1, None, why), start)
 
 
-def _within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuation:
+def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuation:
     """Return the continuation after a generation that began at or before the snapshot's position."""
-    name, wanted = link.generation.generation, of_position(manifest.position)
-    found = around(warehouse, link.generation, link.limit, wanted)
+    name, wanted = link.generation.generation, convert_position(manifest.position)
+    found = find_around(warehouse, link.generation, link.limit, wanted)
     end = found.before.end
     after = found.after or (None if link.child is None else SourceRange(-1, link.child, link.child))
     made = Continuation(name, found.before.batch)
     if found.unknown:
         why = (
-            f"an earlier release wrote micro-batches of {name} after {_named(end, manifest)}, and where these ended "
+            f"an earlier release wrote micro-batches of {name} after {_describe_place(end, manifest)}, and where these ended "
             f"is not known"
         )
-        return _checked(warehouse, manifest, made._replace(why=why), end)
+        return _count_missing_rows(warehouse, manifest, made._replace(why=why), end)
     if after is not None:
         begun = end if after.start is None else after.start
         if includes(begun, wanted):
             return made
         nearest = [one[VERSION] for one in found.positions if VERSION in one]
-        why = f"{name} estimated them in one micro-batch with later rows{_advice(manifest, nearest)}"
-        return _checked(warehouse, manifest, made._replace(why=why), begun)
+        why = (
+            f"{name} estimated them in one micro-batch with later rows{_suggest_versions(manifest, nearest)}"
+        )
+        return _count_missing_rows(warehouse, manifest, made._replace(why=why), begun)
     read = found.reached if found.reached is not None and includes(found.reached, end) else end
     if includes(read, wanted):
         return made
     why = (
-        f"{name} has read up to {_named(read, manifest)}: let it catch up first (`kalman-pipeline stream --model "
+        f"{name} has read up to {_describe_place(read, manifest)}: let it catch up first (`kalman-pipeline stream --model "
         f"{manifest.model}`)"
     )
-    return _checked(warehouse, manifest, made._replace(why=why), read)
+    return _count_missing_rows(warehouse, manifest, made._replace(why=why), read)
 
 
-def _checked(warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place) -> Continuation:
+def _count_missing_rows(
+    warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place
+) -> Continuation:
     """Return a continuation with the number of missing rows, between a place and the snapshot's position."""
     table = measurements(manifest.model)
     # Streams that import the states of new keys skip their history.
     with_history = not warehouse.exists(new_keys(manifest.model))
-    missing = rows_between(warehouse, table, start, of_position(manifest.position), with_history)
+    missing = count_rows_between(warehouse, table, start, convert_position(manifest.position), with_history)
     return made._replace(why="", missing=0) if missing == 0 else made._replace(missing=missing)
 
 
-def _advice(manifest: Manifest, nearest: list[int]) -> str:
+def _suggest_versions(manifest: Manifest, nearest: list[int]) -> str:
     """Return a sentence with the nearest versions where micro-batches ended: a snapshot there would miss no rows."""
     if not nearest:
         return ""
@@ -193,7 +197,7 @@ def _advice(manifest: Manifest, nearest: list[int]) -> str:
     )
 
 
-def _named(place: Place, manifest: Manifest) -> str:
+def _describe_place(place: Place, manifest: Manifest) -> str:
     if VERSION in place:
-        return describe(delta_position("", place[VERSION]))
+        return describe(build_delta_position("", place[VERSION]))
     return describe({**manifest.position, "offsets": place})

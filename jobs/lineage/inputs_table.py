@@ -12,20 +12,20 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.redaction import show_names
-from jobs.core.roots import local_path
-from jobs.lineage.joined_inputs import inputs_layout
+from jobs.core.roots import find_local_path
+from jobs.lineage.joined_inputs import build_inputs_layout
 from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.keys import (
     KeyKind,
-    columns_of,
-    identity_arrays,
-    identity_expressions,
-    sub_kind,
-    text_of,
+    build_identity_arrays,
+    build_identity_columns,
+    build_key_columns,
+    build_key_text,
+    select_sub_kind,
 )
 from jobs.state.encoding.packets import Records
-from jobs.storage.warehouse import home_of
+from jobs.storage.warehouse import find_home
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,7 +55,7 @@ class InputsTable:
         spec = model.spec
         assert spec.inputs is not None
         self.spec, self.inputs, self.name = spec, spec.inputs, spec.inputs_table
-        self._home, self._table = home_of(model.warehouse, self.name)
+        self._home, self._table = find_home(model.warehouse, self.name)
         if not self._home.exists(self._table):
             raise UserError(
                 f"{self.name}: there is no such Delta table in {self._home.root}, and {spec.name} takes its inputs "
@@ -73,14 +73,14 @@ class InputsTable:
 
     def _written(self, number: int) -> int:
         """Return the write time of a version in ns; it differs if the table is recreated."""
-        folder, name = local_path(self._home.path(self._table)), f"{number:020d}.json"
+        folder, name = find_local_path(self._home.path(self._table)), f"{number:020d}.json"
         if folder is not None:
             return (folder / "_delta_log" / name).stat().st_mtime_ns
-        at = self._home.files(f"{self._table}/_delta_log").modified_at(name)
+        at = self._home.files(f"{self._table}/_delta_log").read_modified_time(name)
         return round(at.timestamp() * 1e9)
 
     def load(self, kind: KeyKind, version: int) -> Records:
-        """Return a version as records (`join.inputs_layout`), ordered by route.
+        """Return a version as records (`join.build_inputs_layout`), ordered by route.
 
         Args:
             kind: kind of the model's keys.
@@ -89,25 +89,26 @@ class InputsTable:
         Raises:
             UserError: a column is missing, a key has two rows, or a value is missing or not finite.
         """
-        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        by = select_sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         where = f"{self.name} version {version}"
         rows = self._columns(by, version, where).toArrow().combine_chunks()
-        return checked(rows, by, list(self.inputs.columns.values()), where)
+        return check_inputs(rows, by, list(self.inputs.columns.values()), where)
 
     def packet(self, kind: KeyKind, version: int) -> bytes:
         """Return the records of a version (`load`) as a packet."""
-        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
-        return inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
+        by = select_sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        return build_inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
 
     def joined(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
         """Return measurement rows with their keys' inputs, in columns with the names in the model.
 
         A row whose key has no inputs gets the defaults, or nulls without defaults.
         """
-        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        by = select_sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         defaults = self.inputs.defaults or {}
         rows = self._home.read(self._table, version).select(
-            *_keys(by), *(F.col(f"`{c}`").try_cast("double").alias(n) for n, c in self.inputs.columns.items())
+            *_build_key_columns(by),
+            *(F.col(f"`{c}`").try_cast("double").alias(n) for n, c in self.inputs.columns.items()),
         )
         both = frame.join(rows, list(by.columns), how="left")
         for name, number in defaults.items():
@@ -135,7 +136,7 @@ class InputsTable:
         version = self.newest().version
         (name,) = texts.columns
         text = F.col(name).alias("_text")
-        keys = texts.select(text, *columns_of(kind, F.col(name)))
+        keys = texts.select(text, *build_key_columns(kind, F.col(name)))
         numbers = (F.coalesce(F.col(f"`{one}`"), F.lit(float("nan"))) for one in self.spec.input_names)
         found = self.joined(keys, kind, version).select(
             F.col("_text").alias("key"), F.array(*numbers).cast("array<double>").alias(INPUTS)
@@ -152,12 +153,12 @@ class InputsTable:
             )
         numbers = [F.col(f"`{c}`").try_cast("double") for c in self.inputs.columns.values()]
         keyed = frame.select(
-            *_keys(by),
+            *_build_key_columns(by),
             *(number.alias(f"v{i}") for i, number in enumerate(numbers)),
         )
         nulls = [F.col(f"`{name}`").isNull().alias(f"_null_{name}") for name in by.columns]
-        texted = keyed.withColumn("_text", text_of(by))
-        identity = [one for one in identity_expressions(by, F.col("_text"))][: 1 if by.integer else 2]
+        texted = keyed.withColumn("_text", build_key_text(by))
+        identity = [one for one in build_identity_columns(by, F.col("_text"))][: 1 if by.integer else 2]
         filled = [
             F.coalesce(one, F.lit(0)).alias(n)
             for one, n in zip(identity, ("identity", "check"), strict=False)
@@ -170,7 +171,7 @@ class InputsTable:
         )
 
 
-def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> Records:
+def check_inputs(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> Records:
     """Return a table's rows as records, ordered by route.
 
     Args:
@@ -189,7 +190,7 @@ def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> 
     for column, values in zip(columns, u, strict=True):
         _refuse(~np.isfinite(values), f"{where}: {column} is missing or not a finite number", texts)
     names = ["identity"] if by.integer else ["identity", "check"]
-    arrays = identity_arrays({name: rows.column(name).to_numpy() for name in names})
+    arrays = build_identity_arrays({name: rows.column(name).to_numpy() for name in names})
     order = np.lexsort(tuple(reversed(list(arrays.values()))))
     arrays = {name: values[order] for name, values in arrays.items()}
     repeated = np.zeros(len(order), bool)
@@ -209,7 +210,7 @@ def _refuse(bad: NDArray[np.bool_], problem: str, texts: pa.Array | None) -> Non
     )
 
 
-def _keys(by: KeyKind) -> list[Column]:
+def _build_key_columns(by: KeyKind) -> list[Column]:
     """Return the key columns with the types of the measurements table."""
     typed = zip(by.columns, by.types, strict=True)
     return [F.col(f"`{name}`").try_cast(kind).alias(name) for name, kind in typed]

@@ -17,12 +17,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
 
-from jobs.state.encoding.keys import KeyKind, identity_arrays, match
-from jobs.state.encoding.packet_kinds import MISSING_INPUTS, RowPacket, packet_batch
-from jobs.state.encoding.packets import Column, Layout, Records
-from jobs.state.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
+from jobs.state.encoding.keys import KeyKind, build_identity_arrays, match
+from jobs.state.encoding.packet_kinds import MISSING_INPUTS, RowPacket, build_packet_batch
+from jobs.state.encoding.packets import Layout, PacketColumn, Records
+from jobs.state.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, parse_records
 from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import in_s3
+from jobs.storage.settings import is_in_s3
 
 PROPERTY = "kalman.inputs"
 """Local property of a job with the name of the file."""
@@ -41,15 +41,15 @@ class Join(NamedTuple):
     @property
     def layout(self) -> Layout:
         """Return the layout of the table's packet, ordered by route."""
-        return inputs_layout(self.rows.inputs_key or self.rows.kind, self.rows.inputs)
+        return build_inputs_layout(self.rows.inputs_key or self.rows.kind, self.rows.inputs)
 
 
-def inputs_layout(kind: KeyKind, inputs: int) -> Layout:
+def build_inputs_layout(kind: KeyKind, inputs: int) -> Layout:
     """Return the layout of a packet of inputs."""
-    return Layout((*kind.identity_columns, Column("u", "<f8", inputs)), text=False)
+    return Layout((*kind.identity_columns, PacketColumn("u", "<f8", inputs)), text=False)
 
 
-def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
+def join_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
     """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
 
     Rows whose key has no inputs become packets of the bucket `MISSING_INPUTS`.
@@ -67,12 +67,12 @@ def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
             if batch.num_rows == 0:
                 continue
             if table is None:
-                table = _of_this_job(join.layout)
-            u, known = look_up(table, _identities(batch, join.rows), join.defaults)
+                table = _load_job_inputs(join.layout)
+            u, known = look_up(table, _build_identities(batch, join.rows), join.defaults)
             names = [*batch.schema.names, *(f"n{first + i}" for i in range(len(u)))]
             whole = pa.RecordBatch.from_arrays([*batch.columns, *(pa.array(row) for row in u)], names)
             if not known.all():
-                yield _without(whole.filter(pa.array(~known)), join.rows, typed)
+                yield _pack_without_inputs(whole.filter(pa.array(~known)), join.rows, typed)
                 whole = whole.filter(pa.array(known))
             yield from packer(iter([whole]))
 
@@ -96,23 +96,23 @@ def look_up(
     return u, found
 
 
-def _identities(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+def _build_identities(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     by, names = fmt.inputs_key or fmt.kind, ("identity", "check")
     given = names if by == fmt.kind else INPUT_IDENTITY
     arrays = {
         name: batch.column(one).to_numpy()
         for name, one in list(zip(names, given, strict=True))[: 1 if by.integer else 2]
     }
-    return Records(identity_arrays(arrays), None)
+    return Records(build_identity_arrays(arrays), None)
 
 
-def _without(rows: pa.RecordBatch, fmt: RowFormat, typed: bool) -> pa.RecordBatch:
-    payload = pa.array([fmt.layout.encode(records_of(rows, fmt))], pa.binary())
+def _pack_without_inputs(rows: pa.RecordBatch, fmt: RowFormat, typed: bool) -> pa.RecordBatch:
+    payload = pa.array([fmt.layout.encode(parse_records(rows, fmt))], pa.binary())
     bucket = pa.array([MISSING_INPUTS], pa.int32())
-    return packet_batch(bucket, payload, RowPacket.ROWS if typed else None)
+    return build_packet_batch(bucket, payload, RowPacket.ROWS if typed else None)
 
 
-def _of_this_job(layout: Layout) -> Records:
+def _load_job_inputs(layout: Layout) -> Records:
     """Return the table that the driver has pinned for this task's micro-batch."""
     context = TaskContext.get()
     path = None if context is None else context.getLocalProperty(PROPERTY)
@@ -121,11 +121,11 @@ def _of_this_job(layout: Layout) -> Records:
     if path not in _open:
         while len(_open) >= KEPT:
             _open.pop(next(iter(_open)))
-        _open[path] = copied(path, layout) if in_s3(path) else mapped(Path(path), layout)
+        _open[path] = read_copied_records(path, layout) if is_in_s3(path) else map_records(Path(path), layout)
     return _open[path]
 
 
-def copied(path: str, layout: Layout) -> Records:
+def read_copied_records(path: str, layout: Layout) -> Records:
     """Return the records of a packet in S3, as views of a temporary copy that is removed with them.
 
     Raises:
@@ -141,6 +141,6 @@ def copied(path: str, layout: Layout) -> Records:
         return layout.decode(np.memmap(file, np.uint8, "r").data)
 
 
-def mapped(path: Path, layout: Layout) -> Records:
+def map_records(path: Path, layout: Layout) -> Records:
     """Return the records of a packet in a file as memory-mapped views, so that a machine's workers share the memory."""
     return layout.decode(np.memmap(path, np.uint8, "r").data)

@@ -2,7 +2,7 @@
 
 A generation's row has the holder of the lease, an epoch that rises with every driver, and a heartbeat. If two drivers
 start at once, both try to write to the row, and Delta commits one; on a local file system, a lock that ends with its
-process decides earlier. `jobs.supervision.driver_log` has the same facts for processes without Spark, and
+process decides earlier. `jobs.supervision.open_driver_log` has the same facts for processes without Spark, and
 `jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
 """
 
@@ -19,18 +19,18 @@ from typing import Any
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
+from jobs.core.roots import find_local_path
 from jobs.lineage.compatibility import refuse_half_written
 from jobs.lineage.generations import (
     LIVE,
     SHADOW,
     Generation,
-    all_of,
-    conflict_as_taken,
+    raise_conflict_as_taken,
+    read_generations,
     stream_taken_error,
     update,
 )
-from jobs.spark.job_labels import label
+from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import open_lock
 from jobs.storage.row_changes import NOW
@@ -80,7 +80,7 @@ class Lease:
             )
 
 
-def acquire(
+def acquire_lease(
     warehouse: Warehouse, generation: Generation, owner: DriverIdentity, rules: dict[str, Any] | None = None
 ) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
@@ -91,40 +91,44 @@ def acquire(
         warehouse: warehouse of the generation.
         generation: the generation to drive.
         owner: the driver.
-        rules: fields that decide how rows are processed (`compatibility.row_rules`); they may not change within a
+        rules: fields that decide how rows are processed (`compatibility.collect_row_rules`); they may not change within a
             micro-batch.
 
     Raises:
         UserError: a running driver holds the lease, or took it at the same moment.
     """
     log = DriverLog.of(warehouse, generation.model)
-    before = next((one for one in log.drivers() if one.generation == generation.generation), None)
+    before = next((one for one in log.list_drivers() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
-    if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
-        raise _driven(generation, before.owner)
+    if before is not None and before.ended_at is None and before.owner.is_alive_after_waiting(before.beat_at):
+        raise _build_driven_error(generation, before.owner)
     if rules is not None:
         refuse_half_written(warehouse, generation, before and before.rules, rules)
-    with conflict_as_taken(generation.model):
+    with raise_conflict_as_taken(generation.model):
         update(
             warehouse,
-            {**_held(generation), "status": (LIVE, SHADOW)},
+            {**_match_lease(generation), "status": (LIVE, SHADOW)},
             {"owner": owner.text(), "epoch": generation.epoch + 1, "heartbeat": NOW, "last_error": None},
         )
-    now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
+    now = next(
+        one
+        for one in read_generations(warehouse, generation.model)
+        if one.generation == generation.generation
+    )
     if now.owner != owner.text():
         raise stream_taken_error(
             generation.model, f"another driver has just taken generation {generation.generation}"
         )
     launch = os.environ.get(LAUNCH_VARIABLE)
     renew = clock.now()
-    suspect = _suspect(generation, before)
+    suspect = _find_suspect_epoch(generation, before)
     record = DriverRecord(
         now.model,
         now.generation,
         now.epoch,
         now.status,
         owner,
-        log.next_time(),
+        log.compute_next_time(),
         renew,
         launch,
         rules=rules,
@@ -135,12 +139,12 @@ def acquire(
     return Lease(now, log, record, suspect)
 
 
-def _held(generation: Generation) -> dict[str, Any]:
+def _match_lease(generation: Generation) -> dict[str, Any]:
     """Return the columns that identify the generation's row with its lease unchanged since it was read."""
     return {"generation": generation.generation, "epoch": generation.epoch}
 
 
-def _suspect(generation: Generation, before: DriverRecord | None) -> int:
+def _find_suspect_epoch(generation: Generation, before: DriverRecord | None) -> int:
     """Return the latest epoch whose driver may wake up and write, as it recorded no end; 0: no such driver.
 
     Each record repeats the suspect that its driver knew, so that later drivers that ended do not hide it. A missing
@@ -158,11 +162,11 @@ def refuse_if_driven(generation: Generation) -> None:
         UserError: a driver holds the lease; the message names its process.
     """
     holder = DriverIdentity.parse(generation.owner)
-    if holder is not None and holder.alive_after_waiting(generation.heartbeat):
-        raise _driven(generation, holder)
+    if holder is not None and holder.is_alive_after_waiting(generation.heartbeat):
+        raise _build_driven_error(generation, holder)
 
 
-def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
+def _build_driven_error(generation: Generation, holder: DriverIdentity) -> UserError:
     return stream_taken_error(
         generation.model,
         f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
@@ -171,9 +175,14 @@ def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
 
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
     """Renew the heartbeat and return the generation's current row; None if this driver has lost the lease."""
-    update(warehouse, _held(generation), {"heartbeat": NOW})
+    update(warehouse, _match_lease(generation), {"heartbeat": NOW})
     now = next(
-        (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
+        (
+            one
+            for one in read_generations(warehouse, generation.model)
+            if one.generation == generation.generation
+        ),
+        None,
     )
     held = now is not None and now.epoch == generation.epoch and now.owner == generation.owner
     return now if held else None
@@ -183,14 +192,14 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
     """Release the lease, and record how the driver ended and its error."""
     generation = lease.generation
     try:
-        update(warehouse, _held(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
+        update(warehouse, _match_lease(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
     finally:
         at = clock.now()
         lease.log.write(replace(lease.record, beat_at=at, ended_at=at, how=how, error=error))
 
 
 @contextmanager
-def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
+def keep_lease(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
     """Renew the lease in a thread; set `stop` once the lease is lost, or the log of drivers has a request to stop."""
     done = threading.Event()
 
@@ -204,7 +213,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
                 report_alive(lease, stop)
                 if time.monotonic() >= due:
                     due = time.monotonic() + HEARTBEAT_SECONDS
-                    label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
+                    set_label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
                     now = renew(warehouse, lease.generation)
                     if now is None:
                         lease.lost.set()
@@ -227,7 +236,7 @@ def report_alive(lease: Lease, stop: threading.Event) -> None:
     """Record a sign of life in the log of drivers, and set `stop` if the log has a request to stop."""
     lease.record = replace(lease.record, beat_at=clock.now())
     lease.log.write(lease.record)
-    if lease.log.asked_to_stop(lease.record) is not None:
+    if lease.log.read_stop_request(lease.record) is not None:
         stop.set()
 
 
@@ -242,7 +251,7 @@ def stream_lock(
     Raises:
         UserError: another process holds the lock.
     """
-    local = local_path(root)
+    local = find_local_path(root)
     if local is None:
         yield
         return

@@ -31,7 +31,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     It needs the columns `generation` and `batch_id`.
     """
     condition = F.lit(False)
-    for generation, last_batch in generations.live_lineage(warehouse, model):
+    for generation, last_batch in generations.read_live_lineage(warehouse, model):
         if last_batch == -1:  # no micro-batch of this generation is live
             continue
         mine = F.col("generation") == generation
@@ -56,6 +56,6 @@ def latest_corrections(rows: DataFrame) -> DataFrame:
 
 def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
     """Return the latest state of each key of a model's live generation. The spec must have `sinks: {latest: true}`."""
-    live = generations.live(warehouse, model)
+    live = generations.find_live(warehouse, model)
     mine = F.lit(False) if live is None else F.col("generation") == live.generation
     return warehouse.read(latest(model)).filter(mine)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jobs.lineage import generations
-from jobs.lineage.generations import lineage_of
+from jobs.lineage.generations import trace_live_lineage
 from jobs.snapshots import manifests
 from jobs.storage.replaced_files import replace_partition
 from jobs.storage.table_log import Conflict
@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
 )
 
 
-def refresh(warehouse: Tables, model: str) -> bool:
+def refresh_live_table(warehouse: Tables, model: str) -> bool:
     """Write a model's rows of the table, a commit each time they have changed; return whether they have.
 
     The generations are read again after each write: rows read before another command's switch, written after its own
@@ -55,11 +55,13 @@ def refresh(warehouse: Tables, model: str) -> bool:
     """
     changed = False
     for _ in range(_ATTEMPTS):
-        rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
+        rows = build_live_rows(
+            generations.read_generations(warehouse, model), manifests.read_manifests(warehouse, model)
+        )
         if not rows and not warehouse.exists(TABLE):
             break
         warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
-        if _present(warehouse, model) == rows:
+        if _read_present_rows(warehouse, model) == rows:
             break
         changed = True
         with suppress(Conflict):  # another command writes this table at the same time: compare again
@@ -67,11 +69,11 @@ def refresh(warehouse: Tables, model: str) -> bool:
     return changed
 
 
-def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
+def build_live_rows(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
     """Return the rows of a model's generations with live micro-batches, the live generation first."""
     by_name = {one.generation: one for one in known}
     specs = {one.snapshot_id: json.loads(one.spec) for one in snapshots}
-    segments = [(by_name[name], last) for name, last in lineage_of(known) if last != -1]
+    segments = [(by_name[name], last) for name, last in trace_live_lineage(known) if last != -1]
     return [
         {
             "model": one.model,
@@ -86,7 +88,7 @@ def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str
     ]
 
 
-def _present(warehouse: Tables, model: str) -> list[dict[str, Any]]:
+def _read_present_rows(warehouse: Tables, model: str) -> list[dict[str, Any]]:
     """Return a model's rows in the table, in order of place."""
     names = [name for name in _SCHEMA.names if name != "model"]
     found = read_table(warehouse.root, TABLE, names, partition={"model": model})

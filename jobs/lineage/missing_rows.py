@@ -13,9 +13,9 @@ from typing import NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import Generation, with_ancestors
+from jobs.lineage.generations import Generation, walk_ancestors
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
@@ -40,18 +40,18 @@ def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manif
     Raises:
         UserError: rows are missing; the message has the command that computes the state anew.
     """
-    found = missing_rows(warehouse, generation, end)
+    found = find_missing_rows(warehouse, generation, end)
     if found is None:
         return
     raise UserError(
-        f"the state of {found.generation.generation} at micro-batch {found.batch} lacks {plural(found.rows, 'row')} of "
-        f"{plural(found.keys, 'key')} that it has estimated: a release before 0.3.0 combined the states of two "
-        f"attempts of a micro-batch (CHANGELOG.md). {_remedy(generation, found.generation)}",
+        f"the state of {found.generation.generation} at micro-batch {found.batch} lacks {format_count(found.rows, 'row')} of "
+        f"{format_count(found.keys, 'key')} that it has estimated: a release before 0.3.0 combined the states of two "
+        f"attempts of a micro-batch (CHANGELOG.md). {_suggest_remedy(generation, found.generation)}",
         RUN_FAILED,
     )
 
 
-def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> MissingRows | None:
+def find_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> MissingRows | None:
     """Return the rows that a generation's state lacks, or else those that its ancestors' handed-over states lacked.
 
     end: the snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are
@@ -59,17 +59,17 @@ def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) ->
     """
     catalog = Catalog(warehouse)
     manifest: Manifest | None = end
-    for at in with_ancestors(catalog.generations(generation.model), generation):
+    for at in walk_ancestors(catalog.generations(generation.model), generation):
         if manifest is None or manifest.generation != at.generation or manifest.model_spec().timed:
             return None
-        found = _missing(warehouse, at, catalog.manifest(at.snapshot_id), manifest)
+        found = _compare_missing_rows(warehouse, at, catalog.manifest(at.snapshot_id), manifest)
         if found is not None:
             return found
         manifest = catalog.export_behind(at.snapshot_id)
     return None
 
 
-def _missing(
+def _compare_missing_rows(
     warehouse: Warehouse, generation: Generation, origin: Manifest | None, end: Manifest
 ) -> MissingRows | None:
     """Compare the rows in a state, less the rows in the snapshot at its start, with the generation's estimates."""
@@ -106,7 +106,7 @@ def _missing(
     return MissingRows(generation, batch, found["rows"], found["keys"]) if found["keys"] else None
 
 
-def _remedy(live: Generation, hurt: Generation) -> str:
+def _suggest_remedy(live: Generation, hurt: Generation) -> str:
     """Return the command that computes a state anew from a snapshot and the rows after it."""
     if live.fingerprint == hurt.fingerprint:
         how = f"`kalman-pipeline stream --model {live.model} --adopt {hurt.snapshot_id}` computes"

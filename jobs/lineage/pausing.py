@@ -32,7 +32,7 @@ WAIT = timedelta(minutes=30)
 
 
 @contextmanager
-def paused_stream(
+def pause_stream(
     log: DriverLog, reason: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[DriverStatus]:
     """Stop a stream's driver, if there is one, and hold the stream; yield the driver's former status.
@@ -65,7 +65,7 @@ def paused_stream(
 
 
 @contextmanager
-def exclusive_stream(
+def hold_stream(
     warehouse: Warehouse,
     live: Generation,
     reason: str,
@@ -80,10 +80,10 @@ def exclusive_stream(
     name = live.model
     log = DriverLog.of(warehouse, name)
     with (
-        paused_stream(log, reason, on_progress) if drain else nullcontext(),
+        pause_stream(log, reason, on_progress) if drain else nullcontext(),
         leases.stream_lock(warehouse.root, name, patience=UNLOCK_SECONDS if drain else 0.0),
     ):
-        now = generations.named(warehouse, name)
+        now = generations.read_named(warehouse, name)
         if now.generation != live.generation:
             raise generations.stream_taken_error(
                 name, f"{now.generation} has just become the live generation"

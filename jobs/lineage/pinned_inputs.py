@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
+from jobs.core.roots import find_local_path
 from jobs.lineage.generations import Generation
 from jobs.lineage.inputs_table import InputsTable, Version
 from jobs.lineage.joined_inputs import PROPERTY, Join
@@ -23,7 +23,7 @@ from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import in_s3
+from jobs.storage.settings import is_in_s3
 
 KEPT = 100
 """Number of micro-batches whose pins are kept; Spark keeps the state of as many micro-batches."""
@@ -39,7 +39,7 @@ class InputPins:
         Raises:
             UserError: the table cannot be used, or the warehouse is neither a folder that workers can read nor in S3.
         """
-        files = _files(model.warehouse, generation)
+        files = _open_pins(model.warehouse, generation)
         if files is None:
             raise UserError(
                 f"{model.name}: `inputs` needs a warehouse in a folder that all workers share, or in S3, and this one "
@@ -47,7 +47,7 @@ class InputPins:
             )
         self._spark, self._kind, self._files = model.warehouse.spark, kind, files
         self._table = InputsTable(model)
-        self._meaning = _meaning(self._table, kind)
+        self._meaning = _hash_meaning(self._table, kind)
         self._packet(self._table.newest())
 
     def take(self, batch: int) -> Version:
@@ -56,19 +56,19 @@ class InputPins:
         Raises:
             UserError: the latest version cannot be used.
         """
-        pinned = self.pinned(batch)
+        pinned = self.find_pinned_version(batch)
         if pinned is None:
             version = self._table.newest()
             self._packet(version)
             self._files.create(_pin(batch), json.dumps(version._asdict()).encode())
-            pinned = self.pinned(batch)
+            pinned = self.find_pinned_version(batch)
             assert pinned is not None
             self._forget(batch)
         path = f"{self._files.root}/{self._packet(pinned)}"
         self._spark.sparkContext.setLocalProperty(PROPERTY, path)
         return pinned
 
-    def pinned(self, batch: int) -> Version | None:
+    def find_pinned_version(self, batch: int) -> Version | None:
         """Return the pinned version of a micro-batch, or None."""
         kept = self._files.read(_pin(batch))
         return None if kept is None else Version(**json.loads(kept))
@@ -79,7 +79,7 @@ class InputPins:
 
     def _packet(self, version: Version) -> str:
         """Write a version's packet unless it exists; return its name."""
-        name = f"{_prefix(version)}{self._meaning}.packet"
+        name = f"{_format_prefix(version)}{self._meaning}.packet"
         if not self._files.exists(name):
             if version.id != self._table.newest().id:
                 raise UserError(
@@ -96,8 +96,8 @@ class InputPins:
         for number, name in pins.items():
             if number <= batch - KEPT:
                 self._files.remove(f"pins/{name}")
-        kept = [self.pinned(number) for number in pins if number > batch - KEPT]
-        named = tuple(_prefix(one) for one in kept if one is not None)
+        kept = [self.find_pinned_version(number) for number in pins if number > batch - KEPT]
+        named = tuple(_format_prefix(one) for one in kept if one is not None)
         for name in self._files.names(""):
             if name.endswith(".packet") and not name.startswith(named):
                 self._files.remove(name)
@@ -110,26 +110,26 @@ def join_of(spec: ModelSpec, fmt: RowFormat) -> Join:
     return Join(fmt, None if defaults is None else tuple(defaults[name] for name in spec.input_names))
 
 
-def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
+def read_pinned_version(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
     """Return the pinned version of the inputs of a generation's micro-batch, or None if unknown."""
-    files = _files(warehouse, generation)
+    files = _open_pins(warehouse, generation)
     kept = None if files is None else files.read(_pin(batch))
     return None if kept is None else json.loads(kept)
 
 
-def _files(warehouse: Warehouse, generation: Generation) -> LocalFiles | ObjectFiles | None:
+def _open_pins(warehouse: Warehouse, generation: Generation) -> LocalFiles | ObjectFiles | None:
     """Return the folder of a generation's pins in its checkpoint; None if the store has no exclusive creation."""
     root = warehouse.path(f"{generation.checkpoint}/{FOLDER}")
-    folder = local_path(root)
-    return LocalFiles(folder) if folder is not None else ObjectFiles(root) if in_s3(root) else None
+    folder = find_local_path(root)
+    return LocalFiles(folder) if folder is not None else ObjectFiles(root) if is_in_s3(root) else None
 
 
-def _prefix(version: Version) -> str:
+def _format_prefix(version: Version) -> str:
     """Return the prefix of the names of a version's packets."""
     return f"{version.id[:8]}-{version.version}-"
 
 
-def _meaning(table: InputsTable, kind: KeyKind) -> str:
+def _hash_meaning(table: InputsTable, kind: KeyKind) -> str:
     """Return a short hash of the columns and keys in a packet."""
     what = [table.inputs.key, list(table.inputs.columns.values()), kind]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]

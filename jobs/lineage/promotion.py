@@ -6,7 +6,15 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.compatibility import refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, origin, position_of
+from jobs.lineage.generations import (
+    LIVE,
+    RETIRED,
+    SHADOW,
+    Generation,
+    has_reached,
+    read_origin_manifest,
+    read_position,
+)
 from jobs.storage.positions import describe
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
@@ -31,7 +39,7 @@ def promote(
         UserError: there is no such shadow, or the measurements that it has read are not in the table any more.
         ShadowLags: the shadow lags the live generation.
     """
-    found, live, known = _promotable(warehouse, model, name)
+    found, live, known = _select_promotable(warehouse, model, name)
     if found.status == LIVE:
         return found, None
     _refuse_other_measurements(warehouse, found)
@@ -39,7 +47,7 @@ def promote(
     return generations.switch(warehouse, model, found, known), live
 
 
-def to_promote(
+def find_promotable(
     warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
     """Return the generation that `promote` would make live, and the live generation; change nothing.
@@ -50,22 +58,22 @@ def to_promote(
         UserError: there is no such shadow.
         ShadowLags: the shadow lags the live generation.
     """
-    found, live, _ = _promotable(warehouse, model, name)
+    found, live, _ = _select_promotable(warehouse, model, name)
     if found.status != LIVE:
         _refuse_lag(warehouse, found, live, allow_lag)
     return found, live
 
 
-def _promotable(
+def _select_promotable(
     warehouse: Tables, model: str, name: str | None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
     """Return the generation to promote, the live generation, and all generations."""
-    known = generations.all_of(warehouse, model)
+    known = generations.read_generations(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
     found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
-    live = generations.live_of(known)
+    live = generations.select_live(known)
     if found.status not in (LIVE, SHADOW):
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
     return found, live, known
@@ -73,14 +81,14 @@ def _promotable(
 
 def _refuse_other_measurements(warehouse: Tables, found: Generation) -> None:
     if found.topic is None:  # a position in a topic is compared at the generation's next start
-        refuse_other_measurements(warehouse, found, origin(warehouse, found))
+        refuse_other_measurements(warehouse, found, read_origin_manifest(warehouse, found))
 
 
 def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, allow_lag: bool) -> None:
     if live is not None and not allow_lag and not has_reached(warehouse, found, live):
         raise ShadowLags(
-            f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
-            f"{describe(position_of(warehouse, live))}: let it catch up first "
+            f"{found.generation} has reached {describe(read_position(warehouse, found))} and {live.generation} "
+            f"{describe(read_position(warehouse, live))}: let it catch up first "
             f"(kalman-pipeline stream --model {found.model} --generation {found.generation})",
             RUN_FAILED,
         )
@@ -95,7 +103,7 @@ def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
         UserError: there is no retired generation to roll back to, its checkpoint is damaged, or the measurements that
             it has read are not in the table any more.
     """
-    found, live, known = to_roll_back_to(warehouse, model, name)
+    found, live, known = find_rollback_target(warehouse, model, name)
     if found.status == LIVE:
         return found, None
     refuse_damaged(warehouse, found)
@@ -103,7 +111,7 @@ def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
     return generations.switch(warehouse, model, found, known), live
 
 
-def to_roll_back_to(
+def find_rollback_target(
     warehouse: Tables, model: str, name: str | None = None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
     """Return the generation that `roll_back` would make live, the live one, and all generations; change nothing.
@@ -111,9 +119,9 @@ def to_roll_back_to(
     Raises:
         UserError: there is no such generation.
     """
-    known = generations.all_of(warehouse, model)
-    live = generations.live_of(known)
-    to = name or (live and generations.predecessor(known, live))
+    known = generations.read_generations(warehouse, model)
+    live = generations.select_live(known)
+    to = name or (live and generations.find_predecessor(known, live))
     found = next((one for one in known if one.generation == to), None)
     if found is None or found.status not in (LIVE, RETIRED):
         retired = ", ".join(one.generation for one in known if one.status == RETIRED) or "none"
@@ -124,13 +132,15 @@ def to_roll_back_to(
     return found, live, known
 
 
-def to_retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, list[Generation]]:
+def find_retirable(
+    warehouse: Tables, model: str, name: str | None = None
+) -> tuple[Generation, list[Generation]]:
     """Return the generation that `retire` would retire, or has retired, and all generations; change nothing.
 
     Raises:
         UserError: for the reasons of `retire`.
     """
-    known = generations.all_of(warehouse, model)
+    known = generations.read_generations(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
     if name is None and len(shadows) > 1:
         names = ", ".join(one.generation for one in shadows)
@@ -156,17 +166,17 @@ def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Gene
     Raises:
         UserError: the generation is live, there is no such shadow, or there are several and `name` is None.
     """
-    found, known = to_retire(warehouse, model, name)
+    found, known = find_retirable(warehouse, model, name)
     if found.status != SHADOW:
         return found, False
     generations.retire(warehouse, found, known)
     _ask_to_end(warehouse, found)
-    return generations.named(warehouse, model, found.generation), True
+    return generations.read_named(warehouse, model, found.generation), True
 
 
 def _ask_to_end(warehouse: Tables, generation: Generation) -> None:
     """Request in the log that the driver of a generation stop, unless it has ended."""
     log = DriverLog.of(warehouse, generation.model)
-    for drive in log.drivers():
+    for drive in log.list_drivers():
         if drive.generation == generation.generation and drive.ended_at is None:
             log.ask_to_stop(drive, f"{generation.generation} was retired")

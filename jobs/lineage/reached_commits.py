@@ -49,7 +49,7 @@ class ReachedCommits:
         Raises:
             UserError: the commit that the previous micro-batch had reached has been replaced since.
         """
-        version = self._checkpoint.touches(batch)
+        version = self._checkpoint.find_touched_version(batch)
         last = self._last or self.newest()
         if last is not None and last.version >= version:
             return

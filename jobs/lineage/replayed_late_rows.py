@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 TABLE, PREFIX = LATE_COPIES_TABLE, LATE_COPY
 
 
-def lineages(warehouse: Tables, model: str) -> list[list[LineageSegment]]:
+def list_lineages(warehouse: Tables, model: str) -> list[list[LineageSegment]]:
     """Return the lineage of every live or shadow generation."""
     catalog = Catalog(warehouse)
     going = [one for one in catalog.generations(model) if one.status in (LIVE, SHADOW)]
-    return [lineage(catalog, one) for one in going]
+    return [trace_state_lineage(catalog, one) for one in going]
 
 
-def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
+def trace_state_lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
     """Return a generation and the ancestors of its state, each up to the micro-batch that its successor took over.
 
     A generation that began from a batch pass took over no state, so its lineage has no ancestor, even with a parent.
@@ -51,7 +51,7 @@ def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
     return segments
 
 
-def refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch: int) -> bool:
+def is_refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch: int) -> bool:
     """Return whether all of these lineages (at least one) contain the generation's micro-batch that rejected a row."""
     return bool(lineages) and all(
         any(
@@ -62,12 +62,12 @@ def refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch:
     )
 
 
-def origin(replay: str, generation: str, batch: int) -> str:
+def format_origin(replay: str, generation: str, batch: int) -> str:
     """Return the `_origin` of the copy of a row that a generation rejected in a micro-batch."""
     return f"{PREFIX}{generation}:{batch}:{replay}"
 
 
-def announce(tables: Tables, replay: str, model: str, rows: int) -> None:
+def record_replay(tables: Tables, replay: str, model: str, rows: int) -> None:
     """Record a replay before its copies are appended, so that readers filter them."""
     tables.create(TABLE, LATE_COPIES)
     row = {"replay": replay, "model": model, "rows": rows, "replayed_at": NOW}
@@ -79,28 +79,28 @@ def announce(tables: Tables, replay: str, model: str, rows: int) -> None:
     )
 
 
-def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
+def drop_late_copies(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Drop copies of late rows, for a batch pass, which reads the originals."""
     if not warehouse.exists(TABLE):
         return rows
     return rows.filter(~F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False)))
 
 
-def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
+def drop_foreign_copies(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
     """Drop copies of late rows that no generation in the lineage of `generation` has rejected.
 
     The filter is added even if no row was ever replayed: a replay may come while the stream that reads the rows runs.
     """
     if "_origin" not in rows.columns:  # a table written by another tool
         return rows
-    segments = lineage(Catalog(warehouse), generation)
+    segments = trace_state_lineage(Catalog(warehouse), generation)
     parts = F.split(F.col("_origin"), ":")
-    mine = _contains(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
+    mine = _build_lineage_condition(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
     copy = F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False))
     return rows.filter(~copy | F.coalesce(mine, F.lit(False)))
 
 
-def _contains(segments: list[LineageSegment], generation: Column, batch: Column) -> Column:
+def _build_lineage_condition(segments: list[LineageSegment], generation: Column, batch: Column) -> Column:
     """Return the condition that a lineage contains a generation's micro-batch."""
     result = F.lit(False)
     for name, last_batch in segments:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import FILES, VERSION, Place, includes, is_whole, of_position
+from jobs.storage.positions import FILES, VERSION, Place, convert_position, includes, is_whole
 from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ class Nearest(NamedTuple):
     def joined(self, other: Nearest) -> Nearest:
         """Return the nearest micro-batches of both results."""
         return Nearest(
-            _later(self.before, other.before),
-            _earlier(self.after, other.after),
-            _later(self.lower, other.lower),
-            _earlier(self.upper, other.upper),
+            _select_later(self.before, other.before),
+            _select_earlier(self.after, other.after),
+            _select_later(self.lower, other.lower),
+            _select_earlier(self.upper, other.upper),
         )
 
 
-class Around(NamedTuple):
+class NearbyBatches(NamedTuple):
     """A generation's micro-batches around a place.
 
     before: the last micro-batch with estimates that ended at or before the place, or the generation's start as batch -1
@@ -80,7 +80,7 @@ class RangeWriter:
 
     def __init__(self, warehouse: Warehouse, generation: Generation) -> None:
         self._checkpoint = Checkpoint(warehouse, generation.checkpoint)
-        self._last = -1, of_position(generation.start_position)
+        self._last = -1, convert_position(generation.start_position)
 
     def of(self, batch: int) -> str:
         """Return the range of a running micro-batch as text; Spark has already fixed its offsets."""
@@ -92,30 +92,38 @@ class RangeWriter:
         return json.dumps({"from": start, "to": end}, separators=(",", ":"))
 
 
-def around(warehouse: Warehouse, generation: Generation, limit: int | None, place: Place) -> Around:
+def find_around(
+    warehouse: Warehouse, generation: Generation, limit: int | None, place: Place
+) -> NearbyBatches:
     """Return a generation's micro-batches around a place at or after its start.
 
     limit: the last micro-batch to include; None: include all.
     """
-    origin = SourceRange(-1, None, of_position(generation.start_position))
-    batches, unknown, found = _batches(warehouse, generation, limit), False, Nearest()
+    origin = SourceRange(-1, None, convert_position(generation.start_position))
+    batches, unknown, found = _read_batches(warehouse, generation, limit), False, Nearest()
     if batches is not None:
-        found = _nearest(batches, place)
-        lacking = _without_range(batches, found, origin)
+        found = _find_nearest(batches, place)
+        lacking = _list_unranged_batches(batches, found, origin)
         if lacking:
-            kept = [one for one in retained(warehouse, generation) if limit is None or one.batch <= limit]
-            found = found.joined(_nearest_of(kept, place))
-            unknown = not {one.batch for one in kept}.issuperset(_without_range(batches, found, origin))
+            kept = [
+                one for one in list_retained(warehouse, generation) if limit is None or one.batch <= limit
+            ]
+            found = found.joined(_select_nearest(kept, place))
+            unknown = not {one.batch for one in kept}.issuperset(
+                _list_unranged_batches(batches, found, origin)
+            )
     ends = [one.end for one in (found.lower or origin, found.upper) if one is not None]
-    return Around(found.before or origin, found.after, unknown, _reached(warehouse, generation), ends)
+    return NearbyBatches(
+        found.before or origin, found.after, unknown, _find_reached_place(warehouse, generation), ends
+    )
 
 
-def ended_by(place: Place) -> Column:
+def has_ended_by(place: Place) -> Column:
     """Return the condition of estimates whose micro-batch ended at or before a place; null: their range is unknown."""
-    return _up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
+    return _is_up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
 
 
-def starts_from(place: Place) -> Column:
+def has_started_from(place: Place) -> Column:
     """Return the condition of estimates whose micro-batch began at or after a place; null: their range is unknown."""
     begun = F.from_json(SOURCE_RANGE, _PLACES)["from"]
     if VERSION in place:
@@ -128,46 +136,46 @@ def starts_from(place: Place) -> Column:
     return F.when(begun.isNotNull(), found)
 
 
-def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
+def find_last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
     """Return the last committed micro-batch of a generation that ended at a position, or None if unknown."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    last = checkpoint.last_commit()
+    last = checkpoint.find_last_commit()
     if last is None:
         return None
     for batch in reversed(checkpoint.commits()):
-        place = _place(checkpoint, batch)
+        place = _find_place(checkpoint, batch)
         if place is not None and is_whole(place):
             return SourceRange(batch, None, place)
-    batches = _batches(warehouse, generation, last)
+    batches = _read_batches(warehouse, generation, last)
     if batches is None:
         return None
-    whole = F.when(_whole(F.col("to")), F.struct("batch_id", "range"))
+    whole = F.when(_is_whole(F.col("to")), F.struct("batch_id", "range"))
     row = batches.agg(F.max(whole).alias("last")).first()
-    return None if row is None else _range(row["last"])
+    return None if row is None else _parse_range(row["last"])
 
 
 def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place | None:
     """Return the end of a micro-batch from its estimates; None without any, or if an earlier release wrote them."""
-    batches = _batches(warehouse, generation, batch)
+    batches = _read_batches(warehouse, generation, batch)
     row = None if batches is None else batches.filter(F.col("batch_id") == batch).first()
-    found = _range(row) if row is not None and row["range"] is not None else None
+    found = _parse_range(row) if row is not None and row["range"] is not None else None
     return None if found is None else found.end
 
 
-def retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
+def list_retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
     """Return the ranges of the committed micro-batches whose offsets Spark has kept, oldest first."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = []
     before = None
     for batch in checkpoint.commits():
-        start = of_position(generation.start_position) if batch == 0 else before
-        before = _place(checkpoint, batch)
+        start = convert_position(generation.start_position) if batch == 0 else before
+        before = _find_place(checkpoint, batch)
         if before is not None:
             found.append(SourceRange(batch, start, before))
     return found
 
 
-def _batches(warehouse: Warehouse, generation: Generation, limit: int | None) -> DataFrame | None:
+def _read_batches(warehouse: Warehouse, generation: Generation, limit: int | None) -> DataFrame | None:
     """Return a row for each micro-batch with estimates: `batch_id`, `range`, and the places `from` and `to`."""
     table = estimates(generation.model)
     if not warehouse.exists(table):
@@ -182,10 +190,10 @@ def _batches(warehouse: Warehouse, generation: Generation, limit: int | None) ->
     )
 
 
-def _nearest(batches: DataFrame, place: Place) -> Nearest:
+def _find_nearest(batches: DataFrame, place: Place) -> Nearest:
     """Return the micro-batches nearest to a place; batches whose estimates have no range are ignored."""
-    known, passed = F.col("range").isNotNull(), _up_to(F.col("to"), place)
-    whole, one = _whole(F.col("to")), F.struct("batch_id", "range")
+    known, passed = F.col("range").isNotNull(), _is_up_to(F.col("to"), place)
+    whole, one = _is_whole(F.col("to")), F.struct("batch_id", "range")
     row = batches.agg(
         F.max(F.when(known & passed, one)),
         F.min(F.when(known & ~passed, one)),
@@ -193,10 +201,10 @@ def _nearest(batches: DataFrame, place: Place) -> Nearest:
         F.min(F.when(known & ~passed & whole, one)),
     ).first()
     assert row is not None
-    return Nearest(*(_range(found) for found in row))
+    return Nearest(*(_parse_range(found) for found in row))
 
 
-def _nearest_of(ranges: list[SourceRange], place: Place) -> Nearest:
+def _select_nearest(ranges: list[SourceRange], place: Place) -> Nearest:
     """Return the micro-batches nearest to a place; `ranges` are ordered, oldest first."""
     passed = [one for one in ranges if includes(place, one.end)]
     later = [one for one in ranges if not includes(place, one.end)]
@@ -209,15 +217,15 @@ def _nearest_of(ranges: list[SourceRange], place: Place) -> Nearest:
     )
 
 
-def _later(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
+def _select_later(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
     return max((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
 
 
-def _earlier(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
+def _select_earlier(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
     return min((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
 
 
-def _up_to(end: Column, place: Place) -> Column:
+def _is_up_to(end: Column, place: Place) -> Column:
     """Return the condition that `place` includes the place in a column (`places.includes`)."""
     if VERSION in place:
         version, files = end[VERSION], F.coalesce(end[FILES], F.lit(0))
@@ -226,11 +234,11 @@ def _up_to(end: Column, place: Place) -> Column:
     return F.forall(F.map_entries(end), lambda one: one["value"] <= F.coalesce(bounds[one["key"]], F.lit(0)))
 
 
-def _whole(end: Column) -> Column:
+def _is_whole(end: Column) -> Column:
     return F.coalesce(end[FILES], F.lit(0)) == 0
 
 
-def _without_range(batches: DataFrame, found: Nearest, origin: SourceRange) -> list[int]:
+def _list_unranged_batches(batches: DataFrame, found: Nearest, origin: SourceRange) -> list[int]:
     """Return the micro-batches between the nearest two whose rows have no range."""
     rows = batches.filter(F.col("range").isNull() & (F.col("batch_id") > (found.before or origin).batch))
     if found.after is not None:
@@ -238,20 +246,20 @@ def _without_range(batches: DataFrame, found: Nearest, origin: SourceRange) -> l
     return [row["batch_id"] for row in rows.select("batch_id").collect()]
 
 
-def _range(row: Row | None) -> SourceRange | None:
+def _parse_range(row: Row | None) -> SourceRange | None:
     if row is None:
         return None
     both = json.loads(row["range"])
     return SourceRange(row["batch_id"], both["from"], both["to"])
 
 
-def _reached(warehouse: Warehouse, generation: Generation) -> Place | None:
+def _find_reached_place(warehouse: Warehouse, generation: Generation) -> Place | None:
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    last = checkpoint.last_commit()
-    return None if last is None else _place(checkpoint, last)
+    last = checkpoint.find_last_commit()
+    return None if last is None else _find_place(checkpoint, last)
 
 
-def _place(checkpoint: Checkpoint, batch: int) -> Place | None:
+def _find_place(checkpoint: Checkpoint, batch: int) -> Place | None:
     """Return the end of a micro-batch, or None if its offsets are gone or damaged."""
     try:
         return checkpoint.place(batch)

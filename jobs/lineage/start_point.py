@@ -60,28 +60,31 @@ def resolve(
     """
     warehouse, spec = model.warehouse, model.spec
     if generation is not None:
-        return _again(model, generations.named(warehouse, spec.name, generation))
-    live = generations.live(warehouse, spec.name)
+        return _resume_generation(model, generations.read_named(warehouse, spec.name, generation))
+    live = generations.find_live(warehouse, spec.name)
     if adopt is not None and _is_new(warehouse, adopt, live):
-        manifest = _adoptable(model, adopt)
-        deployed = compatibility.deployment(model)
-        compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
+        manifest = _check_adoptable(model, adopt)
+        deployed = compatibility.describe_deployment(model)
+        compatibility.check(compatibility.describe_snapshot_build(manifest), deployed)
         if live is not None:
             leases.refuse_if_driven(live)
-        return _adopted(model, manifest, live, allow_missing)
+        return _adopt_snapshot(model, manifest, live, allow_missing)
     if live is None:
         need_columns(warehouse, spec.name, spec.columns)
-        if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
-            raise UserError(_no_snapshot(model))  # before a look at the topic, which needs Spark
-        deployed = compatibility.deployment(model)
+        if (
+            manifests.find_newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind)
+            is None
+        ):
+            raise UserError(_explain_no_snapshot(model))  # before a look at the topic, which needs Spark
+        deployed = compatibility.describe_deployment(model)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
-        manifest = manifests.newest_startable(warehouse, spec.name, *known)
+        manifest = manifests.find_newest_startable(warehouse, spec.name, *known)
         if manifest is None:
-            raise UserError(_no_snapshot(model))
-        compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
-        parent = hand_over.of_snapshot(warehouse, manifest).link
+            raise UserError(_explain_no_snapshot(model))
+        compatibility.check(compatibility.describe_snapshot_build(manifest), deployed)
+        parent = hand_over.find_continuation(warehouse, manifest).link
         return StartPoint(begin(model, manifest, parent, None), manifest, spec, True)
-    return _again(model, live)
+    return _resume_generation(model, live)
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
@@ -93,10 +96,10 @@ def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
     if live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None:
         return True
     checkpoint = Checkpoint(warehouse, live.checkpoint)
-    return checkpoint.has_states_of_format_1() or checkpoint.moved_from() is not None
+    return checkpoint.has_states_of_format_1() or checkpoint.find_former_root() is not None
 
 
-def _adopted(
+def _adopt_snapshot(
     model: DeployedModel[Warehouse], manifest: Manifest, live: Generation | None, allow_missing: bool
 ) -> StartPoint:
     """Make the generation that adopts a snapshot.
@@ -104,7 +107,7 @@ def _adopted(
     Raises:
         UserError: rows before the snapshot's position would have no live estimate, and this is not allowed.
     """
-    found = hand_over.of_snapshot(model.warehouse, manifest)
+    found = hand_over.find_continuation(model.warehouse, manifest)
     notes: list[str] = []
     if found.why:
         missing = found.missing_rows(manifest)
@@ -157,7 +160,7 @@ def begin(
         model.warehouse,
         manifest,
         partitions,
-        compatibility.blocks_of(model.spec, manifest.key_count, partitions),
+        compatibility.compute_block_count(model.spec, manifest.key_count, partitions),
         live,
         status,
         parent,
@@ -165,7 +168,7 @@ def begin(
     )
 
 
-def _again(model: DeployedModel[Warehouse], generation: Generation) -> StartPoint:
+def _resume_generation(model: DeployedModel[Warehouse], generation: Generation) -> StartPoint:
     leases.refuse_if_driven(generation)
     if generation.status == REMOVED:
         raise UserError(
@@ -176,21 +179,21 @@ def _again(model: DeployedModel[Warehouse], generation: Generation) -> StartPoin
             f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {model.name} "
             f"--to {generation.generation}` makes it the live one again"
         )
-    manifest = generations.origin(model.warehouse, generation)
+    manifest = generations.read_origin_manifest(model.warehouse, generation)
     refuse_damaged(model.warehouse, generation)
-    built_with = compatibility.generation_built_with(model, generation, manifest)
-    deployed = compatibility.deployment(model, built_with.settings)
+    built_with = compatibility.describe_generation_build(model, generation, manifest)
+    deployed = compatibility.describe_deployment(model, built_with.settings)
     notes = compatibility.check(built_with, deployed)
     return StartPoint(
-        generation, manifest, compatibility.spec_to_run(built_with.spec, model.spec), False, tuple(notes)
+        generation, manifest, compatibility.select_spec(built_with.spec, model.spec), False, tuple(notes)
     )
 
 
-def _adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
+def _check_adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
     """Return the manifest of a snapshot if, by the manifest, a stream of this spec may start from it."""
     manifest = manifests.find(model.warehouse, snapshot_id)
     if manifest is None or manifest.model != model.name:
-        known = [one.snapshot_id for one in manifests.all_of(model.warehouse, model.name)]
+        known = [one.snapshot_id for one in manifests.read_manifests(model.warehouse, model.name)]
         have = f"it has {', '.join(known[-5:])}" if known else "it has none"
         raise UserError(f"--adopt {snapshot_id}: model {model.name} has no such snapshot ({have})")
     if manifest.fingerprint != model.spec.fingerprint():
@@ -212,8 +215,8 @@ def _adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
     return manifest
 
 
-def _no_snapshot(model: DeployedModel[Tables]) -> str:
-    known = manifests.all_of(model.warehouse, model.name)
+def _explain_no_snapshot(model: DeployedModel[Tables]) -> str:
+    known = manifests.read_manifests(model.warehouse, model.name)
     text = f"model {model.name} has no snapshot that a stream can start from"
     if known:
         text += f" ({len(known)} of other versions, of history only, or of rows that are gone)"

@@ -17,7 +17,7 @@ from jobs.core.errors import UserError
 from jobs.offline.future import Future, plan_future_steps
 from jobs.offline.horizon import Horizon, plan_steps
 from jobs.specs.model_spec import ModelSpec
-from kalman.evaluation.forecast import Forecast, forecast, interval, variances
+from kalman.evaluation.forecast import Forecast, extract_variances, forecast, interval
 from kalman.linalg.packing import unpack
 from kalman.types import Filter
 
@@ -102,13 +102,13 @@ def forecast_ahead(
     time, wanted = steps.time[:, kept], steps.wanted[:, kept]
     u = None if steps.u is None else steps.u[:, :, kept]
     try:
-        expected = _forecast(kernel, states.take(kept), time, u, spec.unit_us, bool(horizon.direct))
+        expected = _forecast_steps(kernel, states.take(kept), time, u, spec.unit_us, bool(horizon.direct))
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
     return Ahead(kept, time, wanted, expected, steps.length, len(states.count) - len(kept))
 
 
-def _forecast(
+def _forecast_steps(
     kernel: Filter, states: kalman.KeyStates, time: Ints, u: Floats | None, unit: float, direct: bool
 ) -> Forecast:
     """Forecast step by step; `direct`: reach each time by one step from the state, as `skill` does."""
@@ -145,7 +145,7 @@ def list_forecasts(spec: ModelSpec, found: Ahead, probability: float) -> Forecas
         ("measurement_", spec.measurement, expected.measurement_mean, expected.measurement_covariance),
     ):
         mean, packed = mean[:, step, key], packed[:, step, key]
-        low, high = interval(mean, variances(packed), probability)
+        low, high = interval(mean, extract_variances(packed), probability)
         pairs = [f"{a}_{b}" for a in names for b in names]
         columns += [
             ForecastColumn(f"{prefix}mean", mean, names),

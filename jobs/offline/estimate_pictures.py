@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from jobs.core import html_page
 from jobs.core.errors import UserError
-from jobs.core.report import plural
-from jobs.offline.estimate_series import Series
-from jobs.offline.picture_parts import date_axis
+from jobs.core.report import format_count
+from jobs.offline.estimate_series import KeySeries
+from jobs.offline.picture_parts import format_date_axis
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
     SMOOTHED,
     Line,
-    coverage_text,
+    apply_style,
     draw_estimate,
     draw_nis,
+    encode_figure,
     fit_values,
-    inlined,
-    joined,
-    styled,
+    format_coverage,
+    join_title,
 )
-from jobs.offline.quantity import LinearMeasuring, seen
-from jobs.state.encoding.keys import ONLY, readable
+from jobs.offline.quantity import LinearMeasuring, project_states
+from jobs.state.encoding.keys import ONLY, format_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,9 +44,9 @@ FORMATS = (".png", ".html")
 _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
 
 
-@styled
+@apply_style
 def draw(
-    path: Path, spec: ModelSpec, series: list[Series], measuring: LinearMeasuring | None, title: str
+    path: Path, spec: ModelSpec, series: list[KeySeries], measuring: LinearMeasuring | None, title: str
 ) -> None:
     """Save the picture of keys: measurements and estimates on the left, NIS and its distribution on the right.
 
@@ -55,10 +55,10 @@ def draw(
     Raises:
         UserError: the file cannot be written.
     """
-    picture = figure_of(spec, series, measuring, title)
+    picture = draw_keys(spec, series, measuring, title)
     try:
         if path.suffix.lower() == ".html":
-            path.write_text(_page(spec, series, title, inlined(picture)), encoding="utf-8")
+            path.write_text(_build_page(spec, series, title, encode_figure(picture)), encoding="utf-8")
         else:
             picture.savefig(path, facecolor="white")
     except OSError as error:
@@ -67,7 +67,9 @@ def draw(
         plt.close(picture)
 
 
-def figure_of(spec: ModelSpec, series: list[Series], measuring: LinearMeasuring | None, title: str) -> Figure:
+def draw_keys(
+    spec: ModelSpec, series: list[KeySeries], measuring: LinearMeasuring | None, title: str
+) -> Figure:
     """Return the picture of keys."""
     panels = (spec.states if measuring is None else spec.measurement)[:PANELS]
     picture = plt.figure(
@@ -81,7 +83,7 @@ def figure_of(spec: ModelSpec, series: list[Series], measuring: LinearMeasuring 
         ):
             _draw_panel(ax, one, number, measuring)
             of_key = name if one.key == ONLY else f"{one.key}: {name}"
-            ax.set_title(joined(of_key, coverage_text(one.nis, _components(one))))
+            ax.set_title(join_title(of_key, format_coverage(one.nis, _count_components(one))))
         over_time, spread = right.subplots(2, 1)
         _draw_nis_over_time(over_time, one)
         draw_nis(spread, one.nis, max(len(spec.measurement), 1))
@@ -89,13 +91,13 @@ def figure_of(spec: ModelSpec, series: list[Series], measuring: LinearMeasuring 
     return picture
 
 
-def _components(one: Series) -> NDArray[np.int64]:
+def _count_components(one: KeySeries) -> NDArray[np.int64]:
     """Return the number of measured components of each row (N,); all components if the measurements are unknown."""
     seen = np.isfinite(one.measured).sum(axis=0)
     return np.where(seen > 0, seen, max(len(one.measured), 1))
 
 
-def _draw_panel(ax: Axes, one: Series, number: int, measuring: LinearMeasuring | None) -> None:
+def _draw_panel(ax: Axes, one: KeySeries, number: int, measuring: LinearMeasuring | None) -> None:
     """Draw one measurement, or one state if it is not known how the states give the measurements."""
     measured = one.measured[number] if measuring is not None else np.full(len(one.time), np.nan)
     lines = []
@@ -103,26 +105,28 @@ def _draw_panel(ax: Axes, one: Series, number: int, measuring: LinearMeasuring |
         if measuring is None:
             mean, variance = line.mean[:, number], line.covariance[:, number, number]
         else:
-            mean, variance = seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
+            mean, variance = project_states(
+                line.mean, line.covariance, measuring.H[number], measuring.offset[number]
+            )
         lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
     draw_estimate(ax, one.time, measured, lines)
     fit_values(ax, measured, lines)
-    _date_axis(ax, one)
+    _format_date_axis(ax, one)
 
 
-def _date_axis(ax: Axes, one: Series) -> None:
-    date_axis(ax, 3, 7)
+def _format_date_axis(ax: Axes, one: KeySeries) -> None:
+    format_date_axis(ax, 3, 7)
     margin = (one.time[-1] - one.time[0]) / 50
     if margin:
         ax.set_xlim(one.time[0] - margin, one.time[-1] + margin)
 
 
-def _draw_nis_over_time(ax: Axes, one: Series) -> None:
+def _draw_nis_over_time(ax: Axes, one: KeySeries) -> None:
     ax.plot(one.time, one.nis, ".", color=ESTIMATE, markersize=3, alpha=0.7)
     if one.flagged.any():
         ax.plot(one.time[one.flagged], one.nis[one.flagged], "x", color=BOUND, label="flagged")
         ax.legend(loc="best", fontsize=8.5)
-    _date_axis(ax, one)
+    _format_date_axis(ax, one)
     ax.set_ylabel("NIS")
     ax.set_title("NIS over time: large where a row surprised the model", fontweight="normal")
 
@@ -135,7 +139,7 @@ def estimate_text(mean: float, deviation: float) -> str:
     return f"{round(mean, last):.12g} ± {float(f'{deviation:.2g}'):.12g}"
 
 
-def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> str:
+def _build_page(spec: ModelSpec, series: list[KeySeries], title: str, picture: str) -> str:
     head = [
         "key",
         "rows",
@@ -148,19 +152,21 @@ def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> st
         line, at = one.lines[0], len(one.time) - 1
         deviations = np.sqrt(np.diagonal(line.covariance[at]))
         known = one.nis[np.isfinite(one.nis)]
-        cells = [readable(one.key), f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
+        cells = [format_key(one.key), f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
         cells += [
             estimate_text(m, s) for m, s in zip(line.mean[at].tolist(), deviations.tolist(), strict=True)
         ]
         rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
     told = (
-        f"{plural(len(series), 'key')} of {spec.name}, version {spec.version}. Times are in UTC. "
+        f"{format_count(len(series), 'key')} of {spec.name}, version {spec.version}. Times are in UTC. "
         f"Where the model fits, the mean NIS is {len(spec.measurement)}."
     )
-    drawn = html_page.picture(picture, "Measurements, estimates with their 95 % bands, and NIS of each key")
-    return html_page.page(
+    drawn = html_page.format_picture(
+        picture, "Measurements, estimates with their 95 % bands, and NIS of each key"
+    )
+    return html_page.format_page(
         title,
-        html_page.paragraph(told),
-        html_page.section("Estimates", "", drawn),
-        html_page.section("The last estimate of each key", "", html_page.table(head, rows)),
+        html_page.format_paragraph(told),
+        html_page.format_section("Estimates", "", drawn),
+        html_page.format_section("The last estimate of each key", "", html_page.format_table(head, rows)),
     )

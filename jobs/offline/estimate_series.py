@@ -12,21 +12,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.landing.csv_parquet import read
 from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.values.keys import codes_of, join_codes
-from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.values.keys import assign_codes, join_codes
+from jobs.landing.values.numbers import build_rules, parse_numbers
 from jobs.landing.values.times import find_times
-from jobs.lineage.generations import live_lineage
-from jobs.lineage.live_rows import batches, counted_estimates
+from jobs.lineage.generations import read_live_lineage
+from jobs.lineage.live_rows import open_estimates, read_counted_batches
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
-from jobs.storage.queries import among, quoted
+from jobs.storage.queries import build_in_condition, quote_name
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
@@ -38,14 +38,14 @@ _MOMENTS = ("mean", "covariance", f"{SMOOTHED}mean", f"{SMOOTHED}covariance")
 _TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags")
 
 
-class Line(NamedTuple):
+class StateEstimates(NamedTuple):
     """Means (N, n) and covariances (N, n, n) of the states; if only variances are known, covariances are NaN."""
 
     mean: Floats
     covariance: Floats
 
 
-class Series(NamedTuple):
+class KeySeries(NamedTuple):
     """The estimates of one key, in the order of time.
 
     key: text of the key; time (N,) datetime64[us]; lines: the estimate, and the smoothed estimate if there is one; nis
@@ -54,17 +54,17 @@ class Series(NamedTuple):
 
     key: str
     time: NDArray[Any]
-    lines: list[Line]
+    lines: list[StateEstimates]
     nis: Floats
     flagged: NDArray[np.bool_]
     measured: Floats
 
-    def newest(self, rows: int | None) -> Series:
+    def newest(self, rows: int | None) -> KeySeries:
         """Return only the newest `rows` rows; None: all rows."""
         if rows is None:
             return self
-        lines = [Line(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
-        return Series(
+        lines = [StateEstimates(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
+        return KeySeries(
             self.key,
             self.time[-rows:],
             lines,
@@ -74,7 +74,9 @@ class Series(NamedTuple):
         )
 
 
-def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int) -> list[Series]:
+def read_warehouse_series(
+    root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int
+) -> list[KeySeries]:
     """Return the live estimates of a model, or the estimates of its history.
 
     Args:
@@ -89,34 +91,34 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
     """
     tables = Tables(root)
     name = need_estimates(tables, spec.name, which)
-    chosen = _texts(spec, keys)
+    chosen = _format_keys(spec, keys)
     if not chosen:
         have = tables.columns(name, ("key",))["key"].unique().drop_null().to_pylist()
         chosen = sorted(have)[:count]
-    lineage = live_lineage(tables, spec.name) if which == LIVE else []
+    lineage = read_live_lineage(tables, spec.name) if which == LIVE else []
     found: list[pa.Table] = []
     if chosen and (lineage or which != LIVE):
-        wanted = among(quoted("key"), chosen)
-        found = list(batches(root, counted_estimates(root, name, lineage), _TABLE, wanted))
+        wanted = build_in_condition(quote_name("key"), chosen)
+        found = list(read_counted_batches(root, open_estimates(root, name, lineage), _TABLE, wanted))
     if not found:
         raise UserError(f"{name}: has no estimates" + (f" of key {chosen[0]}" if chosen else ""))
     table = pa.concat_tables(found)
     columns = {one: table[one].combine_chunks() for one in table.column_names}
-    source = Source(columns, table.num_rows)
-    lines = [_line(spec, source, prefix, name) for prefix in ("", SMOOTHED)]
+    source = RawRows(columns, table.num_rows)
+    lines = [_parse_estimates(spec, source, prefix, name) for prefix in ("", SMOOTHED)]
     estimates = _Estimates(
         np.array(columns["key"].to_pylist(), dtype=object),
-        _micros(columns["event_time"]),
+        _convert_to_micros(columns["event_time"]),
         [one for one in lines if one is not None],
         arrow.to_numpy(columns["nis"], np.nan),
         arrow.to_numpy(columns["flags"].is_valid()),
     )
-    return _series(spec, estimates, chosen, _landed(tables, spec, chosen), name)
+    return _build_series(spec, estimates, chosen, _read_measured(tables, spec, chosen), name)
 
 
-def of_files(
+def read_file_series(
     spec: ModelSpec, path: Path, measured: str | None, keys: Sequence[str], count: int
-) -> list[Series]:
+) -> list[KeySeries]:
     """Return the estimates of a file written by `filter`.
 
     Args:
@@ -130,12 +132,12 @@ def of_files(
         UserError: a file cannot be read, or was not written by `filter` with this spec; there are no such keys.
     """
     source = read(path)
-    names, times = _key_texts(spec, source), _times(spec, source, str(path))
-    line = _line(spec, source, "", str(path))
-    smoothed = _line(spec, source, SMOOTHED, str(path))
+    names, times = _list_key_texts(spec, source), _parse_times(spec, source, str(path))
+    line = _parse_estimates(spec, source, "", str(path))
+    smoothed = _parse_estimates(spec, source, SMOOTHED, str(path))
     if line is None or "nis" not in source.columns:
         raise UserError(
-            f"{path}: has no estimates of {plural(len(spec.states), 'state')} {', '.join(spec.states)}: give a file "
+            f"{path}: has no estimates of {format_count(len(spec.states), 'state')} {', '.join(spec.states)}: give a file "
             f"that `kalman-pipeline filter --model {spec.name}` wrote"
         )
     flag = source.columns.get("flag", pa.nulls(source.rows))
@@ -143,7 +145,7 @@ def of_files(
         names,
         times,
         [line] if smoothed is None else [line, smoothed],
-        _numbers(source, ["nis"], str(path))[0],
+        _parse_numbers(source, ["nis"], str(path))[0],
         arrow.to_numpy(flag.is_valid()),
     )
     values = None
@@ -151,9 +153,9 @@ def of_files(
         rows = read_rows(spec, measured)
         parsed = parse(spec, rows, measured)
         good = parsed.accepted
-        values = _Measured(_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
-    chosen = _texts(spec, keys) or list(dict.fromkeys(names.tolist()))[:count]
-    return _series(spec, estimates, chosen, values, str(path))
+        values = _Measured(_list_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
+    chosen = _format_keys(spec, keys) or list(dict.fromkeys(names.tolist()))[:count]
+    return _build_series(spec, estimates, chosen, values, str(path))
 
 
 class _Estimates(NamedTuple):
@@ -161,7 +163,7 @@ class _Estimates(NamedTuple):
 
     key: NDArray[np.object_]
     time: NDArray[np.int64]
-    lines: list[Line]
+    lines: list[StateEstimates]
     nis: Floats
     flagged: NDArray[np.bool_]
 
@@ -174,24 +176,24 @@ class _Measured(NamedTuple):
     y: Floats
 
 
-def _texts(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
+def _format_keys(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
     """Return keys in the form of the tables: a JSON array for several key columns; `a,b` is accepted for such a key."""
     if len(spec.key) < 2:
         return list(keys)
-    return [key if key.startswith("[") else _json(key.split(",")) for key in keys]
+    return [key if key.startswith("[") else _format_json(key.split(",")) for key in keys]
 
 
-def _json(values: Sequence[Any]) -> str:
+def _format_json(values: Sequence[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
-def _series(
+def _build_series(
     spec: ModelSpec, estimates: _Estimates, keys: Sequence[str], measured: _Measured | None, where: str
-) -> list[Series]:
+) -> list[KeySeries]:
     """Return the estimates as one series per key."""
     if not keys:
         raise UserError(f"{where}: has no estimates")
-    found: list[Series] = []
+    found: list[KeySeries] = []
     has_mean = np.asarray(~np.isnan(estimates.lines[0].mean).all(axis=1))
     for key in keys:
         mine = np.flatnonzero(estimates.key == key)
@@ -206,27 +208,29 @@ def _series(
             last = dict(zip(measured.time[known].tolist(), known.tolist(), strict=True))
             there = np.flatnonzero(np.isin(time, measured.time[known]))
             y[:, there] = measured.y[:, [last[at] for at in time[there].tolist()]]
-        lines = [Line(one.mean[mine], one.covariance[mine]) for one in estimates.lines]
+        lines = [StateEstimates(one.mean[mine], one.covariance[mine]) for one in estimates.lines]
         nis, flagged = estimates.nis[mine], estimates.flagged[mine]
-        found.append(Series(key, time.astype("datetime64[us]"), lines, nis, flagged, y))
+        found.append(KeySeries(key, time.astype("datetime64[us]"), lines, nis, flagged, y))
     return found
 
 
-def _line(spec: ModelSpec, source: Source, prefix: str, where: str) -> Line | None:
+def _parse_estimates(spec: ModelSpec, source: RawRows, prefix: str, where: str) -> StateEstimates | None:
     """Return the estimates of rows, or the smoothed estimates with a prefix; None if there are none."""
     mean, covariance = f"{prefix}mean", f"{prefix}covariance"
     columns, states = source.columns, spec.states
     if mean in columns:  # Parquet
-        return Line(_lists(columns[mean]), _matrices(_lists(columns[covariance]), len(states)))
+        return StateEstimates(
+            _convert_lists(columns[mean]), _build_matrices(_convert_lists(columns[covariance]), len(states))
+        )
     if f"{mean}_{states[0]}" not in columns:
         return None
     full = [f"{covariance}_{a}_{b}" for a in states for b in states]
     several = full if full[0] in columns else [f"{covariance}_{one}" for one in states]
-    means = _numbers(source, [f"{mean}_{one}" for one in states], where)
-    return Line(means.T, _matrices(_numbers(source, several, where).T, len(states)))
+    means = _parse_numbers(source, [f"{mean}_{one}" for one in states], where)
+    return StateEstimates(means.T, _build_matrices(_parse_numbers(source, several, where).T, len(states)))
 
 
-def _lists(column: pa.ListArray) -> Floats:
+def _convert_lists(column: pa.ListArray) -> Floats:
     """Return lists of d numbers as (N, d); a missing list becomes NaN."""
     valid = arrow.to_numpy(column.is_valid())
     numbers = arrow.to_numpy(column.flatten(), np.nan).reshape(int(valid.sum()), -1)
@@ -235,7 +239,7 @@ def _lists(column: pa.ListArray) -> Floats:
     return found
 
 
-def _matrices(values: Floats, n: int) -> Floats:
+def _build_matrices(values: Floats, n: int) -> Floats:
     """Return matrices (N, n, n) from n variances or n * n numbers each."""
     if values.shape[1] == n * n:
         return values.reshape(-1, n, n)
@@ -244,7 +248,7 @@ def _matrices(values: Floats, n: int) -> Floats:
     return matrices
 
 
-def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured | None:
+def _read_measured(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured | None:
     """Return the measured values of keys from the measurements table."""
     name = measurements(spec.name)
     columns = [*spec.key, spec.time, *spec.measurement]
@@ -257,38 +261,38 @@ def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured |
     found = read_table(tables.root, name, columns, among=first)
     if found is None:
         return None
-    source = Source({one: found[one].combine_chunks() for one in columns}, found.num_rows)
-    y = _numbers(source, spec.measurement, name)
-    return _Measured(_key_texts(spec, source), _micros(source.columns[spec.time]), y)
+    source = RawRows({one: found[one].combine_chunks() for one in columns}, found.num_rows)
+    y = _parse_numbers(source, spec.measurement, name)
+    return _Measured(_list_key_texts(spec, source), _convert_to_micros(source.columns[spec.time]), y)
 
 
-def _key_texts(spec: ModelSpec, source: Source) -> NDArray[np.object_]:
+def _list_key_texts(spec: ModelSpec, source: RawRows) -> NDArray[np.object_]:
     """Return the key of each row in the form of the tables' column `key`."""
     texts = [source.columns[name].cast(pa.string()).to_pylist() for name in spec.key]
     if len(texts) == 1:
         return np.array(texts[0], dtype=object)
     rows = zip(*texts, strict=True) if texts else [()] * source.rows
-    return np.array([_json(row) for row in rows], dtype=object)
+    return np.array([_format_json(row) for row in rows], dtype=object)
 
 
-def _micros(column: pa.Array) -> NDArray[np.int64]:
+def _convert_to_micros(column: pa.Array) -> NDArray[np.int64]:
     return arrow.to_numpy(column.cast(pa.timestamp("us")).cast(pa.int64()))
 
 
-def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[np.int64]:
+def _parse_times(spec: ModelSpec, source: RawRows, file: str) -> NDArray[np.int64]:
     column = source.columns.get(spec.time)
     if column is None:
         raise UserError(f"{file}: has no column '{spec.time}', the time of {spec.name}")
     codes = join_codes(
-        [np.zeros(source.rows, np.int64), *(codes_of(source.columns[name]) for name in spec.key)]
+        [np.zeros(source.rows, np.int64), *(assign_codes(source.columns[name]) for name in spec.key)]
     )
     return find_times(spec, column, codes, file).micros
 
 
-def _numbers(source: Source, names: Sequence[str], where: str) -> Floats:
+def _parse_numbers(source: RawRows, names: Sequence[str], where: str) -> Floats:
     """Return the numbers (d, N) in columns, NaN for a missing number."""
     absent = [name for name in names if name not in source.columns]
     if absent:
         raise UserError(f"{where}: has no column '{absent[0]}'; was it written with another spec?")
     reason = np.full(source.rows, None, dtype=object)
-    return numbers_of(names, "estimate", source, rules_of((), ANY), where, reason)
+    return parse_numbers(names, "estimate", source, build_rules((), ANY), where, reason)

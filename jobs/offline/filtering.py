@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.landing.parsing import ParsedRows
-from jobs.offline.prior import Prior, specs_prior
-from jobs.offline.result_files import lists, save
-from jobs.offline.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_row
+from jobs.offline.prior import Prior, build_spec_prior
+from jobs.offline.result_files import build_list_columns, save
+from jobs.offline.row_faults import Gaps, Lost, count_gaps, find_lost, list_row_step_kinds
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.encoding import arrow
-from jobs.state.encoding.extras import COMPUTED, SCALARS, extra_column
+from jobs.state.encoding.extras import COMPUTED, SCALARS, build_extra_column
 from jobs.state.encoding.order import order_rows
 from jobs.state.encoding.packet_kinds import CONTROL, MEASURED
-from jobs.state.expiry import lives
+from jobs.state.expiry import split_lives
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
@@ -36,7 +36,7 @@ FEWEST = 3 * LAGS
 Floats = NDArray[np.float64]
 
 
-class Fit(NamedTuple):
+class ModelFit(NamedTuple):
     """Counts of keys: with a NIS, with a NIS outside its bounds, tested for correlation, correlated."""
 
     keys_judged: int
@@ -49,13 +49,13 @@ class Fit(NamedTuple):
         """Return the counts as readable lines."""
         if not self.keys_judged:
             return []
-        text = f"NIS outside its 95 % bounds: {_share(self.keys_nis_outside, self.keys_judged)}"
+        text = f"NIS outside its 95 % bounds: {_format_share(self.keys_nis_outside, self.keys_judged)}"
         if self.keys_tested:
-            text += f"; innovations correlated (Ljung-Box): {_share(self.keys_correlated, self.keys_tested)}"
+            text += f"; innovations correlated (Ljung-Box): {_format_share(self.keys_correlated, self.keys_tested)}"
         return [f"{text}; 5 % are expected of a correct model" if self.keys_judged > 1 else text]
 
 
-def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> Fit:
+def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> ModelFit:
     """Test the NIS (N,), NaN for a flagged row, and the normalised innovations (m, N) of rows of keys (N,)."""
     components = np.isfinite(innovations).sum(axis=0)
     whole = consistency(key, nis, np.maximum(components, 1), keys)
@@ -66,7 +66,7 @@ def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> 
         enough = (test.count >= FEWEST) & np.isfinite(test.p_value)
         tested |= enough
         correlated |= enough & (test.p_value < 0.05 / len(innovations))  # several tests per key: Bonferroni
-    return Fit(
+    return ModelFit(
         int((whole.components > 0).sum()),
         int(whole.outside().sum()),
         int(tested.sum()),
@@ -74,23 +74,23 @@ def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> 
     )
 
 
-def unflagged_nis(out: kalman.Outputs) -> Floats:
+def select_unflagged_nis(out: kalman.Outputs) -> Floats:
     """Return the NIS of rows (N,), NaN for a flagged row."""
     return np.where(out.flag == 0, out.nis, np.nan)
 
 
-def nis_ratio(nis: Floats, y: Floats) -> float | None:
+def compute_nis_ratio(nis: Floats, y: Floats) -> float | None:
     """Return the mean NIS per measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
     observed = np.isfinite(nis)
     components = int((~np.isnan(y[:, observed])).sum())
     return float(nis[observed].sum()) / components if components else None
 
 
-def _share(part: int, whole: int) -> str:
+def _format_share(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} key{'s'[: whole != 1]}" + (f" ({part / whole:.1%})" if whole > 1 else "")
 
 
-class Estimates(NamedTuple):
+class FilteredRows(NamedTuple):
     """The filter's output for N input rows, in input order; NaN for a row that was not applied.
 
     mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
@@ -105,7 +105,7 @@ class Estimates(NamedTuple):
     nis: Floats
     flag: NDArray[np.object_]
     extra: dict[str, Floats]
-    fit: Fit | None = None
+    fit: ModelFit | None = None
     lost: Lost | None = None
     gaps: Gaps | None = None
 
@@ -121,7 +121,7 @@ class Estimates(NamedTuple):
 
 def filter_rows(
     spec: ModelSpec, rows: ParsedRows, smooth: bool = False, prior: Prior | None = None
-) -> Estimates:
+) -> FilteredRows:
     """Filter rows in any order, and `smooth` them; rejected rows are left out.
 
     prior: filter and initial states of the keys; None: the spec's values.
@@ -129,11 +129,11 @@ def filter_rows(
     Raises:
         UserError: the model's filter cannot be smoothed.
     """
-    prior = prior or specs_prior(spec, rows.keys)
+    prior = prior or build_spec_prior(spec, rows.keys)
     model, states = prior.kernel, prior.key_states()
-    order, sorted_rows = in_order(rows, spec.duplicates)
+    order, sorted_rows = order_accepted_rows(rows, spec.duplicates)
     if spec.idle_us is not None:
-        sorted_rows, key_of_life = lives(model, states, sorted_rows, spec.unit_us, spec.idle_us)
+        sorted_rows, key_of_life = split_lives(model, states, sorted_rows, spec.unit_us, spec.idle_us)
         states = states.take(key_of_life)
     keys = len(states.count)
     judged = INNOVATION in figures(model)
@@ -141,8 +141,8 @@ def filter_rows(
         name: None for name in (*spec.outputs.columns, *([INNOVATION] if judged else ())) if name in COMPUTED
     }
     row_filter = RowFilter(model, spec.unit_us, tuple(beside))
-    out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
-    tested = fit(sorted_rows.key, unflagged_nis(out), keys, out.extra[INNOVATION]) if judged else None
+    out, smoothed = _filter_rows(spec, row_filter, states, sorted_rows, smooth)
+    tested = fit(sorted_rows.key, select_unflagged_nis(out), keys, out.extra[INNOVATION]) if judged else None
     given = {MEASURED: sorted_rows.y, CONTROL: sorted_rows.u}
     wanted = {name: given[name] if name in given else out.extra[name] for name in spec.outputs.columns}
     extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
@@ -158,7 +158,7 @@ def filter_rows(
     flag = np.full(total, None, dtype=object)
     flag[order] = np.array(kalman.FLAGS, dtype=object)[out.flag]
     flag[~applied] = np.array([f"rejected: {reason}" for reason in rows.reason[~applied]], dtype=object)
-    return Estimates(
+    return FilteredRows(
         applied,
         in_input_order(out.mean),
         in_input_order(unpack(out.covariance)),
@@ -168,11 +168,11 @@ def filter_rows(
         {name: in_input_order(values) for name, values in extra.items()},
         tested,
         find_lost(rows.key[order], out.flag),
-        count_gaps(rows.key[order], sorted_rows.time) if kinds_by_row(spec.definition()) else None,
+        count_gaps(rows.key[order], sorted_rows.time) if list_row_step_kinds(spec.definition()) else None,
     )
 
 
-def _filtered(
+def _filter_rows(
     spec: ModelSpec, row_filter: RowFilter, states: kalman.KeyStates, rows: kalman.SortedRows, smooth: bool
 ) -> tuple[kalman.Outputs, dict[str, Floats]]:
     """Return the filter's outputs, and with `smooth` the smoother's columns (d, N) by name."""
@@ -187,7 +187,9 @@ def _filtered(
     return out, {"smoothed_mean": found.mean, "smoothed_covariance": whole, **more}
 
 
-def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
+def order_accepted_rows(
+    rows: ParsedRows, rule: Duplicates | None = None
+) -> tuple[NDArray[np.int64], kalman.SortedRows]:
     """Return the positions of the accepted rows in the order of their application, and these rows.
 
     With a rule for duplicates, duplicates are rejected first.
@@ -196,23 +198,23 @@ def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     if rule is not None:
         if rule.id is None:
-            repeated = duplicates.repeated(_sorted_rows(rows, order))
+            repeated = duplicates.find_repeated(_take_rows(rows, order))
         else:
             with_id = np.flatnonzero(rows.ids[order] >= 0)
             places = order[with_id]
             repeated = np.zeros(len(order), bool)
             marks = duplicates.Marks(rows.key[places], rows.ids[None, places], rows.time[places])
-            repeated[with_id] = duplicates.resent(marks, rule.within_us)
+            repeated[with_id] = duplicates.find_resent(marks, rule.within_us)
         rows.reason[order[repeated]] = duplicates.REASON if rule.id is None else duplicates.SAME_ID
         order = order[~repeated]
-    return order, _sorted_rows(rows, order)
+    return order, _take_rows(rows, order)
 
 
-def _sorted_rows(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
+def _take_rows(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
     return kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
-def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: Estimates) -> None:
+def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: FilteredRows) -> None:
     """Write the output table atomically, with the columns that the spec's `outputs` select.
 
     Raises:
@@ -224,23 +226,27 @@ def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: 
 
     def add(field: str, values: Floats) -> None:
         if diagonal and field in ("covariance", "smoothed_covariance"):
-            table.update(lists(path, field, values[:: n + 1], estimates.applied, spec.states))
+            table.update(build_list_columns(path, field, values[:: n + 1], estimates.applied, spec.states))
         elif field in SCALARS:
-            table[field] = extra_column(field, values)
+            table[field] = build_extra_column(field, values)
         else:
-            table.update(lists(path, field, values, estimates.applied, _parts(field, len(values), spec)))
+            table.update(
+                build_list_columns(
+                    path, field, values, estimates.applied, _list_part_names(field, len(values), spec)
+                )
+            )
 
     add("mean", estimates.mean)
     add("covariance", estimates.covariance)
-    table["log_likelihood"] = arrow.numbers(estimates.log_likelihood)
-    table["nis"] = arrow.numbers(estimates.nis)
-    table["flag"] = arrow.texts(list(estimates.flag))
+    table["log_likelihood"] = arrow.build_numbers(estimates.log_likelihood)
+    table["nis"] = arrow.build_numbers(estimates.nis)
+    table["flag"] = arrow.build_texts(list(estimates.flag))
     for field, values in estimates.extra.items():
         add(field, values)
     save(path, table)
 
 
-def _parts(field: str, width: int, spec: ModelSpec) -> list[str] | None:
+def _list_part_names(field: str, width: int, spec: ModelSpec) -> list[str] | None:
     """Return the CSV names of a list's numbers: states, measurements, pairs of these, or indices; None for one."""
     states, measurements = spec.states, spec.measurement
     if field.endswith("mean") and width == len(states):
@@ -250,11 +256,11 @@ def _parts(field: str, width: int, spec: ModelSpec) -> list[str] | None:
     if field == CONTROL:
         return [*spec.control, *spec.input_names]
     if field == RESIDUAL_COVARIANCE:
-        return _pairs(measurements)
+        return _list_pairs(measurements)
     if field.endswith("covariance") and width == len(states) ** 2:
-        return _pairs(states)
+        return _list_pairs(states)
     return None if width == 1 else [str(index) for index in range(width)]
 
 
-def _pairs(names: list[str]) -> list[str]:
+def _list_pairs(names: list[str]) -> list[str]:
     return [f"{a}_{b}" for a in names for b in names]

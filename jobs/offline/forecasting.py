@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.landing.parsing import ParsedRows
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.offline.ahead import Ahead, ForecastKeys, forecast_ahead, list_forecasts
-from jobs.offline.filtering import in_order
+from jobs.offline.filtering import order_accepted_rows
 from jobs.offline.future import Future
 from jobs.offline.horizon import Horizon
-from jobs.offline.key_inputs import key_texts
-from jobs.offline.prior import Prior, specs_prior
-from jobs.offline.result_files import lists, save
+from jobs.offline.key_inputs import convert_key_texts
+from jobs.offline.prior import Prior, build_spec_prior
+from jobs.offline.result_files import build_list_columns, save
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.state.expiry import run_lives
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 def forecast_keys(
     spec: ModelSpec,
-    source: Source,
+    source: RawRows,
     rows: ParsedRows,
     horizon: Horizon,
     prior: Prior | None = None,
@@ -50,21 +50,25 @@ def forecast_keys(
         UserError: no row could be applied, the horizon is out of range, a future input is missing, or the model cannot
             be forecast.
     """
-    order, sorted_rows = in_order(rows, spec.duplicates)
-    prior = prior or specs_prior(spec, rows.keys)
+    order, sorted_rows = order_accepted_rows(rows, spec.duplicates)
+    prior = prior or build_spec_prior(spec, rows.keys)
     kernel, initial = prior.kernel, prior.key_states()
     if spec.idle_us is None:
         states, _ = kalman.run(kernel, initial, sorted_rows, spec.unit_us)
     else:
         states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
-    places, states = _with_state(rows, order, states)
-    columns = {name: source.columns[name].take(arrow.integers(places)) for name in spec.key}
-    keys = ForecastKeys(list(map(key_texts, columns.values())), states, rows.u[len(spec.control) :, places])
-    typical = _median_gap(sorted_rows, int(spec.unit_us))
+    places, states = _select_keys_with_state(rows, order, states)
+    columns = {name: source.columns[name].take(arrow.build_integers(places)) for name in spec.key}
+    keys = ForecastKeys(
+        list(map(convert_key_texts, columns.values())), states, rows.u[len(spec.control) :, places]
+    )
+    typical = _compute_median_gap(sorted_rows, int(spec.unit_us))
     return forecast_ahead(spec, kernel, keys, horizon, future, typical), columns
 
 
-def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
+def _select_keys_with_state(
+    rows: ParsedRows, order: Ints, states: kalman.KeyStates
+) -> tuple[Ints, kalman.KeyStates]:
     """Return one row of each key with a state, in the order of the input, and the states of these keys."""
     codes, firsts = np.unique(rows.key[order], return_index=True)
     earliest = np.full(len(codes), len(rows.key))
@@ -76,7 +80,7 @@ def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tupl
     return earliest[known], states.take(codes[known])
 
 
-def _median_gap(rows: kalman.SortedRows, unit: int) -> int:
+def _compute_median_gap(rows: kalman.SortedRows, unit: int) -> int:
     """Return the median time between two rows of a key, in microseconds; without such rows, the unit of time."""
     gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
     gaps = gaps[gaps > 0]
@@ -99,15 +103,15 @@ def write_forecasts(
         UserError: a key column has the name of an output column, or the file cannot be written.
     """
     rows = list_forecasts(spec, found, probability)
-    columns = {name: values.take(arrow.integers(rows.key)) for name, values in keys.items()}
+    columns = {name: values.take(arrow.build_integers(rows.key)) for name, values in keys.items()}
     clashes = {*keys, spec.time} & {"step", "flag"}
-    columns[spec.time] = arrow.times(rows.time, np.ones(len(rows.time), bool))
-    columns["step"] = arrow.integers(rows.step)
+    columns[spec.time] = arrow.build_times(rows.time, np.ones(len(rows.time), bool))
+    columns["step"] = arrow.build_integers(rows.step)
     for field, values, parts in rows.columns:
-        new = lists(path, field, values, rows.flag == 0, parts)
+        new = build_list_columns(path, field, values, rows.flag == 0, parts)
         clashes |= columns.keys() & new.keys()
         columns |= new
-    columns["flag"] = arrow.texts(list(np.array(kalman.FLAGS, dtype=object)[rows.flag]))
+    columns["flag"] = arrow.build_texts(list(np.array(kalman.FLAGS, dtype=object)[rows.flag]))
     if clashes:
         raise UserError(
             f"column {sorted(clashes)[0]} of the input has the name of an output column; rename it"

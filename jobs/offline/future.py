@@ -20,10 +20,10 @@ from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
 from jobs.landing.values.keys import find_places
-from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.numbers import build_rules, parse_numbers
 from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.horizon import ForecastSteps, Horizon
-from jobs.offline.key_inputs import key_texts, refuse_rows
+from jobs.offline.key_inputs import convert_key_texts, refuse_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange
 
@@ -52,7 +52,9 @@ def read_future(spec: ModelSpec, file: str) -> Future:
         UserError: the file cannot be read, lacks a column, or has an unusable row; the message names key and time.
     """
     source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
-    check_columns(Path(file), list(source.columns), spec.file_names([*spec.key, spec.time, *spec.control]))
+    check_columns(
+        Path(file), list(source.columns), spec.list_file_columns([*spec.key, spec.time, *spec.control])
+    )
     inputs_columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
     source = take_columns(spec, source, [*spec.columns, *inputs_columns])
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
@@ -60,13 +62,13 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     rows = parse(any_time, source._replace(columns={**source.columns, **empty}), file)
     inputs = None
     if inputs_columns and all(name in source.columns for name in inputs_columns):
-        rules = rules_of(spec.missing_values, spec.files)
-        inputs = numbers_of(inputs_columns, "input", source, rules, file, rows.reason)
+        rules = build_rules(spec.missing_values, spec.files)
+        inputs = parse_numbers(inputs_columns, "input", source, rules, file, rows.reason)
         for name, values in zip(inputs_columns, inputs, strict=True):
             reject(rows.reason, np.isnan(values), f"input {name}: missing")
     names = {"key": [source.columns[name] for name in spec.key], spec.time: [source.columns[spec.time]]}
     refuse_rows(f"--future {file}", rows.reason, names, "a forecast needs every input of every future row")
-    keys = [key_texts(source.columns[name]) for name in spec.key]
+    keys = [convert_key_texts(source.columns[name]) for name in spec.key]
     return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
 
 
@@ -93,10 +95,10 @@ def plan_future_steps(
     again = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
     if len(again):
         raise UserError(
-            f"--future {future.file}: {_named(keys, int(key[again[0]]), int(time[again[0]]))} is there twice"
+            f"--future {future.file}: {_format_moment(keys, int(key[again[0]]), int(time[again[0]]))} is there twice"
         )
     rank = np.arange(len(key)) - np.searchsorted(key, key)
-    here = _wanted(future.file, keys, last, key, time, rank, horizon)
+    here = _mark_wanted(future.file, keys, last, key, time, rank, horizon)
     newest = np.full(size, -1)
     np.maximum.at(newest, key[here], rank[here])
     used = rank <= newest[key]
@@ -117,7 +119,7 @@ def plan_future_steps(
     return ForecastSteps(at, wanted, u, horizon.length)
 
 
-def _wanted(
+def _mark_wanted(
     file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
 ) -> NDArray[np.bool_]:
     """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks a wanted row."""
@@ -131,7 +133,7 @@ def _wanted(
             k = int(short[0])
             newest = last[k] if count[k] == 0 else time[key == k][-1]
             raise UserError(
-                f"--future {file}: {_named(keys, k, int(newest))} is the last row, the key has {count[k]} of the "
+                f"--future {file}: {_format_moment(keys, k, int(newest))} is the last row, the key has {count[k]} of the "
                 f"{steps} that --steps asks for"
             )
         return rank < steps
@@ -148,12 +150,12 @@ def _wanted(
         there = set((passed[here & (key == k)] // length).tolist())
         missing = next(i for i in range(1, int(number[k]) + 1) if i not in there)
         raise UserError(
-            f"--future {file}: has no row of {_named(keys, k, int(last[k] + missing * length))}, whose inputs the "
+            f"--future {file}: has no row of {_format_moment(keys, k, int(last[k] + missing * length))}, whose inputs the "
             f"forecast needs"
         )
     return here
 
 
-def _named(keys: list[pa.Array], k: int, time: int) -> str:
+def _format_moment(keys: list[pa.Array], k: int, time: int) -> str:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)
     return f"key {', '.join(column[k].as_py() for column in keys)} at {moment.isoformat()}"

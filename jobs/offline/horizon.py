@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.core.times import MAX_US, TimeParser, duration_us, zone_of
+from jobs.core.times import MAX_US, TimeParser, load_zone, parse_duration_us
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec, takes_steps
 
@@ -114,13 +114,13 @@ def parse_horizon(
             )
     if every is not None:
         try:
-            length = duration_us(every)
+            length = parse_duration_us(every)
         except ValueError as error:
             raise UserError(
                 f"--every: {error}; write a number and one of ms, s, min, h, d, w, such as 1h"
             ) from error
     if until is not None:
-        end = TimeParser(None, zone_of(spec.time_zone))(until)
+        end = TimeParser(None, load_zone(spec.time_zone))(until)
         if end is None:
             raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
         if length is None and future is None and takes_steps(spec.definition()):
@@ -149,7 +149,7 @@ def _read_section(spec: ModelSpec, every: str | None) -> Horizon:
     steps = count_section_steps(spec, section)
     if steps is None or section.step is None:
         return Horizon(direct=tuple(sorted(section.lengths)))
-    return Horizon(length=duration_us(section.step), multiples=tuple(sorted(steps)))
+    return Horizon(length=parse_duration_us(section.step), multiples=tuple(sorted(steps)))
 
 
 def count_section_steps(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
@@ -165,7 +165,7 @@ def count_section_steps(spec: ModelSpec, section: ForecastSkill) -> tuple[int, .
             f"{spec.source_path or spec.name}: forecast.step: is missing: the process takes one step a row, whatever "
             f"the time; give the time of a step, such as 1h"
         )
-    step = duration_us(section.step)
+    step = parse_duration_us(section.step)
     return tuple(length // step for length in section.lengths)
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import ParsedRows
-from jobs.landing.raw_rows import Source, reject
-from jobs.landing.values.keys import codes_of, find_places, join_codes
-from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.raw_rows import RawRows, reject
+from jobs.landing.values.keys import assign_codes, find_places, join_codes
+from jobs.landing.values.numbers import build_rules, parse_numbers
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
@@ -37,11 +37,11 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     names = [*(spec.inputs.key or spec.key), *spec.inputs.columns.values()]
-    source = read_all(file, spec.file_names(names), spec.files.own_header())
-    return checked_inputs(spec, take_columns(spec, source, names), file)
+    source = read_all(file, spec.list_file_columns(names), spec.files.drop_header_options())
+    return parse_file_inputs(spec, take_columns(spec, source, names), file)
 
 
-def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
+def parse_file_inputs(spec: ModelSpec, source: RawRows, file: str) -> FileInputs:
     """Return the inputs in a source's rows; `file` is its name in errors.
 
     Raises:
@@ -53,11 +53,13 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     keys = [source.columns[name] for name in by]
     for name, column in zip(by, keys, strict=True):
         reject(reason, arrow.to_numpy(column.is_null()), f"{name} is missing")
-    rules = rules_of(spec.missing_values, spec.files)
-    u = numbers_of(columns, "input", source, rules, file, reason)
+    rules = build_rules(spec.missing_values, spec.files)
+    u = parse_numbers(columns, "input", source, rules, file, reason)
     for name, values in zip(columns, u, strict=True):
         reject(reason, np.isnan(values), f"{name} is missing")
-    code = join_codes([np.zeros(source.rows, np.int64), *(codes_of(key_texts(one)) for one in keys)])
+    code = join_codes(
+        [np.zeros(source.rows, np.int64), *(assign_codes(convert_key_texts(one)) for one in keys)]
+    )
     seen = np.ones(source.rows, bool)
     seen[np.unique(code, return_index=True)[1]] = False
     reject(reason, seen, "the key is there twice")
@@ -110,12 +112,12 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
         return rows
     if file is None:
         raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")
-    u, known = inputs_of(spec, read_inputs(spec, file), keys)
+    u, known = find_key_inputs(spec, read_inputs(spec, file), keys)
     reject(rows.reason, ~known, REASON)
     return rows._replace(u=np.concatenate([rows.u, u]))
 
 
-def inputs_of(
+def find_key_inputs(
     spec: ModelSpec, table: FileInputs, keys: Sequence[pa.Array]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the inputs (i, N) of N keys, given by their columns, and which keys (N,) have inputs.
@@ -124,9 +126,9 @@ def inputs_of(
     """
     assert spec.inputs is not None
     by = spec.inputs.key or spec.key
-    wanted = [key_texts(keys[spec.key.index(name)]) for name in by]
+    wanted = [convert_key_texts(keys[spec.key.index(name)]) for name in by]
     known = table.u.shape[1]
-    at = find_places(wanted, list(map(key_texts, table.keys)), len(wanted[0]), known)
+    at = find_places(wanted, list(map(convert_key_texts, table.keys)), len(wanted[0]), known)
     defaults = spec.inputs.defaults
     missing = np.full((len(spec.input_names), 1), 0.0)
     if defaults is not None:
@@ -135,7 +137,9 @@ def inputs_of(
     return u, (at >= 0) | (defaults is not None)
 
 
-def key_texts(column: pa.Array) -> pa.Array:
+def convert_key_texts(column: pa.Array) -> pa.Array:
     """Return the values of a key column as texts."""
     texts = column.cast(pa.string())
-    return arrow.compute().coalesce(texts, arrow.repeated("", len(texts)))  # `fill_null` imports pandas
+    return arrow.load_compute().coalesce(
+        texts, arrow.repeat_text("", len(texts))
+    )  # `fill_null` imports pandas

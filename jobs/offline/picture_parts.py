@@ -13,7 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from jobs.offline.plots import BOUND, INK, STYLE, Floats, inlined
+from jobs.offline.plots import BOUND, INK, STYLE, Floats, encode_figure
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SIZE = (5.0, 3.0)
 """Size of a report's picture in inches: at the width of a phone the axes' letters are still about ten pixels high."""
 
 
-def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
+def render_for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
     """Wrap a function that draws into axes so that it returns the data URI of a PNG in the project's style."""
 
     @wraps(draw)
@@ -34,17 +34,17 @@ def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
         with plt.rc_context(STYLE):
             figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
             draw(ax, *args, **kwargs)
-            return inlined(figure)
+            return encode_figure(figure)
 
     return inner
 
 
-def dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
+def convert_dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
     """Convert microseconds since 1970 to matplotlib's type of times."""
     return time.astype("datetime64[us]")
 
 
-def date_axis(ax: Axes, least: int = 3, most: int = 6) -> None:
+def format_date_axis(ax: Axes, least: int = 3, most: int = 6) -> None:
     """Give the time axis from `least` to `most` marks with short labels."""
     locator = AutoDateLocator(minticks=least, maxticks=most)
     ax.xaxis.set_major_locator(locator)
@@ -66,7 +66,7 @@ def finish_nis(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
     draw_expected(ax, 1.0)
     ax.set_title("NIS per component over time (1 is expected)")
     ax.legend(loc="best", fontsize=LEGEND)
-    date_axis(ax)
+    format_date_axis(ax)
 
 
 def draw_funnel(
@@ -108,15 +108,15 @@ def draw_nis_of_keys(
     others: ratios in adjacent pictures, whose axes get the same length.
     """
     draw_funnel(ax, degrees, ratio, lambda count: mean_bounds(1, count), 1.0, colour)
-    ax.set_ylim(0.0, axis_end(ratio, *others, least=2.0))
+    ax.set_ylim(0.0, compute_axis_end(ratio, *others, least=2.0))
 
 
-def shortened(text: str, most: int = 28) -> str:
+def shorten_name(text: str, most: int = 28) -> str:
     """Return the name of a key or group, shortened to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def axis_end(*values: Floats, least: float) -> float:
+def compute_axis_end(*values: Floats, least: float) -> float:
     """Return the end of an axis that starts at zero, at `least` or more; a few outliers may exceed it."""
     known = np.concatenate([one[np.isfinite(one)] for one in values])
     return max(least, 1.15 * float(np.quantile(known, 0.99))) if known.size else least

@@ -62,7 +62,7 @@ class Line(NamedTuple):
     colour: str = ESTIMATE
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
+def apply_style(draw: Callable[P, T]) -> Callable[P, T]:
     """Apply `STYLE` to a function that makes and saves a figure."""
 
     @wraps(draw)
@@ -73,7 +73,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
     return inner
 
 
-def inlined(figure: Figure) -> str:
+def encode_figure(figure: Figure) -> str:
     """Return a figure as the data URI of a PNG, and close it."""
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)  # `savefig` would draw everything twice
@@ -81,12 +81,12 @@ def inlined(figure: Figure) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def joined(*parts: str) -> str:
+def join_title(*parts: str) -> str:
     """Join the non-empty parts of a title."""
     return " · ".join(part for part in parts if part)
 
 
-def coverage_text(nis: Floats, components: int | NDArray[Any] = 1) -> str:
+def format_coverage(nis: Floats, components: int | NDArray[Any] = 1) -> str:
     """Return a text for a band: the share of rows with a NIS (N,) within the prediction; '' without such rows."""
     share = coverage(nis, components)
     return "" if np.isnan(share) else f"{share:.1%} of rows in their predicted 95 %"
@@ -166,7 +166,7 @@ def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
     ax.legend(loc="upper right", fontsize=8.5)
 
 
-@styled
+@apply_style
 def figure(
     path: Path,
     title: str,
@@ -186,7 +186,7 @@ def figure(
         layout="constrained",
     )
     draw_estimate(axes["estimate"], time, measured, lines)
-    axes["estimate"].set_title(joined(title, coverage_text(nis, degrees)))
+    axes["estimate"].set_title(join_title(title, format_coverage(nis, degrees)))
     draw_innovations(axes["innovations"], time, normalised)
     draw_nis(axes["nis"], nis, degrees)
     try:

@@ -13,14 +13,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import kalman
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.values.keys import find_places
-from jobs.snapshots.learned import Learned, key_parameters
+from jobs.snapshots.learned import LearnedParameters, read_key_parameters
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.state.encoding.key_texts import split_keys
-from kalman.filters.own_parameters import own_parameters, with_field
+from kalman.filters.own_parameters import copy_key_parameters, find_key_parameters
 from kalman.models.groups import GROUPS, begin_states
 from kalman.types import Filter
 
@@ -41,18 +41,18 @@ class Prior(NamedTuple):
         return kalman.initial_states(self.kernel, self.states.shape[1])._replace(values=self.states.copy())
 
 
-def specs_prior(spec: ModelSpec, keys: int) -> Prior:
+def build_spec_prior(spec: ModelSpec, keys: int) -> Prior:
     """Return the prior with only the values in the spec."""
     kernel = kalman.build(spec.definition())
     return Prior(kernel, kernel.initial(keys), [], {})
 
 
-def prior_of(
+def build_prior(
     spec: ModelSpec,
     rows: ParsedRows,
     columns: Mapping[str, pa.Array],
     root: str,
-    learned: Learned,
+    learned: LearnedParameters,
     asked: bool,
 ) -> Prior:
     """Return the prior of the keys of a file's rows.
@@ -72,24 +72,29 @@ def prior_of(
     states = kernel.initial(rows.keys)
     data: dict[str, Any] = {"snapshot": learned.snapshot}
     if learned.snapshot is None or not learned.parameters:
-        return Prior(kernel, states, _spec_lines(spec, learned, asked), data)
+        return Prior(kernel, states, _explain_spec_values(spec, learned, asked), data)
     line = f"parameters of snapshot {learned.snapshot}"
     if spec.learn is None or spec.learn.scope not in ("group", "key"):
         return Prior(kernel, states, [line], data)
     good = np.flatnonzero(rows.accepted)
     codes, firsts = np.unique(rows.key[good], return_index=True)
     places = good[firsts]
-    texts = [columns[name].take(arrow.integers(places)).cast(pa.string()) for name in spec.key]
-    states[:, codes], known = own_begin(root, spec, learned, kernel, texts, len(codes))
+    texts = [columns[name].take(arrow.build_integers(places)).cast(pa.string()) for name in spec.key]
+    states[:, codes], known = read_learned_begin(root, spec, learned, kernel, texts, len(codes))
     by_group = spec.learn.scope == "group"
     whose = ("their group's", "those of all groups") if by_group else ("their own", "the population's")
     counts = {"keys_known": known, "keys_unknown": len(codes) - known}
-    named = f"{plural(known, 'key')} with {whose[0]}, {len(codes) - known:,} with {whose[1]}"
+    named = f"{format_count(known, 'key')} with {whose[0]}, {len(codes) - known:,} with {whose[1]}"
     return Prior(kernel, states, [f"{line}: {named}"], {**data, **counts})
 
 
-def own_begin(
-    root: str, spec: ModelSpec, learned: Learned, kernel: Filter, texts: Sequence[pa.Array], size: int
+def read_learned_begin(
+    root: str,
+    spec: ModelSpec,
+    learned: LearnedParameters,
+    kernel: Filter,
+    texts: Sequence[pa.Array],
+    size: int,
 ) -> tuple[NDArray[np.float64], int]:
     """Return the initial states (size, K) of keys with learned parameters by group or key, and the number of such keys.
 
@@ -107,26 +112,28 @@ def own_begin(
         UserError: the snapshot's rows cannot be read.
     """
     assert spec.learn is not None
-    states, own = kernel.initial(size), own_parameters(kernel)
+    states, own = kernel.initial(size), find_key_parameters(kernel)
     if spec.learn.scope == "group":
         groups = learned.parameters.get(GROUPS)
         if groups is None:
             return states, 0
         begin = begin_states(kalman.build, spec.definition(), learned.parameters)
         mine = [texts[spec.key.index(name)] for name in groups["by"]]
-        known = [arrow.texts(values) for values in zip(*groups["values"], strict=True)]
+        known = [arrow.build_texts(values) for values in zip(*groups["values"], strict=True)]
         at = find_places(mine, known, size, len(groups["values"]))
         return begin[:, at], int((at >= 0).sum())  # the last state, at -1, is for keys without a known group
     if not own.learned:
         return states, 0
-    stored = key_parameters(root, spec, learned, max(rows.stop for rows in own.rows.values()))
+    stored = read_key_parameters(root, spec, learned, max(rows.stop for rows in own.rows.values()))
     at = find_places(texts, split_keys(stored.keys, len(spec.key)), size, len(stored.keys))
     found = np.flatnonzero(at >= 0)
-    states[:, found] = with_field(kernel, states[:, found], stored.values[:, at[found]], adapted=False)
+    states[:, found] = copy_key_parameters(
+        kernel, states[:, found], stored.values[:, at[found]], adapted=False
+    )
     return states, len(found)
 
 
-def _spec_lines(spec: ModelSpec, learned: Learned, asked: bool) -> list[str]:
+def _explain_spec_values(spec: ModelSpec, learned: LearnedParameters, asked: bool) -> list[str]:
     """Return lines with the reason why the spec's values are used, if the reader may expect other values."""
     if learned.snapshot is not None:
         said = f"snapshot {learned.snapshot} has learned none"

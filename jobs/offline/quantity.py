@@ -13,7 +13,7 @@ from jobs.specs.model_spec import ModelSpec
 Floats = NDArray[np.float64]
 
 
-def measured_direction(spec: ModelSpec) -> Floats | None:
+def find_measured_direction(spec: ModelSpec) -> Floats | None:
     """Return the first row of H (n,), or None if it is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
@@ -35,7 +35,7 @@ class LinearMeasuring(NamedTuple):
     offset: Floats
 
 
-def measuring(spec: ModelSpec) -> LinearMeasuring | None:
+def find_measuring(spec: ModelSpec) -> LinearMeasuring | None:
     """Return how the states give the measurements; None where that depends on the row, or is not linear."""
     kernel: Any = kalman.build(spec.definition())
     try:
@@ -46,7 +46,7 @@ def measuring(spec: ModelSpec) -> LinearMeasuring | None:
     return LinearMeasuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
 
 
-def seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
+def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
     """Return mean and variance (N,) of h x + offset without measurement noise; only states with h != 0 are used."""
     used = np.flatnonzero(h)
     part = covariance[:, used[:, None], used]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from jobs.core.errors import UserError
-from jobs.core.input_files import path_of
+from jobs.core.input_files import parse_path
 from jobs.state.encoding import arrow
 
 FORMATS = (".csv", ".parquet")
@@ -29,7 +29,7 @@ def check_target(target: Path, source: Path) -> None:
             name is not a valid file name.
     """
     for path in (target, source):
-        path_of(str(path))
+        parse_path(str(path))
     if target.suffix.lower() not in FORMATS:
         raise UserError(f"{target}: the file's ending must be .csv or .parquet")
     if not target.parent.is_dir():
@@ -40,7 +40,7 @@ def check_target(target: Path, source: Path) -> None:
         raise UserError(f"{target}: is the input itself; give another output")
 
 
-def lists(
+def build_list_columns(
     path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
 ) -> dict[str, pa.Array]:
     """Return the columns of values (d, N): a column of lists in Parquet, one for each of d parts in CSV.
@@ -48,10 +48,10 @@ def lists(
     Without parts (and d = 1) the CSV column has the field's name.
     """
     if path.suffix.lower() == ".csv" and parts is None:
-        return {field: arrow.numbers(values[0])}
+        return {field: arrow.build_numbers(values[0])}
     if path.suffix.lower() == ".csv" and parts is not None:
-        return {f"{field}_{part}": arrow.numbers(row) for part, row in zip(parts, values, strict=True)}
-    return {field: arrow.vectors(values, valid)}
+        return {f"{field}_{part}": arrow.build_numbers(row) for part, row in zip(parts, values, strict=True)}
+    return {field: arrow.build_vectors(values, valid)}
 
 
 def save(path: Path, columns: dict[str, pa.Array]) -> None:
@@ -60,7 +60,7 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    write = _writer(path, pa.table(columns))
+    write = _build_writer(path, pa.table(columns))
     temporary: Path | None = None
     try:
         # A new file with an unpredictable name: a prepared link under a known name would redirect the rows.
@@ -79,7 +79,7 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
+def _build_writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
     if path.suffix.lower() == ".parquet":
         return lambda temporary: pq.write_table(table, temporary)
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.report import plural, some
-from jobs.state.encoding.order import starts_of
+from jobs.core.report import format_count, format_names
+from jobs.state.encoding.order import find_starts
 from kalman.flags import FLAGS
 
 Ints = NDArray[np.int64]
@@ -55,26 +55,26 @@ def count_gaps(key: Ints, time: Ints) -> Gaps:
     inside = key[1:] == key[:-1]
     step, of = np.diff(time)[inside], key[1:][inside]
     order = np.lexsort((step, of))
-    starts = np.flatnonzero(starts_of(of))
+    starts = np.flatnonzero(find_starts(of))
     counts = np.diff(starts, append=len(of))
     usual = np.repeat(step[order][starts + counts // 2], counts)
     odd = np.abs(step - usual) > 0.5 * usual
     return Gaps(int(odd.sum()), len(step), len(np.unique(of[odd])))
 
 
-def kinds_by_row(definition: Any) -> list[str]:
+def list_row_step_kinds(definition: Any) -> list[str]:
     """Return the kinds of process in a definition that take one step a row, without those that stand still."""
     if isinstance(definition, Mapping):
         values = cast(Mapping[str, Any], definition)
         kind = values.get("kind")
         if kind in BY_ROW:
-            return [] if _stands_still(values) else [kind]
+            return [] if _is_static(values) else [kind]
         definition = list(values.values())
-    found = (kinds_by_row(item) for item in definition) if isinstance(definition, list) else ()
+    found = (list_row_step_kinds(item) for item in definition) if isinstance(definition, list) else ()
     return sorted({kind for kinds in found for kind in kinds})
 
 
-def _stands_still(process: Mapping[str, Any]) -> bool:
+def _is_static(process: Mapping[str, Any]) -> bool:
     """Tell whether an explicit process leaves its states as they are: coefficients, for which no time passes."""
     try:
         F, Q = np.array(process.get("F"), float), np.array(process.get("Q"), float)
@@ -83,7 +83,7 @@ def _stands_still(process: Mapping[str, Any]) -> bool:
     return F.ndim == 2 and np.array_equal(F, np.eye(len(F))) and not Q.any() and not process.get("B")
 
 
-def gaps_note(kinds: list[str], found: Gaps) -> list[str]:
+def format_gaps(kinds: list[str], found: Gaps) -> list[str]:
     """Return a line about steps that are not the usual one, for processes that take one step a row."""
     if not kinds or not found.gaps:
         return []
@@ -91,7 +91,7 @@ def gaps_note(kinds: list[str], found: Gaps) -> list[str]:
     instead = "; ".join(BY_ROW[kind] if one else f"{BY_ROW[kind]} for {kind}" for kind in kinds)
     return [
         f"note: {' and '.join(kinds)} take{'s' * one} one step a row, whatever the time between: {found.gaps:,} of "
-        f"{plural(found.steps, 'step')} ({plural(found.keys, 'key')}) are not their key's usual step, and a season or "
+        f"{format_count(found.steps, 'step')} ({format_count(found.keys, 'key')}) are not their key's usual step, and a season or "
         f"trend is shifted from there on; choose {instead}, or give a row without a measurement for each that is absent"
     ]
 
@@ -119,7 +119,7 @@ def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
     """
     if not flag.any():
         return None
-    starts = np.flatnonzero(starts_of(key))
+    starts = np.flatnonzero(find_starts(key))
     counts = np.diff(starts, append=len(key))
     well = np.where(flag == 0, np.arange(len(key)), -1)
     last = np.maximum(np.maximum.reduceat(well, starts), starts - 1)
@@ -143,15 +143,17 @@ def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
     )
 
 
-def lost_note(lost: Lost, name: str, model: str) -> str:
+def format_lost(lost: Lost, name: str, model: str) -> str:
     """Return a line about a model's lost keys; name: of the worst one."""
-    reasons = some([flag if len(lost.flags) == 1 else f"{flag} {n:,}" for flag, n in lost.flags.items()])
+    reasons = format_names(
+        [flag if len(lost.flags) == 1 else f"{flag} {n:,}" for flag, n in lost.flags.items()]
+    )
     where = f"after row {lost.after:,}" if lost.after else "from the first on"
     if lost.keys == 1:
         what = f"{name}: all of its {lost.its_rows:,} rows {where} are flagged"
     else:
         what = (
-            f"{lost.keys:,} of {plural(lost.of, 'key')} have flagged rows alone from some row on, {lost.rows:,} rows, "
+            f"{lost.keys:,} of {format_count(lost.of, 'key')} have flagged rows alone from some row on, {lost.rows:,} rows, "
             f"such as {name} with {lost.its_rows:,} {where}"
         )
     why = f" ({reasons})" if reasons else ""

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import Source
-from jobs.lineage.generations import live
+from jobs.landing.raw_rows import RawRows
+from jobs.lineage.generations import find_live
 from jobs.offline.ahead import ForecastKeys
-from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
-from jobs.offline.prior import own_begin
-from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
+from jobs.offline.key_inputs import find_key_inputs, parse_file_inputs, read_inputs
+from jobs.offline.prior import read_learned_begin
+from jobs.snapshots.learned import NONE, STATE, LearnedParameters, find_learned_parameters, read_snapshot_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.state.encoding import arrow
 from jobs.state.encoding.key_texts import split_keys
-from jobs.storage.table_rows import column_types, read_table, written_at
+from jobs.storage.table_rows import find_write_time, read_column_types, read_table
 from jobs.storage.tables import latest, measurements
-from jobs.storage.warehouse import Tables, home_of
-from kalman.filters.own_parameters import FIELD, own_parameters, with_field
-from kalman.filters.state_layout import innermost, places
+from jobs.storage.warehouse import Tables, find_home
+from kalman.filters.own_parameters import FIELD, copy_key_parameters, find_key_parameters
+from kalman.filters.state_layout import locate_fields, unwrap_filter
 from kalman.filters.state_output import OUTPUT, follows_from_moments
 from kalman.types import Filter
 
@@ -66,7 +66,7 @@ class StoredKeys(NamedTuple):
         return int(self.keys.states.event_time.max())
 
 
-def snapshot_keys(
+def read_snapshot_keys(
     root: str, spec: ModelSpec, snapshot: str | None, wanted: Sequence[str], inputs: str | None
 ) -> StoredKeys:
     """Return keys of a snapshot with their states.
@@ -81,33 +81,33 @@ def snapshot_keys(
     Raises:
         UserError: the snapshot or a key does not exist, or the snapshot cannot be read without Spark.
     """
-    learned = learned_parameters(root, spec, snapshot)
+    learned = find_learned_parameters(root, spec, snapshot)
     manifest = learned.manifest
     if manifest is None or snapshot == NONE:
         raise UserError(
             f"there is no state to forecast from: {learned.reason}; give the rows of a file with --input"
         )
     kernel = kalman.build(spec.definition(), learned.parameters)
-    rows = _sorted_by_key(
-        snapshot_rows(root, spec, learned, tuple(STATE), wanted),
+    rows = _sort_by_key(
+        read_snapshot_rows(root, spec, learned, tuple(STATE), wanted),
         *(spec, wanted, f"snapshot {manifest.snapshot_id}"),
     )
     if not rows.num_rows:
         raise UserError(f"snapshot {manifest.snapshot_id} has no key: there is nothing to forecast from")
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     parts = {
-        name: arrow.matrix(
+        name: arrow.build_matrix(
             lookup(rows["extras"], pa.scalar(name), "first").combine_chunks(), part.shape[0], name
         )
         for name, part in kernel.snapshot(kernel.initial(1))[2].items()
     }
-    values = kernel.restore(*_moments(spec, rows), parts)
+    values = kernel.restore(*_convert_moments(spec, rows), parts)
     count = arrow.to_numpy(rows["state_index"].combine_chunks())
-    columns, keys = _with_inputs(root, spec, rows, values, count, inputs)
+    columns, keys = _add_inputs(root, spec, rows, values, count, inputs)
     return StoredKeys(kernel, columns, keys, manifest.snapshot_id, manifest.committed_at, manifest.position)
 
 
-def live_keys(
+def read_live_keys(
     root: str, spec: ModelSpec, wanted: Sequence[str], inputs: str | None
 ) -> StoredKeys | str | None:
     """Return keys of the live stream with their states, or why they cannot be read; None: no generation is live.
@@ -122,48 +122,48 @@ def live_keys(
         UserError: a wanted key has no state, or its latest estimate does not determine the state.
     """
     try:
-        generation = live(Tables(root), spec.name)
+        generation = find_live(Tables(root), spec.name)
         if generation is None:
             return None
         table, name = latest(spec.name), generation.generation
-        if not column_types(root, table):
+        if not read_column_types(root, table):
             return "it keeps no table of latest states; write sinks: {latest: true}"
-        learned = learned_parameters(root, spec, generation.snapshot_id)
+        learned = find_learned_parameters(root, spec, generation.snapshot_id)
     except UserError as error:
         return error.message
-    kernel = innermost(kalman.build(spec.definition(), learned.parameters))
-    why = _missing(spec, kernel, OUTPUT in column_types(root, table))
+    kernel = unwrap_filter(kalman.build(spec.definition(), learned.parameters))
+    why = _find_missing_part(spec, kernel, OUTPUT in read_column_types(root, table))
     if why is not None:
         return why
     among = ("key", list(wanted)) if wanted else None
     rows = read_table(root, table, _COLUMNS, {"generation": name}, None, among)
     if rows is None:
         rows = pa.table({"key": pa.nulls(0, pa.string())})
-    rows = _sorted_by_key(rows, spec, wanted, name)
+    rows = _sort_by_key(rows, spec, wanted, name)
     _refuse_unsure(rows, name)
-    values = _live_values(root, spec, learned, kernel, rows)
+    values = _compute_live_values(root, spec, learned, kernel, rows)
     count = np.ones(rows.num_rows, np.int64)
-    columns, keys = _with_inputs(root, spec, rows, values, count, inputs)
-    return StoredKeys(kernel, columns, keys, generation.snapshot_id, written_at(root, table), None, name)
+    columns, keys = _add_inputs(root, spec, rows, values, count, inputs)
+    return StoredKeys(kernel, columns, keys, generation.snapshot_id, find_write_time(root, table), None, name)
 
 
-def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
+def _find_missing_part(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
     """Return the part of the state that is missing in a model's latest estimates, or None."""
     if not follows_from_moments(kernel):
         lacks = "its estimates lack the filter's state, which they have with the section `forecast`"
         return None if with_state else lacks
     if spec.outputs.covariance != "full" and len(spec.states) > 1:
         return "its estimates have variances alone; write outputs: {covariance: full}"
-    if spec.stream.new_keys == PRETRAINED and own_parameters(kernel).rows:
+    if spec.stream.new_keys == PRETRAINED and find_key_parameters(kernel).rows:
         return "parameters of new keys are in its checkpoint alone"
     return None
 
 
-def _sorted_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
+def _sort_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
     """Return the rows ordered by key; raise an error if a wanted key is missing."""
     there = rows["key"].to_pylist()
     refuse_absent_keys(spec, wanted, set(there), where)
-    return rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
+    return rows.take(arrow.build_integers(np.argsort(np.array(there, dtype=object), kind="stable")))
 
 
 def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSet[str], where: str) -> None:
@@ -194,7 +194,9 @@ def _refuse_unsure(rows: pa.Table, generation: str) -> None:
         )
 
 
-def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, rows: pa.Table) -> Floats:
+def _compute_live_values(
+    root: str, spec: ModelSpec, learned: LearnedParameters, kernel: Filter, rows: pa.Table
+) -> Floats:
     """Compute the states (size, K) from the latest estimates."""
     if not follows_from_moments(kernel):
         column = rows[OUTPUT].combine_chunks()
@@ -204,36 +206,36 @@ def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, r
                 f"key {rows['key'][at].as_py()}: its latest estimate has no state of the filter, as it has had no row "
                 f"since: {_INSTEAD}"
             )
-        return arrow.matrix(column, kernel.size, OUTPUT)
-    mean, covariance = _moments(spec, rows)
+        return arrow.build_matrix(column, kernel.size, OUTPUT)
+    mean, covariance = _convert_moments(spec, rows)
     if not np.isfinite(covariance).all():
         raise UserError(
             f"a key's state is still diffuse, which its latest estimate does not tell: {_INSTEAD}"
         )
     values = kernel.from_moments(mean, covariance)
-    if not own_parameters(kernel).rows or not learned.parameters:
+    if not find_key_parameters(kernel).rows or not learned.parameters:
         return values
-    begin, _ = own_begin(root, spec, learned, kernel, _key_columns(spec, rows), rows.num_rows)
-    return with_field(kernel, values, begin[places(kernel.fields)[FIELD]])
+    begin, _ = read_learned_begin(root, spec, learned, kernel, _split_key_columns(spec, rows), rows.num_rows)
+    return copy_key_parameters(kernel, values, begin[locate_fields(kernel.fields)[FIELD]])
 
 
-def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
+def _convert_moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
     """Return means (n, K) and covariances (n * n, K)."""
     n = len(spec.states)
     mean, covariance = (rows[name].combine_chunks() for name in ("mean", "covariance"))
-    return arrow.matrix(mean, n, "mean"), arrow.matrix(covariance, n * n, "covariance")
+    return arrow.build_matrix(mean, n, "mean"), arrow.build_matrix(covariance, n * n, "covariance")
 
 
-def _with_inputs(
+def _add_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
 ) -> tuple[dict[str, pa.Array], ForecastKeys]:
     """Return the key columns in their types, and the keys with their inputs."""
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
-    names = _key_columns(spec, rows)
-    keys = ForecastKeys(names, states, _inputs(root, spec, names, len(time), inputs))
+    names = _split_key_columns(spec, rows)
+    keys = ForecastKeys(names, states, _read_inputs(root, spec, names, len(time), inputs))
     # The types of the measurements table: integers, else texts.
-    types = column_types(root, measurements(spec.name))
+    types = read_column_types(root, measurements(spec.name))
     columns = {
         name: texts.cast(pa.int64()) if types.get(name) in _INTEGERS else texts
         for name, texts in zip(spec.key, names, strict=True)
@@ -241,29 +243,31 @@ def _with_inputs(
     return columns, keys
 
 
-def _key_columns(spec: ModelSpec, rows: pa.Table) -> list[pa.Array]:
+def _split_key_columns(spec: ModelSpec, rows: pa.Table) -> list[pa.Array]:
     """Return the texts of each key column."""
     return split_keys(rows["key"].combine_chunks(), len(spec.key))
 
 
-def _inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], size: int, file: str | None) -> Floats:
+def _read_inputs(
+    root: str, spec: ModelSpec, names: Sequence[pa.Array], size: int, file: str | None
+) -> Floats:
     """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN for a key without inputs."""
     if spec.inputs is None:
         if file is not None:
             raise UserError(f"--inputs: {spec.name} takes none: omit the option")
         return np.empty((0, size))
-    table = read_inputs(spec, file) if file is not None else _table(root, spec)
-    u, known = inputs_of(spec, table, names)
+    table = read_inputs(spec, file) if file is not None else _read_inputs_table(root, spec)
+    u, known = find_key_inputs(spec, table, names)
     return np.where(known, u, np.nan)
 
 
-def _table(root: str, spec: ModelSpec) -> Any:
+def _read_inputs_table(root: str, spec: ModelSpec) -> Any:
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
     name = spec.inputs_table
-    home, table = home_of(Tables(root), name)
+    home, table = find_home(Tables(root), name)
     rows = read_table(home.root, table, [*by, *columns])
     if rows is None:
         raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
     found = {one: rows[one].combine_chunks() for one in rows.column_names}
-    return checked_inputs(spec, Source(found, rows.num_rows), name)
+    return parse_file_inputs(spec, RawRows(found, rows.num_rows), name)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import plural
-from jobs.snapshots.manifests import GOOD, Manifest, all_of
+from jobs.core.report import format_count
+from jobs.snapshots.manifests import GOOD, Manifest, read_manifests
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
-from jobs.storage.columns import arrow_schema
+from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import SNAPSHOTS
 from jobs.storage.warehouse import Tables
@@ -28,7 +28,7 @@ STATE = ("key", "state_index", "event_time", "mean", "covariance", "extras")
 """Columns of a snapshot's rows that a filter needs to continue a key."""
 
 
-class Learned(NamedTuple):
+class LearnedParameters(NamedTuple):
     """The snapshot whose parameters apply; None: the spec's values apply, for the `reason`."""
 
     manifest: Manifest | None
@@ -52,7 +52,7 @@ class KeyParameters(NamedTuple):
     values: NDArray[np.float64]
 
 
-def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) -> Learned:
+def find_learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) -> LearnedParameters:
     """Return the parameters that a model has learned.
 
     Args:
@@ -65,30 +65,30 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
         UserError: the named snapshot does not exist, has another spec, or cannot be read without Spark.
     """
     if wanted == NONE:
-        return Learned(None, "as --snapshot none asks")
+        return LearnedParameters(None, "as --snapshot none asks")
     try:
-        found = all_of(Tables(root), spec.name)
+        found = read_manifests(Tables(root), spec.name)
     except UserError as error:
         if wanted is not None:
             raise
-        return Learned(None, error.message)
+        return LearnedParameters(None, error.message)
     if wanted is not None:
-        return Learned(_named(found, spec, wanted, root))
-    fitting = [one for one in found if _fits(one, spec)]
+        return LearnedParameters(_select_named(found, spec, wanted, root))
+    fitting = [one for one in found if _is_fitting(one, spec)]
     if fitting:
-        return Learned(max(fitting, key=attrgetter("preference")))
+        return LearnedParameters(max(fitting, key=attrgetter("preference")))
     others = len([one for one in found if one.status == GOOD])
     reason = f"no snapshot of version {spec.version} as the spec is now is in {root}"
-    return Learned(None, f"{reason} ({others} are of others)" if others else reason)
+    return LearnedParameters(None, f"{reason} ({others} are of others)" if others else reason)
 
 
-def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> KeyParameters:
+def read_key_parameters(root: str, spec: ModelSpec, learned: LearnedParameters, width: int) -> KeyParameters:
     """Return the individual parameters of each key of a snapshot, `width` numbers per key.
 
     Raises:
         UserError: the snapshot's rows cannot be read, or rows are missing.
     """
-    rows = snapshot_rows(root, spec, learned, ["key", "extras"])
+    rows = read_snapshot_rows(root, spec, learned, ["key", "extras"])
     count = rows.num_rows
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     found = lookup(rows["extras"], pa.scalar("parameters"), "first").combine_chunks()
@@ -102,10 +102,10 @@ def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> 
     return KeyParameters(rows["key"].combine_chunks(), np.ascontiguousarray(values))
 
 
-def snapshot_rows(
+def read_snapshot_rows(
     root: str,
     spec: ModelSpec,
-    learned: Learned,
+    learned: LearnedParameters,
     columns: Sequence[str],
     wanted: Sequence[str] = (),
 ) -> pa.Table:
@@ -125,7 +125,7 @@ def snapshot_rows(
     """
     manifest = learned.manifest
     assert manifest is not None
-    nothing = arrow_schema(SNAPSHOTS).empty_table().select(columns)
+    nothing = parse_arrow_schema(SNAPSHOTS).empty_table().select(columns)
     if not manifest.key_count:
         return nothing
     partition = {"model": spec.name, "snapshot_id": manifest.snapshot_id}
@@ -137,14 +137,14 @@ def snapshot_rows(
     found = nothing if rows is None else rows
     if not wanted and found.num_rows != manifest.key_count:
         raise UserError(
-            f"snapshot {learned.snapshot} is damaged: it has {plural(found.num_rows, 'key')}, where its manifest says "
+            f"snapshot {learned.snapshot} is damaged: it has {format_count(found.num_rows, 'key')}, where its manifest says "
             f"{manifest.key_count}: name another one, or pretrain again",
             RUN_FAILED,
         )
     return found
 
 
-def _fits(one: Manifest, spec: ModelSpec) -> bool:
+def _is_fitting(one: Manifest, spec: ModelSpec) -> bool:
     if one.status != GOOD or one.fingerprint != spec.fingerprint():
         return False
     try:
@@ -154,15 +154,17 @@ def _fits(one: Manifest, spec: ModelSpec) -> bool:
     return True
 
 
-def _named(found: list[Manifest], spec: ModelSpec, wanted: str, root: str) -> Manifest:
+def _select_named(found: list[Manifest], spec: ModelSpec, wanted: str, root: str) -> Manifest:
     one = next((each for each in found if each.snapshot_id == wanted), None)
     if one is None or one.status != GOOD:
         known = [
-            each.snapshot_id for each in sorted(found, key=attrgetter("preference")) if _fits(each, spec)
+            each.snapshot_id
+            for each in sorted(found, key=attrgetter("preference"))
+            if _is_fitting(each, spec)
         ][-3:]
         have = f"it has {', '.join(known)}" if known else "it has none of the spec as it is now"
         raise UserError(f"--snapshot {wanted}: model {spec.name} has no such snapshot in {root} ({have})")
-    if not _fits(one, spec):
+    if not _is_fitting(one, spec):
         raise UserError(
             f"--snapshot {wanted}: it is of version {one.model_version} of {spec.name} as its spec was then, and "
             f"the parameters of that model may not fit the spec of version {spec.version} as it is now: name a "

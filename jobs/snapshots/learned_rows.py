@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from jobs.snapshots.manifests import record
-from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.columns import arrow_schema
+from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.tables import LEARNED
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 TABLE = "learned"
-COLUMNS = tuple(arrow_schema(LEARNED).names[2:])
+COLUMNS = tuple(parse_arrow_schema(LEARNED).names[2:])
 """The columns of the table without the snapshot and the model."""
 KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
 """Values of the column `scope`: the subject of a row."""
@@ -38,7 +38,7 @@ FIT_ROWS = (
     "ljung_box: double>"
 )
 """The columns of a key's row that its fit fills; workers return them as one struct column."""
-FIT = arrow_schema(f"fit {FIT_ROWS}").field("fit").type
+FIT = parse_arrow_schema(f"fit {FIT_ROWS}").field("fit").type
 """The same as Arrow has it."""
 
 
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     group: str | None
     parameters: Mapping[str, Any]
     errors: Mapping[str, Any] | None = None
-    outcome: Outcome | None = None
+    outcome: FitOutcome | None = None
     reason: str | None = None
     rows: int | None = None
     log_likelihood: float | None = None
@@ -59,55 +59,57 @@ class Entry(NamedTuple):
     population: Population | None = None
 
 
-def named(values: Mapping[str, Any]) -> dict[str, float]:
+def flatten_parameters(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of parameters by names such as R[1][0]; a 1 x 1 matrix has the plain name."""
     result: dict[str, float] = {}
     for name, value in values.items():
-        found = list(_entries(name, value))
+        found = list(_iterate_entries(name, value))
         result |= {name: found[0][1]} if len(found) == 1 else dict(found)
     return result
 
 
-def _entries(name: str, value: Any) -> Iterator[tuple[str, float]]:
+def _iterate_entries(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, list | tuple | np.ndarray):
         for i, item in enumerate(value):
-            yield from _entries(f"{name}[{i}]", item)
+            yield from _iterate_entries(f"{name}[{i}]", item)
     else:
         yield name, float(value)
 
 
 def fit_array(fit: KeyFit, places: Mapping[str, Any], group: Iterable[str | None]) -> pa.StructArray:
     """Return the fits of K keys as Arrow structs (`FIT`). places: `Learner.places`; group: group name of each key."""
-    names = {name: int(place) for name, place in named(places).items()}
+    names = {name: int(place) for name, place in flatten_parameters(places).items()}
     places_of = list(names.values())
-    outcomes = [Outcome(code).name.lower() for code in fit.outcome.tolist()]
+    outcomes = [FitOutcome(code).name.lower() for code in fit.outcome.tolist()]
     columns = [
         pa.array(list(group), pa.string()),
         pa.array(outcomes, pa.string()),
         pa.array(fit.reason, pa.string()),
         pa.array(fit.used.astype(np.int64)),
-        _numbers(fit.log_likelihood),
-        _maps(list(names), fit.parameters[places_of]),
-        _maps(list(names), fit.errors[places_of]),
-        *(_numbers(a) for a in (fit.own, fit.nis, fit.ljung_box)),
+        _build_numbers(fit.log_likelihood),
+        _build_maps(list(names), fit.parameters[places_of]),
+        _build_maps(list(names), fit.errors[places_of]),
+        *(_build_numbers(a) for a in (fit.own, fit.nis, fit.ljung_box)),
     ]
     return pa.StructArray.from_arrays(columns, fields=list(FIT))
 
 
-def _numbers(values: Any) -> pa.Array:
+def _build_numbers(values: Any) -> pa.Array:
     """Return numbers as an Arrow array; a number that is not finite becomes null."""
     given = np.ascontiguousarray(values, np.float64)
     return pa.array(given, mask=~np.isfinite(given))
 
 
-def _maps(names: list[str], values: np.ndarray) -> pa.MapArray:
+def _build_maps(names: list[str], values: np.ndarray) -> pa.MapArray:
     """Return maps from names to values (d, K)."""
     d, keys = values.shape
     offsets = pa.array(np.arange(keys + 1, dtype=np.int32) * np.int32(d))
-    return pa.MapArray.from_arrays(offsets, pa.array(names * keys, pa.string()), _numbers(values.T.ravel()))
+    return pa.MapArray.from_arrays(
+        offsets, pa.array(names * keys, pa.string()), _build_numbers(values.T.ravel())
+    )
 
 
-def of_keys(rows: DataFrame) -> DataFrame:
+def build_key_rows(rows: DataFrame) -> DataFrame:
     """Return the rows of keys, given their columns `key` and `fit` (`FIT_ROWS`)."""
     fit = F.col("fit")
     a_row = F.when(fit["rows"] > 0, fit["log_likelihood"] / fit["rows"])
@@ -116,25 +118,25 @@ def of_keys(rows: DataFrame) -> DataFrame:
         "key": F.col("key").cast("string"),
         "log_likelihood_a_row": a_row,
     }
-    schema = _schema()
+    schema = _build_schema()
     return rows.filter(fit.isNotNull()).select(
         *(given.get(name, F.lit(None)).cast(schema[name].dataType).alias(name) for name in COLUMNS)
     )
 
 
-def _schema() -> StructType:
+def _build_schema() -> StructType:
     schema = StructType.fromDDL(LEARNED)
     assert isinstance(schema, StructType)
     return schema
 
 
-def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
+def build_driver_rows(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
     """Return the driver's entries as rows."""
-    schema = _schema()
+    schema = _build_schema()
     wanted = StructType([schema[name] for name in COLUMNS])
     rows = []
     for one in entries:
-        of, value, count = one.population, _known(one.log_likelihood), one.rows
+        of, value, count = one.population, _select_finite(one.log_likelihood), one.rows
         row: dict[str, Any] = {
             "scope": one.scope,
             "key_group": one.group,
@@ -143,13 +145,13 @@ def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
             "rows": count,
             "log_likelihood": value,
             "log_likelihood_a_row": value / count if value is not None and count else None,
-            "parameters": named(one.parameters),
+            "parameters": flatten_parameters(one.parameters),
             "standard_errors": None
             if one.errors is None
-            else {name: _known(a) for name, a in named(one.errors).items()},
-            "own": _known(one.own),
-            "nis": _known(one.nis),
-            "ljung_box": _known(one.ljung_box),
+            else {name: _select_finite(a) for name, a in flatten_parameters(one.errors).items()},
+            "own": _select_finite(one.own),
+            "nis": _select_finite(one.nis),
+            "ljung_box": _select_finite(one.ljung_box),
             "keys": None if of is None else of.keys,
             "free_numbers": None if of is None else of.mean.tolist(),
             "covariance": None if of is None else of.covariance.ravel().tolist(),
@@ -159,7 +161,7 @@ def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
     return warehouse.spark.createDataFrame(rows, wanted).coalesce(1)
 
 
-def _known(value: float | None) -> float | None:
+def _select_finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -168,7 +170,7 @@ def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
-def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
+def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     """Return a snapshot's rows (`COLUMNS`), pinned and verified; None: nothing was learned, or it is unknown.
 
     Raises:
@@ -177,10 +179,10 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     if manifest.learned is None:
         return None
     digest = RowsDigest(**manifest.learned)
-    return verified_rows(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+    return read_verified_rows(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
 
 
-def populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
+def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
     """Return the populations of a snapshot's fits by group name; the name None stands for all keys.
 
     A snapshot that was made from another snapshot has the populations of that snapshot. Empty: unknown.
@@ -188,7 +190,7 @@ def populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Po
     found: Manifest | None = manifest
     while found is not None and found.learned is None:
         found = None if found.parent is None else record(warehouse, found.parent)
-    rows = None if found is None else verified(warehouse, found)
+    rows = None if found is None else read_learned_rows(warehouse, found)
     if rows is None:
         return {}
     result: dict[str | None, Population] = {}

@@ -11,11 +11,11 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import (
     DELTA,
     FIRST_NUMERICS,
-    in_table,
+    is_in_table,
+    is_same_if_known,
     rank,
-    same_if_known,
+    split_numerics,
     with_numerics,
-    without_numerics,
 )
 from jobs.storage.warehouse import Tables
 
@@ -103,18 +103,20 @@ def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
     if not warehouse.exists("manifests"):
         return None
     rows = warehouse.rows("manifests", {"snapshot_id": snapshot_id})
-    return _manifest(rows[0]) if rows else None
+    return _parse_manifest(rows[0]) if rows else None
 
 
-def all_of(warehouse: Tables, model: str | None = None) -> list[Manifest]:
+def read_manifests(warehouse: Tables, model: str | None = None) -> list[Manifest]:
     """Return the manifests of one model or of all models, in the order of the commits of their state rows."""
     if not warehouse.exists("manifests"):
         return []
     rows = warehouse.rows("manifests", None if model is None else {"model": model})
-    return sorted((_manifest(row) for row in rows), key=lambda one: (one.snapshots_version, one.snapshot_id))
+    return sorted(
+        (_parse_manifest(row) for row in rows), key=lambda one: (one.snapshots_version, one.snapshot_id)
+    )
 
 
-def newest_startable(
+def find_newest_startable(
     warehouse: Tables,
     model: str,
     fingerprint: str,
@@ -129,19 +131,19 @@ def newest_startable(
     """
     fit = [
         one
-        for one in all_of(warehouse, model)
+        for one in read_manifests(warehouse, model)
         if one.status == GOOD
         and one.cut is None
         and one.fingerprint == fingerprint
         and one.position["source"] == source
-        and same_if_known(table, one.position.get("id"))
-        and same_if_known(topic_id, one.position.get("topic_id"))
+        and is_same_if_known(table, one.position.get("id"))
+        and is_same_if_known(topic_id, one.position.get("topic_id"))
     ]
     fit.sort(key=lambda one: (one.version, one.snapshots_version), reverse=True)
-    return next((one for one in fit if in_table(warehouse, one.position)), None)
+    return next((one for one in fit if is_in_table(warehouse, one.position)), None)
 
 
-def row_of(manifest: Manifest) -> dict[str, Any]:
+def build_manifest_row(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as a row of its table, with dictionaries as JSON."""
     values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__ if name != "numerics"}
     values["position"] = with_numerics(manifest.position, manifest.snapshot_id, manifest.numerics)
@@ -149,7 +151,7 @@ def row_of(manifest: Manifest) -> dict[str, Any]:
     return {**values, **texts}
 
 
-def _manifest(values: dict[str, Any]) -> Manifest:
+def _parse_manifest(values: dict[str, Any]) -> Manifest:
     parsed = {name: json.loads(values.get(name) or "null") for name in _JSON}
-    parsed["position"], numerics = without_numerics(parsed["position"], values["snapshot_id"])
+    parsed["position"], numerics = split_numerics(parsed["position"], values["snapshot_id"])
     return Manifest(**{**values, **parsed, "parameters": parsed["parameters"] or {}, "numerics": numerics})

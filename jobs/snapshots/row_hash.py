@@ -32,7 +32,7 @@ _STRIPE = 32
 _NAN = np.uint64(0x7FF8000000000000)
 
 
-def row_hashes(columns: list[pa.Array]) -> Hashes:
+def compute_row_hashes(columns: list[pa.Array]) -> Hashes:
     """Return the hash of each of N rows.
 
     Args:
@@ -55,7 +55,7 @@ def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
         return
     kind: Any = column.type
     if pa.types.is_map(kind):
-        starts, lengths = _extents(column)
+        starts, lengths = _find_extents(column)
         for i in range(int(lengths.max())):
             has = np.flatnonzero(lengths > i)
             at = pa.array(starts[has] + i)
@@ -64,38 +64,38 @@ def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         _fold_lists(found, column, rows)
     elif pa.types.is_string(kind):
-        found[rows] = _of_texts(column, found[rows])
+        found[rows] = _hash_texts(column, found[rows])
     else:
-        found[rows] = _of_words(_words(column), found[rows])
+        found[rows] = _hash_words(_convert_words(column), found[rows])
 
 
 def _fold_lists(found: Hashes, column: pa.Array, rows: Ints) -> None:
     """Fold the elements of lists into the hashes, in the order of each list."""
-    starts, lengths = _extents(column)
+    starts, lengths = _find_extents(column)
     values = column.values
     if values.null_count:
         for i in range(int(lengths.max())):
             has = np.flatnonzero(lengths > i)
             _fold(found, values.take(pa.array(starts[has] + i)), rows[has])
         return
-    words, so_far = _words(values), found[rows]
+    words, so_far = _convert_words(values), found[rows]
     shortest = int(lengths.min())
     for i in range(int(lengths.max())):
         if i < shortest:
-            so_far = _of_words(words[starts + i], so_far)
+            so_far = _hash_words(words[starts + i], so_far)
         else:
             has = np.flatnonzero(lengths > i)
-            so_far[has] = _of_words(words[starts[has] + i], so_far[has])
+            so_far[has] = _hash_words(words[starts[has] + i], so_far[has])
     found[rows] = so_far
 
 
-def _extents(column: pa.Array) -> tuple[Ints, Ints]:
+def _find_extents(column: pa.Array) -> tuple[Ints, Ints]:
     """Return the start of each list or map in the values, and its number of elements."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     return offsets[:-1], np.diff(offsets)
 
 
-def _words(column: pa.Array) -> Hashes:
+def _convert_words(column: pa.Array) -> Hashes:
     """Return values without nulls as the 64 bits that Spark hashes."""
     if not pa.types.is_floating(column.type):
         return column.cast(pa.int64()).to_numpy().view(np.uint64)
@@ -105,21 +105,21 @@ def _words(column: pa.Array) -> Hashes:
     return np.where(numbers == 0, np.uint64(0), np.where(numbers != numbers, _NAN, words))
 
 
-def _rotated(x: Hashes, bits: int) -> Hashes:
+def _rotate(x: Hashes, bits: int) -> Hashes:
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
 
 
 def _round(lane: Hashes, words: Hashes) -> Hashes:
-    return _rotated(lane + words * _P2, 31) * _P1
+    return _rotate(lane + words * _P2, 31) * _P1
 
 
-def _of_words(words: Hashes, seeds: Hashes) -> Hashes:
+def _hash_words(words: Hashes, seeds: Hashes) -> Hashes:
     """Return the hashes of 8-byte values, each with its seed."""
-    return _avalanche(_with_word(seeds + _P5 + np.uint64(8), words))
+    return _avalanche(_mix_word(seeds + _P5 + np.uint64(8), words))
 
 
-def _with_word(x: Hashes, words: Hashes) -> Hashes:
-    return _rotated(x ^ _round(np.zeros_like(words), words), 27) * _P1 + _P4
+def _mix_word(x: Hashes, words: Hashes) -> Hashes:
+    return _rotate(x ^ _round(np.zeros_like(words), words), 27) * _P1 + _P4
 
 
 def _avalanche(x: Hashes) -> Hashes:
@@ -128,7 +128,7 @@ def _avalanche(x: Hashes) -> Hashes:
     return x ^ (x >> np.uint64(32))
 
 
-def _of_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
+def _hash_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
     """Return the hashes of the bytes of texts; texts of one length are hashed together."""
     _, offsets_buffer, data = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
@@ -137,11 +137,11 @@ def _of_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
     found = np.empty(len(texts), np.uint64)
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
-        found[rows] = _of_bytes(raw[offsets[rows, None] + np.arange(length)], seeds[rows])
+        found[rows] = _hash_bytes(raw[offsets[rows, None] + np.arange(length)], seeds[rows])
     return found
 
 
-def _of_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
+def _hash_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
     """Return the hashes of texts (N, length) of the same length."""
     count, length = raw.shape
     words = np.ascontiguousarray(raw[:, : length // 8 * 8]).view("<u8")
@@ -151,19 +151,19 @@ def _of_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
         for i in range(stripes):
             lanes = [_round(lane, words[:, 4 * i + j]) for j, lane in enumerate(lanes)]
         one, two, three, four = lanes
-        x = _rotated(one, 1) + _rotated(two, 7) + _rotated(three, 12) + _rotated(four, 18)
+        x = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
         for lane in lanes:
             x = (x ^ _round(np.zeros(count, np.uint64), lane)) * _P1 + _P4
     else:
         x = seeds + _P5
     x = x + np.uint64(length)
     for i in range(4 * stripes, words.shape[1]):
-        x = _with_word(x, words[:, i])
+        x = _mix_word(x, words[:, i])
     at = words.shape[1] * 8
     if length - at >= 4:
         half = np.ascontiguousarray(raw[:, at : at + 4]).view("<u4")[:, 0].astype(np.uint64)
-        x = _rotated(x ^ (half * _P1), 23) * _P2 + _P3
+        x = _rotate(x ^ (half * _P1), 23) * _P2 + _P3
         at += 4
     for i in range(at, length):
-        x = _rotated(x ^ (raw[:, i].astype(np.uint64) * _P5), 11) * _P1
+        x = _rotate(x ^ (raw[:, i].astype(np.uint64) * _P5), 11) * _P1
     return _avalanche(x)

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import Routing, identity_of, route_of
-from jobs.state.encoding.rows import RowFormat, bucket_packets, by_bucket, unpack_rows
-from jobs.state.row_ids import entries_of, ids_layout, in_reach
-from jobs.state.text_codec import stored_bytes
+from jobs.state.encoding.routing import Routing, compute_identities, compute_routes
+from jobs.state.encoding.rows import RowFormat, group_by_bucket, pack_buckets, unpack_rows
+from jobs.state.row_ids import build_entries, build_ids_layout, is_in_reach
+from jobs.state.text_codec import decode_stored
 from jobs.storage.tables import REMEMBERED_IDS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")
 _ROWS = ", ".join(f"{name} bigint" for name in COLUMNS)
 
 
-def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
+def extract_from_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
     """Return the entries of bucketed rows that a later row may repeat.
 
     Args:
@@ -45,21 +45,21 @@ def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for payloads in by_bucket(batches):
-            yield _rows(_reachable(entries_of(unpack_rows(payloads, fmt)), fmt, floor))
+        for payloads in group_by_bucket(batches):
+            yield _build_rows(_select_reachable(build_entries(unpack_rows(payloads, fmt)), fmt, floor))
 
-    return _typed(packed.mapInArrow(take, _ROWS))
+    return _convert_times(packed.mapInArrow(take, _ROWS))
 
 
-def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int) -> DataFrame:
+def extract_from_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int) -> DataFrame:
     """Return the entries in blocks of the stream's state (column `ids`) that a later row may repeat."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for value in batch.column("ids").to_pylist():
-                yield _rows(_reachable(stored.decode(stored_bytes(value)), fmt, floor))
+                yield _build_rows(_select_reachable(stored.decode(decode_stored(value)), fmt, floor))
 
-    return _typed(blocks.select("ids").mapInArrow(unpack, _ROWS))
+    return _convert_times(blocks.select("ids").mapInArrow(unpack, _ROWS))
 
 
 def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[
     return write_rows(warehouse, TABLE, REMEMBERED_IDS, manifest, entries, COLUMNS)
 
 
-def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
+def read_row_ids(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     """Return a snapshot's entries, pinned and verified; None if the snapshot has no entries.
 
     Raises:
@@ -76,14 +76,14 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     digest = (manifest.waiting or {}).get("ids")
     if digest is None:
         return None
-    return verified_rows(warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids")
+    return read_verified_rows(warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids")
 
 
-def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+def pack_row_ids(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack entries for the stream's initial state."""
     row_id = fmt.row_id
     assert row_id is not None
-    layout = ids_layout(fmt.kind, row_id)
+    layout = build_ids_layout(fmt.kind, row_id)
     names = ["id", "id_check"][: row_id.width]
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,28 +91,28 @@ def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
             if batch.num_rows == 0:
                 continue
             given = {name: batch.column(name).fill_null(0).to_numpy() for name in batch.schema.names}
-            arrays = {"route": route_of(given["key_identity"]), "time": given["event_time"]}
+            arrays = {"route": compute_routes(given["key_identity"]), "time": given["event_time"]}
             if not fmt.kind.integer:
                 arrays["check"] = given["key_check"]
             arrays["id"] = np.stack([given[name] for name in names])
-            yield bucket_packets(Records(arrays, None), layout, routing, RowPacket.ROW_IDS)
+            yield pack_buckets(Records(arrays, None), layout, routing, RowPacket.ROW_IDS)
 
     packer: Callable[..., Any] = pack
     times = F.unix_micros("event_time").alias("event_time")
     return entries.select(*COLUMNS[:-1], times).mapInArrow(packer, TYPED_ROW_PACKETS)
 
 
-def _reachable(entries: Records, fmt: RowFormat, floor: int) -> Records:
+def _select_reachable(entries: Records, fmt: RowFormat, floor: int) -> Records:
     assert fmt.row_id is not None
-    return entries.take(np.flatnonzero(in_reach(entries, fmt.row_id.within, floor)))
+    return entries.take(np.flatnonzero(is_in_reach(entries, fmt.row_id.within, floor)))
 
 
-def _rows(entries: Records) -> pa.RecordBatch:
+def _build_rows(entries: Records) -> pa.RecordBatch:
     """Return entries as Arrow rows (`_ROWS`)."""
     arrays = entries.arrays
     ids = arrays["id"]
     columns = [
-        pa.array(identity_of(np.ascontiguousarray(arrays["route"]))),
+        pa.array(compute_identities(np.ascontiguousarray(arrays["route"]))),
         pa.array(np.array(arrays["check"])) if "check" in arrays else pa.nulls(entries.size, pa.int64()),
         pa.array(np.array(ids[0])),
         pa.array(np.array(ids[1])) if len(ids) > 1 else pa.nulls(entries.size, pa.int64()),
@@ -121,5 +121,5 @@ def _rows(entries: Records) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, list(COLUMNS))
 
 
-def _typed(rows: DataFrame) -> DataFrame:
+def _convert_times(rows: DataFrame) -> DataFrame:
     return rows.withColumn("event_time", F.timestamp_micros("event_time"))

@@ -11,17 +11,17 @@ import kalman
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.block_format import StateFormat, state_format
+from jobs.state.block_format import StateFormat, build_state_format
 from jobs.state.encoding.estimates import EstimateFormat, estimate_format
-from jobs.state.encoding.keys import KeyKind, key_kind
+from jobs.state.encoding.keys import KeyKind, build_key_kind
 from jobs.state.encoding.packet_kinds import NEVER
-from jobs.state.encoding.rows import RowFormat, row_format
+from jobs.state.encoding.rows import RowFormat, build_row_format
 from jobs.state.event_time_policy import EventTimePolicy
 from jobs.state.key_groups import GroupBegin, group_begin
-from jobs.state.reorder_buffer import row_format_of
-from jobs.state.row_ids import ids_format
+from jobs.state.reorder_buffer import build_waiting_format
+from jobs.state.row_ids import build_ids_format
 from jobs.storage.tables import measurements
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 from kalman.filters.state_output import StateOutput, follows_from_moments
 from kalman.types import Filter
 
@@ -58,29 +58,35 @@ class ModelRuntime:
 
     @cached_property
     def kind(self) -> KeyKind:
-        return key_kind(self.spec.key, self.schema)
+        return build_key_kind(self.spec.key, self.schema)
 
     @cached_property
     def rows(self) -> RowFormat:
         """Return the format of rows, without the inputs of their keys."""
-        return row_format(self.spec, self.kind, self.schema)
+        return build_row_format(self.spec, self.kind, self.schema)
 
     @cached_property
     def state(self) -> StateFormat:
         spec, kernel = self.spec, self.kernel
-        return state_format(
-            spec.name, spec.version, spec.states, kernel.fields, self.kind, kernel.size, stored_as(kernel)
+        return build_state_format(
+            spec.name,
+            spec.version,
+            spec.states,
+            kernel.fields,
+            self.kind,
+            kernel.size,
+            find_storage_dtype(kernel),
         )
 
     @cached_property
     def ids(self) -> StateFormat | None:
         """Return the format of remembered row ids, or None if the model has no row ids."""
-        return ids_format(self.spec, self.rows)
+        return build_ids_format(self.spec, self.rows)
 
     @cached_property
     def waiting(self) -> StateFormat:
         """Return the format of the rows that wait for the watermark."""
-        return row_format_of(self.spec, self.rows)
+        return build_waiting_format(self.spec, self.rows)
 
     @cached_property
     def estimates(self) -> EstimateFormat:
@@ -91,7 +97,7 @@ class ModelRuntime:
         """Return the initial states by group, or None if no group has learned parameters."""
         return group_begin(self.kind, self.definition, self.parameters)
 
-    def event_time_policy(self, manifest: Manifest | None = None) -> EventTimePolicy:
+    def build_event_time_policy(self, manifest: Manifest | None = None) -> EventTimePolicy:
         """Return the event-time policy of the stateful operator; its watermark begins at the snapshot's watermark."""
         spec = self.spec
         held = (None if manifest is None else manifest.waiting) or {}

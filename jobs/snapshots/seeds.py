@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.state_rows import pack_seeds
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
@@ -25,26 +25,30 @@ if TYPE_CHECKING:
     from jobs.storage.checkpoints import Checkpoint
 
 
-def initial_state(
+def build_initial_state(
     warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: DataFrame, routing: Routing
 ) -> DataFrame:
     """Return the stateful operator's initial state, as packets: a snapshot's states, waiting rows and row ids."""
     timed = runtime.spec.timed
-    seeds = _packets(states, runtime, routing, timed)
-    held = waiting_rows.verified(warehouse, manifest) if timed else None
+    seeds = _pack_states(states, runtime, routing, timed)
+    held = waiting_rows.read_waiting_rows(warehouse, manifest) if timed else None
     if held is None:
         return seeds
-    seeds = seeds.unionByName(waiting_rows.packets(held.rows, runtime.rows, routing))
-    return seeds if held.ids is None else seeds.unionByName(row_ids.packets(held.ids, runtime.rows, routing))
+    seeds = seeds.unionByName(waiting_rows.pack_waiting_rows(held.rows, runtime.rows, routing))
+    return (
+        seeds
+        if held.ids is None
+        else seeds.unionByName(row_ids.pack_row_ids(held.ids, runtime.rows, routing))
+    )
 
 
-def meaning_of(fingerprint: str, parameters: Mapping[str, Any]) -> str:
+def hash_meaning(fingerprint: str, parameters: Mapping[str, Any]) -> str:
     """Return the digest of a model's fingerprint and parameters, which give its states their meaning."""
     text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def imports_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+def is_importing_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     """Return whether a generation imports new keys. The spec decides this once, when the generation begins.
 
     Spark's checkpoint holds an offset for each source, so no source can be added later. If an earlier generation
@@ -57,16 +61,16 @@ def imports_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSp
     return spec.stream.new_keys == PRETRAINED or warehouse.exists(new_keys(spec.name))
 
 
-def offered(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> DataFrame:
+def read_offered_states(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> DataFrame:
     """Return a streaming frame of packets with the pretrained states offered to this model and parameters."""
     spec = runtime.spec
     table = create_new_keys_table(warehouse, spec.name)
     # All files in one micro-batch: a key must be known before its first row.
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))
-    mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), runtime.parameters))
-    return _packets(mine, runtime, routing, typed=True)
+    mine = rows.filter(F.col("meaning") == hash_meaning(spec.fingerprint(), runtime.parameters))
+    return _pack_states(mine, runtime, routing, typed=True)
 
 
-def _packets(states: DataFrame, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
-    return seed_packets(states, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)
+def _pack_states(states: DataFrame, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
+    return pack_seeds(states, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)

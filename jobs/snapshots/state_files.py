@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.snapshots.row_hash import row_hashes
+from jobs.snapshots.row_hash import compute_row_hashes
 from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows
 from jobs.snapshots.verified_rows import PARTITION, STATES
-from jobs.spark.conf import codegen_for
-from jobs.spark.warehouse import Warehouse, struct_of
+from jobs.spark.conf import choose_codegen
+from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.storage.replaced_files import ReplacingTable
-from jobs.storage.table_rows import files_of, open_parquet, parts_of
+from jobs.storage.table_rows import list_partition_files, open_parquet, read_parts
 from jobs.storage.tables import SNAPSHOTS
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ SUMS = "keys bigint, hash bigint, rows bigint"
 """Columns of a task's sums."""
 
 
-def hashed_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def select_hashed_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the columns of a state row's hash, in its order."""
     columns = {field.name: batch.column(field.name).cast(field.type) for field in STATE_COLUMNS}
     return {"key": batch.column("key").cast(pa.string()), **columns}
 
 
-class Sums:
+class StateRowSums:
     """The sums of a task's state rows so far."""
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class Sums:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows with the key and `STATE_COLUMNS`, or the same columns with a table's types."""
-        columns = hashed_columns(rows)
+        columns = select_hashed_columns(rows)
         self.keys += len(columns["key"])
         self._rows += int(np.sum(columns["state_index"].to_numpy()))
-        self._hash += int(np.sum(row_hashes([*columns.values()]), dtype=np.uint64))
+        self._hash += int(np.sum(compute_row_hashes([*columns.values()]), dtype=np.uint64))
 
     def numbers(self) -> dict[str, int]:
         """Return the values of the columns `SUMS`; the sum of hashes is a signed 64-bit integer."""
@@ -69,21 +69,21 @@ class Measured(NamedTuple):
     rows: int
 
 
-def total_of(parts: Iterable[Any]) -> Measured:
+def add_sums(parts: Iterable[Any]) -> Measured:
     """Add up the sums of all tasks, which are rows with the columns `SUMS`."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
     return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
 
 
-class Written(NamedTuple):
+class CommittedStates(NamedTuple):
     """The table version of committed state rows, and their sums."""
 
     version: int
     measured: Measured
 
 
-def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:
+def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> CommittedStates:
     """Write a snapshot's state rows in tasks, and replace the snapshot's former files by the new files in one commit.
 
     After a kill before the commit, the new files are not part of the table, and VACUUM removes them.
@@ -98,7 +98,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     """
     warehouse.create(STATES, SNAPSHOTS, PARTITION, NO_STATISTICS)
     table = ReplacingTable(warehouse, STATES)
-    schema = to_arrow_schema(struct_of(SNAPSHOTS), timezone="UTC")
+    schema = to_arrow_schema(parse_struct(SNAPSHOTS), timezone="UTC")
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
     make = made.make  # tasks get no DataFrame
@@ -107,7 +107,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in make(batches):
-            columns = hashed_columns(batch)
+            columns = select_hashed_columns(batch)
             arrays = [
                 columns[field.name].cast(field.type)
                 if field.name in columns
@@ -116,71 +116,71 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    written = write_files(made.source, typed, table, Sums)
+    written = write_files(made.source, typed, table, StateRowSums)
     mine = [[(name, "=", value) for name, value in values.items()]]
     version = table.replace_rows(written.parts, mine, keep_rows(warehouse.spark, table, mine))
     assert version is not None
-    return Written(version, total_of(written.sums))
+    return CommittedStates(version, add_sums(written.sums))
 
 
-def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
+def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
     """Return a snapshot's state rows at a version of their table, as `StateRows` that reading tasks can process.
 
     Raises:
         UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    names = files_of(warehouse.root, STATES, mine, version)
+    names = list_partition_files(warehouse.root, STATES, mine, version)
     folder = warehouse.path(STATES)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for name in batch.column("name").to_pylist():
                 with open_parquet(folder, name) as file:
-                    yield from map(_plain, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
+                    yield from map(_convert_batch, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
 
     frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
     return StateRows(frame, read, False)
 
 
-def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
+def read_stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
     """Read a snapshot's state rows at a version of their table in this process, without Spark; yield the batches.
 
     Raises:
         UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    for part in parts_of(tables.root, STATES, _COLUMNS, mine, version):
-        yield from map(_plain, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
+    for part in read_parts(tables.root, STATES, _COLUMNS, mine, version):
+        yield from map(_convert_batch, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
 
 
 def measure_rows(rows: StateRows) -> Measured:
     """Return the number of keys, the checksum and the number of measurements of rows; tasks of Spark compute them."""
-    return total_of(rows.through(_sum, SUMS).collect())
+    return add_sums(rows.through(_sum, SUMS).collect())
 
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
     """Return the result of `measure_rows` for a snapshot's rows at a version of their table."""
-    with codegen_for(warehouse.spark, manifest.key_count):
-        return measure_rows(stored_rows(warehouse, manifest, version))
+    with choose_codegen(warehouse.spark, manifest.key_count):
+        return measure_rows(read_stored_rows(warehouse, manifest, version))
 
 
 def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
     """Return the result of `measure_stored`, computed in this process."""
-    return total_of(
-        row for part in _sum(stored_batches(tables, manifest, version)) for row in part.to_pylist()
+    return add_sums(
+        row for part in _sum(read_stored_batches(tables, manifest, version)) for row in part.to_pylist()
     )
 
 
 def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    sums = Sums()
+    sums = StateRowSums()
     for batch in batches:
         sums.add(batch)
     if sums.keys:
         yield pa.RecordBatch.from_pylist([sums.numbers()])
 
 
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _convert_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows of a file with the key and then the columns and types of `STATE_COLUMNS`."""
     columns = [batch.column("key").cast(pa.string())]
     for field in STATE_COLUMNS:

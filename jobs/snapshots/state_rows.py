@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.state.encoding.arrow import lists, matrix
-from jobs.state.encoding.keys import KeyKind, identity_arrays, identity_expressions, key_array
+from jobs.state.encoding.arrow import build_lists, build_matrix
+from jobs.state.encoding.keys import KeyKind, build_identity_arrays, build_identity_columns, build_key_array
 from jobs.state.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
 from jobs.state.encoding.packets import Layout, Records
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import bucket_packets
-from jobs.storage.columns import arrow_schema
+from jobs.state.encoding.rows import pack_buckets
+from jobs.storage.columns import parse_arrow_schema
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
     "extras map<string, array<double>>"
 )
-STATE_COLUMNS = tuple(arrow_schema(STATE_ROWS))
+STATE_COLUMNS = tuple(parse_arrow_schema(STATE_ROWS))
 """The same as Arrow has them."""
 
 
-def state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
+def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
     """Convert state records to Arrow rows with the key and then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
@@ -41,11 +41,11 @@ def state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
         mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
         yield pa.RecordBatch.from_arrays(
             [
-                key_array(part),
+                build_key_array(part),
                 pa.array(np.ascontiguousarray(arrays["count"])),
                 pa.array(np.ascontiguousarray(arrays["event_time"])),
-                lists(mean),
-                lists(covariance),
+                build_lists(mean),
+                build_lists(covariance),
                 pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
                 map_of(extras, part.size),
             ],
@@ -70,13 +70,13 @@ class StateRows(NamedTuple):
     @classmethod
     def of(cls, rows: DataFrame) -> StateRows:
         """Wrap rows with the columns of a snapshot."""
-        return cls(rows.select("key", *untyped_columns()), iter, False)
+        return cls(rows.select("key", *build_untyped_columns()), iter, False)
 
     @property
     def frame(self) -> DataFrame:
         """Return the rows with the columns and types of a snapshot."""
         key_type = "bigint" if self.integer else "string"
-        return typed_states(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
+        return restore_types(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
 
     def then(self, further: Make) -> StateRows:
         """Return the state rows after a further function in the same tasks; their keys are texts."""
@@ -89,20 +89,20 @@ class StateRows(NamedTuple):
         return self.source.mapInArrow(lambda batches: further(make(batches)), schema)
 
 
-def untyped_columns() -> list[Column]:
+def build_untyped_columns() -> list[Column]:
     """Return expressions of a snapshot's columns after the key, with the types of `STATE_COLUMNS`."""
     at = F.unix_micros("event_time").alias("event_time")
     return [at if field.name == "event_time" else F.col(field.name) for field in STATE_COLUMNS]
 
 
-def typed_states(rows: DataFrame) -> DataFrame:
+def restore_types(rows: DataFrame) -> DataFrame:
     """Return state rows with the types of a snapshot: the key as text, the event time as a timestamp."""
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
         "event_time", F.timestamp_micros("event_time")
     )
 
 
-def seed_packets(
+def pack_seeds(
     rows: DataFrame,
     kernel: Filter,
     kind: KeyKind,
@@ -111,15 +111,15 @@ def seed_packets(
     typed: bool = False,
 ) -> DataFrame:
     """Pack a snapshot's rows into packets of state records for the initial state; `typed` packets carry a kind."""
-    widths, n = extras_widths(kernel), len(kernel.states)
+    widths, n = find_state_extras_widths(kernel), len(kernel.states)
     columns = rows.select(
-        *identity_expressions(kind, F.col("key")),
+        *build_identity_columns(kind, F.col("key")),
         F.unix_micros("event_time").alias("event_time"),
         F.col("state_index").alias("count"),
         "log_likelihood",
         "mean",
         "covariance",
-        *extras_columns(widths),
+        *split_extras(widths),
     )
     packet = RowPacket.STATES if typed else None
 
@@ -128,24 +128,24 @@ def seed_packets(
             if batch.num_rows == 0:
                 continue
             names = ["identity"] if kind.integer else ["identity", "check"]
-            arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
+            arrays = build_identity_arrays({name: batch.column(name).to_numpy() for name in names})
             for name in ("event_time", "count", "log_likelihood"):
                 arrays[name] = batch.column(name).to_numpy()
-            arrays["values"] = kernel.restore(*state_arrays(batch, n, widths))
+            arrays["values"] = kernel.restore(*parse_states(batch, n, widths))
             records = Records(arrays, None if kind.integer else batch.column("text"))
-            yield bucket_packets(records, layout, routing, packet)
+            yield pack_buckets(records, layout, routing, packet)
 
     return columns.mapInArrow(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
 
-def extras_widths(kernel: Filter) -> dict[str, int]:
+def find_state_extras_widths(kernel: Filter) -> dict[str, int]:
     """Return the number of values per key in each state field besides mean and covariance."""
     _, _, extras = kernel.snapshot(kernel.initial(1))
     return {name: array.shape[0] for name, array in extras.items()}
 
 
-def extras_columns(widths: dict[str, int]) -> list[Column]:
-    """Return expressions that split a snapshot's map `extras` into columns for `state_arrays`."""
+def split_extras(widths: dict[str, int]) -> list[Column]:
+    """Return expressions that split a snapshot's map `extras` into columns for `parse_states`."""
     return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
 
 
@@ -158,15 +158,16 @@ def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def state_arrays(
+def parse_states(
     batch: pa.RecordBatch, n: int, widths: dict[str, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return the means (n, K), the covariances (n*n, K) and the extras (d, K) by name of K rows."""
     extras = {
-        name: matrix(batch.column(f"x{i}"), width, name) for i, (name, width) in enumerate(widths.items())
+        name: build_matrix(batch.column(f"x{i}"), width, name)
+        for i, (name, width) in enumerate(widths.items())
     }
-    mean = matrix(batch.column("mean"), n, "mean")
-    return mean, matrix(batch.column("covariance"), n * n, "covariance"), extras
+    mean = build_matrix(batch.column("mean"), n, "mean")
+    return mean, build_matrix(batch.column("covariance"), n * n, "covariance"), extras
 
 
 def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
@@ -174,7 +175,7 @@ def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
     kind = pa.map_(pa.string(), pa.list_(pa.float64()))
     if not extras:
         return pa.nulls(size, kind)
-    columns = [lists(array) for array in extras.values()]
+    columns = [build_lists(array) for array in extras.values()]
     order = (np.arange(size)[:, None] + size * np.arange(len(columns))).ravel()
     items = pa.concat_arrays(columns).take(pa.array(order))
     names = pa.array(list(extras) * size, pa.string())

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, verified_rows, waiting_rows
-from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
+from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, build_manifest_row, find, read_manifests
 from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_files import measure_stored, write_states
 from jobs.snapshots.state_rows import StateRows
 from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
-from jobs.spark.conf import codegen_for
+from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
@@ -49,7 +49,7 @@ def write(
         learned: rows with `learned_rows.COLUMNS`, if parameters were learned.
         check: called with the manifest before its commit; if it raises, the rows stay without a manifest.
     """
-    with codegen_for(warehouse.spark, manifest.key_count):
+    with choose_codegen(warehouse.spark, manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
     waiting = None if held is None else waiting_rows.write(warehouse, manifest, held)
     told = None if learned is None else learned_rows.write(warehouse, manifest, learned)
@@ -68,7 +68,7 @@ def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
     """
     warehouse.create("manifests", MANIFESTS)
     add_columns(warehouse, "manifests", MANIFESTS)  # a table of an earlier release may lack some
-    row = {**row_of(manifest), "committed_at": NOW}
+    row = {**build_manifest_row(manifest), "committed_at": NOW}
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
     names += [name for name in ("waiting", "learned") if row[name] is not None]
 
@@ -94,7 +94,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     if names:
         chosen = {"model": model, "snapshot_id": tuple(names)}
         update_rows(warehouse, "manifests", KEYS, chosen, {"status": REMOVED})
-    gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
+    gone = [one.snapshot_id for one in read_manifests(warehouse, model) if one.status == REMOVED]
     for table in (STATES, WAITING, IDS, learned_rows.TABLE) if gone else ():
         delete_rows(warehouse, table, [[("model", "=", model), ("snapshot_id", "in", gone)]])
 
@@ -105,7 +105,7 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     try:
         if found is not None:
             verify(warehouse, found)
-            learned_rows.verified(warehouse, found)
+            learned_rows.read_learned_rows(warehouse, found)
     except UserError:
         return None
     return found
@@ -117,10 +117,10 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    return read_rows(warehouse, manifest.snapshot_id, manifest.model, whole_version(warehouse, manifest))
+    return read_rows(warehouse, manifest.snapshot_id, manifest.model, find_whole_states(warehouse, manifest))
 
 
-def whole_version(
+def find_whole_states(
     warehouse: Warehouse,
     manifest: Manifest,
     measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
@@ -137,7 +137,7 @@ def whole_version(
     """
     measured = measure_stored if measure is None else measure
     digest = RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version)
-    return verified_rows.whole_version(
+    return verified_rows.find_whole_version(
         warehouse,
         STATES,
         manifest.snapshot_id,

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.warehouse import Tables
 
@@ -58,7 +58,7 @@ def write_rows(
     return RowsDigest(count, checksum, version)._asdict()
 
 
-def verified_rows(
+def read_verified_rows(
     warehouse: Warehouse,
     table: str,
     manifest: Manifest,
@@ -75,11 +75,11 @@ def verified_rows(
     def measured(version: int) -> tuple[int, str]:
         return _measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table), columns)
 
-    version = whole_version(warehouse, table, manifest.snapshot_id, digest, measured, what)
+    version = find_whole_version(warehouse, table, manifest.snapshot_id, digest, measured, what)
     return read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table).select(*columns)
 
 
-def whole_version(
+def find_whole_version(
     tables: Tables,
     table: str,
     snapshot_id: str,
@@ -112,7 +112,8 @@ def whole_version(
             count, checksum = measure(version)
         except _UNREADABLE as error:
             raise UserError(
-                f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
+                f"the {what} of snapshot {snapshot_id} cannot be read: {extract_first_line(error)}",
+                RUN_FAILED,
             ) from error
     if (count, checksum) != (digest.rows, digest.checksum):
         raise UserError(

@@ -13,16 +13,16 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.snapshots import row_ids
-from jobs.snapshots.state_rows import typed_states
-from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.snapshots.state_rows import restore_types
+from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
-from jobs.state.encoding.arrow import lists
-from jobs.state.encoding.keys import identity_expressions, key_array, text_of
+from jobs.state.encoding.arrow import build_lists
+from jobs.state.encoding.keys import build_identity_columns, build_key_array, build_key_text
 from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import RowFormat, event_time_packer, id_columns, ids_of
-from jobs.state.text_codec import stored_bytes
+from jobs.state.encoding.rows import RowFormat, build_event_time_packer, build_id_columns, select_ids
+from jobs.state.text_codec import decode_stored
 from jobs.storage.tables import WAITING_ROWS
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class Held(NamedTuple):
     ids: DataFrame | None = None
 
 
-def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
+def build_from_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
     """Return measurement rows with the columns of waiting rows."""
 
     def numbers(names: tuple[str, ...]) -> Any:
         return F.array(*(F.col(f"`{name}`").cast("double") for name in names)).cast("array<double>")
 
     return frame.select(
-        text_of(fmt.kind).alias("key"),
+        build_key_text(fmt.kind).alias("key"),
         F.col(f"`{fmt.time}`").alias("event_time"),
         numbers(fmt.measurement).alias("measurement"),
         numbers(fmt.control).alias("control"),
@@ -67,39 +67,44 @@ def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
     )
 
 
-def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
+def extract_from_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
     """Return the rows in parts of the stream's state (column `rows`) with the columns of waiting rows."""
-    kind, columns = fmt.kind, _columns(fmt.row_id is not None)
+    kind, columns = fmt.kind, _list_columns(fmt.row_id is not None)
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for value in batch.column("rows").to_pylist():
-                records = stored.decode(stored_bytes(value))
+                records = stored.decode(decode_stored(value))
                 arrays = records.arrays
                 u = arrays.get("u", np.empty((0, records.size)))
-                found = [key_array(records), pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
+                found = [
+                    build_key_array(records),
+                    pa.array(np.array(arrays["time"])),
+                    build_lists(arrays["y"]),
+                    build_lists(u),
+                ]
                 if fmt.row_id is not None:
-                    found.append(ids_of(records).cast(pa.string()))
+                    found.append(select_ids(records).cast(pa.string()))
                 yield pa.RecordBatch.from_arrays(found, list(columns))
 
     schema = (
         f"key {'bigint' if kind.integer else 'string'}, event_time bigint, measurement array<double>, "
         f"control array<double>{'' if fmt.row_id is None else f', {ROW_ID_COLUMN} string'}"
     )
-    return typed_states(parts.select("rows").mapInArrow(unpack, schema))
+    return restore_types(parts.select("rows").mapInArrow(unpack, schema))
 
 
 def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
     """Write a snapshot's waiting rows and ids, in place of rows of a killed attempt; return `Manifest.waiting`."""
     with_ids = ROW_ID_COLUMN in held.rows.columns
-    wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _columns(with_ids))
+    wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _list_columns(with_ids))
     none = held.watermark == NEVER
     times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
     ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, manifest, held.ids)}
     return {**times, **wrote, **({"with_ids": True} if with_ids else {}), **ids}
 
 
-def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
+def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     """Return a snapshot's waiting rows and ids, pinned and verified; None if its model has no watermark.
 
     Raises:
@@ -109,14 +114,14 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     if waiting is None:
         return None
     digest = RowsDigest(*(waiting[name] for name in RowsDigest._fields))
-    columns = _columns(waiting.get("with_ids", False))
-    rows = verified_rows(warehouse, TABLE, manifest, digest, columns, "waiting rows")
+    columns = _list_columns(waiting.get("with_ids", False))
+    rows = read_verified_rows(warehouse, TABLE, manifest, digest, columns, "waiting rows")
     none = waiting["watermark"] is None
     times = (NEVER, NEVER) if none else (waiting["watermark"], waiting["newest"])
-    return Held(rows, *times, row_ids.verified(warehouse, manifest))
+    return Held(rows, *times, row_ids.read_row_ids(warehouse, manifest))
 
 
-def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+def pack_waiting_rows(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack waiting rows for the stream's initial state."""
     numbers = [
         F.get(name, F.lit(i)).alias(f"n{at + i}")
@@ -127,19 +132,19 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
         for i in range(width)
     ]
     given = F.col(ROW_ID_COLUMN) if ROW_ID_COLUMN in rows.columns else F.lit(None).cast("string")
-    ids = {} if fmt.row_id is None else id_columns(fmt.row_id, given)
+    ids = {} if fmt.row_id is None else build_id_columns(fmt.row_id, given)
     if ids:
         rows = rows.withColumns(ids)
     columns = rows.select(
-        *identity_expressions(fmt.kind, F.col("key")),
+        *build_identity_columns(fmt.kind, F.col("key")),
         F.unix_micros("event_time").alias("time"),
         *numbers,
         *ids,
     )
-    packer: Callable[..., Any] = event_time_packer(fmt.joined, routing)
+    packer: Callable[..., Any] = build_event_time_packer(fmt.joined, routing)
     return columns.mapInArrow(packer, TYPED_ROW_PACKETS).filter(F.col("kind") == RowPacket.ROWS)
 
 
-def _columns(with_ids: bool) -> tuple[str, ...]:
+def _list_columns(with_ids: bool) -> tuple[str, ...]:
     """Return the columns of waiting rows, with or without the column of ids."""
     return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS

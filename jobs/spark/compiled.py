@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.spark.doctor import java_command
+from jobs.spark.doctor import find_java
 
 GROUP = "kalman"
 """The Maven group of jars that are compiled here instead of downloaded."""
@@ -26,7 +26,7 @@ _SECONDS = 300
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-def source_digest() -> str:
+def compute_source_digest() -> str:
     """Return a short digest of the sources, used as their version."""
     digest = hashlib.sha256()
     for file in sorted(SOURCES.rglob("*.java")):
@@ -35,7 +35,7 @@ def source_digest() -> str:
     return f"0.{int.from_bytes(digest.digest()[:4], 'big')}"
 
 
-def compile_into(jar: Path, class_path: Sequence[Path]) -> None:
+def compile_jar(jar: Path, class_path: Sequence[Path]) -> None:
     """Compile the sources into a jar.
 
     Args:
@@ -52,16 +52,16 @@ def compile_into(jar: Path, class_path: Sequence[Path]) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="kalman-") as folder:
         command = [
-            java_command(),
+            find_java(),
             "-cp",
-            _joined(compiler),
+            _join_paths(compiler),
             _MAIN,
             "-rebuild",
             "-g:none",
             "-encoding",
             "UTF-8",
         ]
-        command += ["-d", folder, "-classpath", _joined(class_path)]
+        command += ["-d", folder, "-classpath", _join_paths(class_path)]
         command += [str(file) for file in sorted(SOURCES.rglob("*.java"))]
         try:
             done = subprocess.run(
@@ -80,5 +80,5 @@ def compile_into(jar: Path, class_path: Sequence[Path]) -> None:
                 packed.writestr(entry, file.read_bytes())
 
 
-def _joined(paths: Sequence[Path]) -> str:
+def _join_paths(paths: Sequence[Path]) -> str:
     return os.pathsep.join(map(str, paths))

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.core.roots import local_path
-from jobs.spark.jars import jar_folder
+from jobs.core.roots import find_local_path
+from jobs.spark.jars import find_jar_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ _AVRO_JAVA = " ".join(
 _JAVA = f"{_ARROW_JAVA} {_AVRO_JAVA}"
 
 
-def spark_conf() -> dict[str, str]:
+def build_spark_conf() -> dict[str, str]:
     """Return the settings of every job."""
     rocksdb = "spark.sql.streaming.stateStore.rocksdb"
     return {
@@ -93,7 +93,7 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are chosen by hand: adaptive planning would only take time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_JAVA}"),
+        **build_archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_JAVA}"),
         "spark.executor.extraJavaOptions": _JAVA,
         "spark.ui.showConsoleProgress": "false",
         # Spark's default pattern lacks Kafka's setting names; Spark must also hide these in plans and settings.
@@ -107,7 +107,7 @@ COMPILED_FROM = 50_000
 """Rows of a micro-batch from which compiling its plan pays off."""
 
 
-def interpreted_conf() -> dict[str, str]:
+def build_interpreted_conf() -> dict[str, str]:
     """Return the settings with which Spark interprets its plans instead of compiling each to Java.
 
     Compiling takes a second at the start of a command. That is more than the rows of a usual micro-batch take, and
@@ -117,12 +117,12 @@ def interpreted_conf() -> dict[str, str]:
     return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
-def compiled_conf() -> dict[str, str]:
+def build_compiled_conf() -> dict[str, str]:
     """Return the settings with which Spark compiles its plans to Java, as by default."""
     return {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
-def short_rows_conf() -> dict[str, str]:
+def build_short_rows_conf() -> dict[str, str]:
     """Return the settings of jobs whose rows are a key and a few numbers: no limit on the bytes of an Arrow batch.
 
     With any other limit Spark sums the bytes of the batch for every added row, which takes as long as adding the row.
@@ -134,7 +134,7 @@ def short_rows_conf() -> dict[str, str]:
 
 def stream_conf(kafka: bool) -> dict[str, str]:
     """Return the settings of streams: plans interpreted at first; from Kafka, Arrow batches of limited bytes."""
-    return interpreted_conf() if kafka else {**interpreted_conf(), **short_rows_conf()}
+    return build_interpreted_conf() if kafka else {**build_interpreted_conf(), **build_short_rows_conf()}
 
 
 def set_codegen_for(session: SparkSession, rows: int) -> None:
@@ -143,17 +143,17 @@ def set_codegen_for(session: SparkSession, rows: int) -> None:
     Spark reuses compiled code while its text stays the same. So numbers that change between micro-batches must not be
     literals in a plan.
     """
-    for name, value in (compiled_conf() if rows >= COMPILED_FROM else interpreted_conf()).items():
+    for name, value in (build_compiled_conf() if rows >= COMPILED_FROM else build_interpreted_conf()).items():
         session.conf.set(name, value)
 
 
 @contextmanager
-def codegen_for(session: SparkSession, rows: int) -> Iterator[None]:
+def choose_codegen(session: SparkSession, rows: int) -> Iterator[None]:
     """Let a session compile the plans made in the block if there are enough rows; restore its settings afterwards."""
     if rows < COMPILED_FROM:
         yield
         return
-    before = {name: session.conf.get(name, None) for name in compiled_conf()}
+    before = {name: session.conf.get(name, None) for name in build_compiled_conf()}
     set_codegen_for(session, rows)
     try:
         yield
@@ -165,56 +165,56 @@ def codegen_for(session: SparkSession, rows: int) -> Iterator[None]:
                 session.conf.set(name, value)
 
 
-def with_local_paths(session: SparkSession, root: str) -> SparkSession:
+def set_local_paths(session: SparkSession, root: str) -> SparkSession:
     """Let a session read paths as local folders if its warehouse is local, and return the session.
 
     By default Hadoop resolves paths in the default file system of HADOOP_CONF_DIR, which may be HDFS. Only the
     session's reads and writes are changed: YARN puts an application's files into that default. A new session lacks the
     setting.
     """
-    if local_path(root) is not None:
+    if find_local_path(root) is not None:
         session.conf.set("fs.defaultFS", "file:///")
     return session
 
 
-def quick_java_conf() -> dict[str, str]:
+def build_quick_java_conf() -> dict[str, str]:
     """Return the setting with which Java starts sooner, for commands of seconds: without its optimising compiler.
 
     That compiler, and its counting, pay off in minutes. Without it Java reserves 48 MB for compiled code, which is full
     after some minutes; then Java interprets. A command that watches a folder lives longer, so it gets more.
     """
-    options = spark_conf()["spark.driver.extraJavaOptions"]
+    options = build_spark_conf()["spark.driver.extraJavaOptions"]
     return {
         "spark.driver.extraJavaOptions": f"{options} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     }
 
 
-def short_command_conf() -> dict[str, str]:
+def build_short_command_conf() -> dict[str, str]:
     """Return the settings with which a command that reads a few small tables starts and ends sooner.
 
     Compiling plans to Java also pays off in minutes, not in seconds.
     """
-    return {**quick_java_conf(), "spark.sql.shuffle.partitions": "1", **interpreted_conf()}
+    return {**build_quick_java_conf(), "spark.sql.shuffle.partitions": "1", **build_interpreted_conf()}
 
 
-def archive_path() -> Path:
+def find_archive() -> Path:
     """Return the path of the class archive, beside the jars that it was made from."""
-    return jar_folder() / ARCHIVE
+    return find_jar_folder() / ARCHIVE
 
 
-def archive_conf(java_options: str) -> dict[str, str]:
+def build_archive_conf(java_options: str) -> dict[str, str]:
     """Return the Spark settings with `java_options`, and with the class archive if it exists.
 
     Java archives only classes of the class path, so the jars are put there before Spark adds them itself.
     """
-    if not archive_path().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
+    if not find_archive().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
         return {"spark.driver.extraJavaOptions": java_options}
     return {
-        "spark.driver.extraJavaOptions": f"{java_options} {QUIET} -XX:SharedArchiveFile={archive_path()}",
-        "spark.driver.extraClassPath": class_path(),
+        "spark.driver.extraJavaOptions": f"{java_options} {QUIET} -XX:SharedArchiveFile={find_archive()}",
+        "spark.driver.extraClassPath": join_class_path(),
     }
 
 
-def class_path() -> str:
+def join_class_path() -> str:
     """Return the jars as a Java class path."""
-    return os.pathsep.join(str(path) for path in sorted(jar_folder().glob("*.jar")))
+    return os.pathsep.join(str(path) for path in sorted(find_jar_folder().glob("*.jar")))

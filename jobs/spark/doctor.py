@@ -16,7 +16,7 @@ JAVA_VERSIONS = (17, 21)
 JAVA_MODULE = "jdk.incubator.vector"  # Spark requires it; Java runtimes from PyPI and stripped images lack it
 
 
-def python_problem() -> str:
+def find_python_problem() -> str:
     """Describe the problem of this Python and the package that solves it; an empty text without a problem."""
     if sys.version_info[:2] < PYTHON_AT_LEAST:
         found = "{}.{}".format(*sys.version_info[:2])
@@ -34,7 +34,7 @@ def python_problem() -> str:
     return ""
 
 
-def java_command() -> str:
+def find_java() -> str:
     """Return the `java` that Spark will start: from JAVA_HOME, else from PATH; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -43,25 +43,25 @@ def java_command() -> str:
     return shutil.which("java") or ""
 
 
-def java_problem() -> str:
+def find_java_problem() -> str:
     """Describe the problem of Spark's Java and the package that solves it; an empty text without a problem."""
-    command = java_command()
+    command = find_java()
     if not command:
         home = os.environ.get("JAVA_HOME")
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
-        return f"Java 17 or 21 is needed, and {where}: {_how_to_install()}"
+        return f"Java 17 or 21 is needed, and {where}: {_format_install_hint()}"
     match = re.search(r'version "(\d+)(?:\.(\d+))?', _run([command, "-version"]))
     if not match:  # macOS ships a java that only prints that there is no Java
-        return f"Java 17 or 21 is needed, and {command} does not run: {_how_to_install()}"
+        return f"Java 17 or 21 is needed, and {command} does not run: {_format_install_hint()}"
     major = int(match.group(2) or 0) if match.group(1) == "1" else int(match.group(1))
     if major not in JAVA_VERSIONS:
-        return f"Java 17 or 21 is needed, and {command} is Java {major}: {_how_to_install()}"
+        return f"Java 17 or 21 is needed, and {command} is Java {major}: {_format_install_hint()}"
     if JAVA_MODULE not in _run([command, "--list-modules"]):
-        return f"{command} lacks the module {JAVA_MODULE}, which Spark needs: {_how_to_install()}"
+        return f"{command} lacks the module {JAVA_MODULE}, which Spark needs: {_format_install_hint()}"
     return ""
 
 
-def _how_to_install() -> str:
+def _format_install_hint() -> str:
     if sys.platform == "darwin":
         return (
             "install it (brew install openjdk@17) and set JAVA_HOME "
@@ -86,7 +86,7 @@ def _run(command: list) -> str:
 
 def main() -> int:
     """Print every problem on standard error and return 1, or print nothing and return 0."""
-    problems = [problem for problem in (python_problem(), java_problem()) if problem]
+    problems = [problem for problem in (find_python_problem(), find_java_problem()) if problem]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from jobs.storage.object_files import Seen
+from jobs.storage.object_files import FileStamp
 
 _BLOCK = 16_384
 """Bytes per read while looking for the end of a line."""
@@ -36,7 +36,7 @@ class HadoopFiles:
         finally:
             stream.close()
 
-    def first_line(self, name: str) -> bytes | None:
+    def read_first_line(self, name: str) -> bytes | None:
         path = self._path(name)
         if not self._files.exists(path):
             return None
@@ -68,14 +68,14 @@ class HadoopFiles:
     def exists(self, name: str) -> bool:
         return bool(self._files.exists(self._path(name)))
 
-    def seen(self, name: str) -> Seen | None:
+    def seen(self, name: str) -> FileStamp | None:
         path = self._path(name)
         if not self._files.exists(path):
             return None
         status = self._files.getFileStatus(path)
-        return Seen(str(status.getModificationTime()), int(status.getLen()))
+        return FileStamp(str(status.getModificationTime()), int(status.getLen()))
 
-    def modified_at(self, name: str) -> datetime:
+    def read_modified_time(self, name: str) -> datetime:
         """Return when a file was last modified."""
         status = self._files.getFileStatus(self._path(name))
         return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)

@@ -36,8 +36,8 @@ from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from jobs.core.errors import RUN_FAILED, UserError, show
-from jobs.spark.compiled import GROUP, compile_into, source_digest
-from jobs.spark.doctor import java_command, java_problem
+from jobs.spark.compiled import GROUP, compile_jar, compute_source_digest
+from jobs.spark.doctor import find_java, find_java_problem
 
 MANIFEST = "manifest.json"
 DIGESTS = Path(__file__).with_name("jars.sha256")
@@ -74,7 +74,7 @@ COORDINATES: tuple[Coordinate, ...] = (
             "jackson-datatype-jdk8",
         ),
     ),
-    Coordinate(GROUP, "kalman-stores", source_digest()),
+    Coordinate(GROUP, "kalman-stores", compute_source_digest()),
 )
 
 _AWS = "2.35.4"
@@ -131,40 +131,40 @@ _ALONE = {"broker"}
 """Sets of programs that run without Spark, and so also need jars that PySpark contains."""
 
 
-def jar_folder() -> Path:
+def find_jar_folder() -> Path:
     """Return the folder of the jars: KALMAN_JARS, else a folder inside this Python environment."""
     given = os.environ.get("KALMAN_JARS")
     return Path(given or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").expanduser().absolute()
 
 
-def jar_paths() -> list[str]:
+def list_jars() -> list[str]:
     """Return the paths of the fetched jars, sorted.
 
     Raises:
         UserError: the jars are missing, incomplete, of another release, or have other content.
     """
-    folder = jar_folder()
-    names = _fetched(folder, COORDINATES)
+    folder = find_jar_folder()
+    names = _list_fetched(folder, COORDINATES)
     if names is None:
         raise UserError(f"Spark's jars are not in {folder}, or not those of this release: {HOW_TO_FETCH}")
-    return _checked(folder, names)
+    return _check_jars(folder, names)
 
 
-def known_digests() -> dict[str, str]:
+def read_known_digests() -> dict[str, str]:
     """Return the SHA-256, in hex, of every jar that the release was tested with, by file name."""
     lines = DIGESTS.read_text(encoding="utf-8").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines if line and line[0] != "#")}
 
 
-def _checked(folder: Path, names: Iterable[str]) -> list[str]:
+def _check_jars(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the paths of jars after a check of their content.
 
     Raises:
         UserError: the content of a jar is not that of the release.
     """
-    known = known_digests()
+    known = read_known_digests()
     for name in names:
-        if known.get(name) != _sha256(folder / name):
+        if known.get(name) != _hash_file(folder / name):
             raise UserError(
                 f"{folder / name} is not the jar that this release was tested with (its SHA-256 is not the one in "
                 f"{DIGESTS.name}): remove {folder}, look where the file came from, and {HOW_TO_FETCH}"
@@ -172,22 +172,22 @@ def _checked(folder: Path, names: Iterable[str]) -> list[str]:
     return [str(folder / name) for name in names]
 
 
-def optional_jars(part: str) -> list[str]:
+def fetch_optional_jars(part: str) -> list[str]:
     """Return the paths of a set of `OPTIONAL`, sorted; fetch missing jars.
 
     Raises:
         UserError: the jars that every job needs are missing, or these cannot be fetched.
     """
-    jar_paths()  # checked first: `fetch` refuses a folder with other content
-    folder, coordinates = jar_folder() / part, OPTIONAL[part]
-    names = _fetched(folder, coordinates)
+    list_jars()  # checked first: `fetch` refuses a folder with other content
+    folder, coordinates = find_jar_folder() / part, OPTIONAL[part]
+    names = _list_fetched(folder, coordinates)
     if names is None:
-        fetch(coordinates, folder, alone=part in _ALONE)
-        names = _fetched(folder, coordinates) or []
-    return _checked(folder, names)
+        fetch_jars(coordinates, folder, alone=part in _ALONE)
+        names = _list_fetched(folder, coordinates) or []
+    return _check_jars(folder, names)
 
 
-def fetch(
+def fetch_jars(
     coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
 ) -> bool:
     """Fetch the jars into `folder` and return True; return False if it already has them with the right content.
@@ -197,11 +197,11 @@ def fetch(
     Raises:
         UserError: no Java, no network, a folder with other content, or a jar whose content is not that of the release.
     """
-    target = folder or jar_folder()
-    if _fetched(target, coordinates, check_content=True) is not None:
+    target = folder or find_jar_folder()
+    if _list_fetched(target, coordinates, check_content=True) is not None:
         return False
     _refuse_foreign(target)
-    problem = java_problem()
+    problem = find_java_problem()
     if problem:
         raise UserError(problem)
     try:
@@ -210,8 +210,10 @@ def fetch(
             complete = _resolve(coordinates, Path(scratch), alone)
             for own in (one for one in coordinates if one.group == GROUP):
                 jar = complete / f"{own.artifact}-{own.version}.jar"
-                compile_into(jar, [*_pyspark_jars(), *jar_folder().glob("*.jar"), *complete.glob("*.jar")])
-            _checked(complete, sorted(path.name for path in complete.glob("*.jar")))
+                compile_jar(
+                    jar, [*_list_pyspark_jars(), *find_jar_folder().glob("*.jar"), *complete.glob("*.jar")]
+                )
+            _check_jars(complete, sorted(path.name for path in complete.glob("*.jar")))
             _write_manifest(complete, coordinates)
             _swap(complete, target, Path(scratch))
     except OSError as error:
@@ -221,24 +223,24 @@ def fetch(
     return True
 
 
-def _fetched(
+def _list_fetched(
     folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False
 ) -> list[str] | None:
     """Return the names of the jars in `folder`, or None if some are missing or differ."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         jars: dict[str, str] = manifest["jars"]
-        if manifest["coordinates"] != _wanted(coordinates):
+        if manifest["coordinates"] != _list_wanted(coordinates):
             return None
         for name, digest in jars.items():
-            if not (folder / name).is_file() or (check_content and _sha256(folder / name) != digest):
+            if not (folder / name).is_file() or (check_content and _hash_file(folder / name) != digest):
                 return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return sorted(jars)
 
 
-def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
+def _list_wanted(coordinates: Iterable[Coordinate]) -> list[str]:
     return [" !".join([str(coordinate), *coordinate.without]) for coordinate in coordinates]
 
 
@@ -256,7 +258,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> Path:
     """Let Ivy fetch the jars below `scratch`; return their folder."""
-    own = _pyspark_jars()
+    own = _list_pyspark_jars()
     ivy = next((path for path in own if path.name.startswith("ivy-")), None)
     if ivy is None:
         raise UserError(
@@ -265,11 +267,11 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
     jars = scratch / "jars"
     jars.mkdir()
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
-    settings.write_text(_ivy_settings(scratch / "cache"), encoding="utf-8")
-    carried = set() if alone else {_artifact_name(path.name) for path in own}
+    settings.write_text(_build_ivy_settings(scratch / "cache"), encoding="utf-8")
+    carried = set() if alone else {_parse_artifact_name(path.name) for path in own}
     fetched = [one for one in coordinates if one.group != GROUP]
-    module.write_text(_ivy_module(fetched, carried), encoding="utf-8")
-    command = [java_command(), *_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
+    module.write_text(_build_ivy_module(fetched, carried), encoding="utf-8")
+    command = [find_java(), *_build_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
     command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
     command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]
     command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]", "-warn"]
@@ -278,7 +280,7 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
         output, failed = _run(command)
         if not failed and any(jars.glob("*.jar")):
             return jars
-    raise UserError(f"Spark's jars could not be fetched: {_reason(output)}", RUN_FAILED)
+    raise UserError(f"Spark's jars could not be fetched: {_explain_failure(output)}", RUN_FAILED)
 
 
 def _run(command: Sequence[str]) -> tuple[str, bool]:
@@ -296,7 +298,7 @@ def _run(command: Sequence[str]) -> tuple[str, bool]:
     return done.stdout + done.stderr, done.returncode != 0
 
 
-def _ivy_settings(cache: Path) -> str:
+def _build_ivy_settings(cache: Path) -> str:
     # A resolver without a root means Ivy's default, Maven Central. No other repository is needed.
     return f"""<ivysettings>
   <settings defaultResolver="central"/>
@@ -311,7 +313,7 @@ def _ivy_settings(cache: Path) -> str:
 """
 
 
-def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
+def _build_ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
     """Return the Ivy module that depends on `coordinates`, without the jars that PySpark contains."""
     lines = ['<ivy-module version="2.0">', '  <info organisation="kalman-pipeline" module="jars"/>']
     lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
@@ -326,7 +328,7 @@ def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
     return "\n".join([*lines, "  </dependencies>", "</ivy-module>", ""])
 
 
-def _pyspark_jars() -> list[Path]:
+def _list_pyspark_jars() -> list[Path]:
     # Looked up, not imported: importing PySpark takes a second.
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
@@ -338,12 +340,12 @@ def _pyspark_jars() -> list[Path]:
     ]
 
 
-def _artifact_name(file_name: str) -> str:
+def _parse_artifact_name(file_name: str) -> str:
     """Return the name of a jar's artifact: `jackson-core` of `jackson-core-2.21.2.jar`."""
     return re.sub(r"-\d[^/]*$", "", file_name.removesuffix(".jar"))
 
 
-def _proxy_options() -> list[str]:
+def _build_proxy_options() -> list[str]:
     """Return Java's options for the proxy in the environment variables, which Java does not read."""
     options = []
     for scheme, address in urllib.request.getproxies().items():
@@ -355,7 +357,7 @@ def _proxy_options() -> list[str]:
     return options
 
 
-def _reason(output: str) -> str:
+def _explain_failure(output: str) -> str:
     """Return the cause of a failure, from Ivy's output, and the remedy in one sentence."""
     where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
     if re.search(
@@ -376,8 +378,8 @@ def _reason(output: str) -> str:
 
 
 def _write_manifest(folder: Path, coordinates: Sequence[Coordinate]) -> None:
-    jars = {path.name: _sha256(path) for path in sorted(folder.glob("*.jar"))}
-    text = json.dumps({"coordinates": _wanted(coordinates), "jars": jars}, indent=2)
+    jars = {path.name: _hash_file(path) for path in sorted(folder.glob("*.jar"))}
+    text = json.dumps({"coordinates": _list_wanted(coordinates), "jars": jars}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
@@ -392,7 +394,7 @@ def _swap(complete: Path, target: Path, scratch: Path) -> None:
             raise
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -405,11 +407,11 @@ def main(parts: Sequence[str] = ()) -> int:
         if unknown:
             raise UserError(f"there is no set of jars '{unknown[0]}': give {' or '.join(OPTIONAL)}")
         print(f"Spark's jars: {', '.join(map(str, COORDINATES))}", flush=True)
-        fetched = fetch()
+        fetched = fetch_jars()
         how = f"fetched in {time.monotonic() - began:.0f} s" if fetched else "all there"
-        print(f"Spark's jars: {len(jar_paths())} in {jar_folder()}, {how}")
+        print(f"Spark's jars: {len(list_jars())} in {find_jar_folder()}, {how}")
         for part in parts:
-            print(f"Jars of {part}: {len(optional_jars(part))} in {jar_folder() / part}")
+            print(f"Jars of {part}: {len(fetch_optional_jars(part))} in {find_jar_folder() / part}")
     except (Exception, KeyboardInterrupt) as error:
         return show(error)
     return 0

@@ -23,7 +23,7 @@ _NOISE = (
 
 
 @contextmanager
-def filtered() -> Iterator[None]:
+def filter_output() -> Iterator[None]:
     """Filter the standard error of the processes that are started in the block.
 
     They keep the filter for life. Lines that they write after the end of this process are lost.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DESCRIPTION, NAME = "spark.job.description", "callSite.short"
 
 
-def label(spark: SparkSession, subject: str, step: str | None = None, between: str = ": ") -> None:
+def set_label(spark: SparkSession, subject: str, step: str | None = None, between: str = ": ") -> None:
     """Label the next jobs of this thread: `walk-g0001: micro-batch 12, estimates to Delta`.
 
     Args:
@@ -32,11 +32,11 @@ def label(spark: SparkSession, subject: str, step: str | None = None, between: s
 
 
 @contextmanager
-def labelled(spark: SparkSession, subject: str, step: str | None = None) -> Iterator[None]:
+def label_jobs(spark: SparkSession, subject: str, step: str | None = None) -> Iterator[None]:
     """Label the jobs that this thread starts in the block."""
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in (DESCRIPTION, NAME)}
-    label(spark, subject, step)
+    set_label(spark, subject, step)
     try:
         yield
     finally:
@@ -45,13 +45,13 @@ def labelled(spark: SparkSession, subject: str, step: str | None = None) -> Iter
             context.setLocalProperty(name, value)  # pyright: ignore[reportArgumentType]
 
 
-def batches_labelled(
+def label_batches(
     function: Callable[[DataFrame, int], None], subject: str
 ) -> Callable[[DataFrame, int], None]:
     """Wrap the function that a query calls with each micro-batch: its jobs get the micro-batch's number as a label."""
 
     def labelling(rows: DataFrame, batch_id: int) -> None:
-        label(rows.sparkSession, subject, f"micro-batch {batch_id}")
+        set_label(rows.sparkSession, subject, f"micro-batch {batch_id}")
         function(rows, batch_id)
 
     return labelling

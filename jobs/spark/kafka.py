@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.redaction import register, show_name
-from jobs.core.regular_files import UnfitFile, secret_file
-from jobs.storage.positions import same_if_known
+from jobs.core.redaction import register_secret, show_name
+from jobs.core.regular_files import UnfitFile, read_secret_file
+from jobs.storage.positions import is_same_if_known
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ class Topic(NamedTuple):
         )
 
 
-def client_properties() -> dict[str, str]:
+def read_client_properties() -> dict[str, str]:
     """Return the properties of Kafka's clients.
 
     Raises:
@@ -76,15 +76,15 @@ def client_properties() -> dict[str, str]:
         raise UserError(
             f"the addresses of Kafka's brokers are not set: set {SERVERS}, such as {SERVERS}=kafka1:9092,kafka2:9092"
         )
-    return {**_file_of_properties(), "bootstrap.servers": servers}
+    return {**_read_properties_file(), "bootstrap.servers": servers}
 
 
-def _file_of_properties() -> dict[str, str]:
+def _read_properties_file() -> dict[str, str]:
     name = os.environ.get(PROPERTIES)
     if not name:
         return {}
     try:
-        text = secret_file(Path(name), _MOST_PROPERTIES).decode()
+        text = read_secret_file(Path(name), _MOST_PROPERTIES).decode()
     except (UnfitFile, OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or (
             "is not UTF-8 text" if isinstance(error, ValueError) else error
@@ -96,18 +96,18 @@ def _file_of_properties() -> dict[str, str]:
     pairs = [line.partition("=") for line in lines if line and line[0] not in "#!"]
     found = {key.strip(): value.strip() for key, _, value in pairs}
     for key, value in found.items():
-        register(key, value)
+        register_secret(key, value)
     return found
 
 
-def spark_options() -> dict[str, str]:
+def build_spark_options() -> dict[str, str]:
     """Return Spark's options for reading and writing topics."""
-    return {f"kafka.{name}": value for name, value in client_properties().items()}
+    return {f"kafka.{name}": value for name, value in read_client_properties().items()}
 
 
-def reading_options() -> dict[str, str]:
+def build_reading_options() -> dict[str, str]:
     """Return Spark's options for reading topics: committed messages only, unless the file of properties differs."""
-    return {f"kafka.{ISOLATION}": COMMITTED, **spark_options()}
+    return {f"kafka.{ISOLATION}": COMMITTED, **build_spark_options()}
 
 
 def stream_reader(spark: SparkSession, max_offsets: int | None) -> DataStreamReader:
@@ -120,7 +120,7 @@ def stream_reader(spark: SparkSession, max_offsets: int | None) -> DataStreamRea
     stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
     if max_offsets is not None:
         stream = stream.option("maxOffsetsPerTrigger", max_offsets)
-    for name, value in reading_options().items():
+    for name, value in build_reading_options().items():
         stream = stream.option(name, value)
     return stream
 
@@ -133,9 +133,9 @@ def read_topic(spark: SparkSession, name: str) -> Topic:
     """
     jvm: Any = spark._jvm
     spec, level = jvm.org.apache.kafka.clients.admin.OffsetSpec, jvm.org.apache.kafka.common.IsolationLevel
-    committed = client_properties().get(ISOLATION, COMMITTED) == COMMITTED
-    with admin(spark) as client:
-        described = _described(jvm, client, name)
+    committed = read_client_properties().get(ISOLATION, COMMITTED) == COMMITTED
+    with open_admin(spark) as client:
+        described = _describe_topic(jvm, client, name)
         partitions = [int(one.partition()) for one in described.partitions()]
         found: list[dict[int, int]] = []
         for which, isolation in (
@@ -150,29 +150,29 @@ def read_topic(spark: SparkSession, name: str) -> Topic:
             answer = _answer(client.listOffsets(request, options).all(), name)
             found.append({int(e.getKey().partition()): int(e.getValue().offset()) for e in answer.entrySet()})
     bounds = {number: Bounds(*(one[number] for one in found)) for number in sorted(partitions)}
-    return Topic(name, _id(jvm, described), bounds)
+    return Topic(name, _parse_id(jvm, described), bounds)
 
 
-def topic_id(spark: SparkSession, name: str) -> str | None:
+def read_topic_id(spark: SparkSession, name: str) -> str | None:
     """Return a topic's id; None if the topic does not exist, or the brokers do not report ids.
 
     Raises:
         UserError: the brokers do not answer.
     """
-    return topic_ids(spark, [name]).get(name)
+    return read_topic_ids(spark, [name]).get(name)
 
 
-def topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None]:
+def read_topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None]:
     """Return the ids of the topics that exist; each is None if the brokers do not report ids.
 
     Raises:
         UserError: the brokers do not answer.
     """
-    with admin(spark) as client:
-        return _ids(spark._jvm, client, names)
+    with open_admin(spark) as client:
+        return _read_ids(spark._jvm, client, names)
 
 
-def topic_names(spark: SparkSession, pattern: str) -> list[str]:
+def list_topics(spark: SparkSession, pattern: str) -> list[str]:
     """Return the sorted names of the topics that a Java regular expression matches as a whole.
 
     Raises:
@@ -184,16 +184,16 @@ def topic_names(spark: SparkSession, pattern: str) -> list[str]:
     except Py4JJavaError as error:
         cause = str(error.java_exception.getMessage()).splitlines()[0]
         raise UserError(f"source.pattern: '{pattern}' is no regular expression of Java: {cause}") from error
-    with admin(spark) as client:
+    with open_admin(spark) as client:
         names = _answer(client.listTopics().names(), pattern)
     return sorted(str(name) for name in names if compiled.matcher(name).matches())
 
 
-def _described(jvm: Any, client: Any, name: str) -> Any:
-    return _answer(_descriptions(jvm, client, [name])[name], name)
+def _describe_topic(jvm: Any, client: Any, name: str) -> Any:
+    return _answer(_request_descriptions(jvm, client, [name])[name], name)
 
 
-def _descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:
+def _request_descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:
     """Request the descriptions of topics at once; return a future for each."""
     wanted = jvm.java.util.ArrayList()
     for name in names:
@@ -201,18 +201,18 @@ def _descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, A
     return client.describeTopics(wanted).topicNameValues()
 
 
-def _id(jvm: Any, described: Any) -> str | None:
+def _parse_id(jvm: Any, described: Any) -> str | None:
     found = described.topicId()
     return None if found.equals(jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else str(found.toString())
 
 
-def _ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | None]:
+def _read_ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     wanted = list(names)
-    answers = _descriptions(jvm, client, wanted)
+    answers = _request_descriptions(jvm, client, wanted)
     for name in wanted:
         try:
-            found[name] = _id(jvm, _answer(answers[name], name))
+            found[name] = _parse_id(jvm, _answer(answers[name], name))
         except NoSuchTopic:
             continue
     return found
@@ -246,16 +246,16 @@ class TopicWatch:
         if self._known is None:
             return
         if self._client is None:
-            self._client = self._open.enter_context(admin(self._spark))
+            self._client = self._open.enter_context(open_admin(self._spark))
         try:
-            now = _ids(self._spark._jvm, self._client, [self._name]).get(self._name)
+            now = _read_ids(self._spark._jvm, self._client, [self._name]).get(self._name)
         except UserError:  # Spark waits for absent brokers, and the next micro-batch checks again
             return
         refuse_recreated(self._name, self._known, now, self._way_out)
 
 
 @contextmanager
-def admin(spark: SparkSession) -> Iterator[Any]:
+def open_admin(spark: SparkSession) -> Iterator[Any]:
     """Open Kafka's admin client.
 
     Raises:
@@ -264,13 +264,13 @@ def admin(spark: SparkSession) -> Iterator[Any]:
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     limits = {"request.timeout.ms": f"{PATIENCE_MS // 2}", "default.api.timeout.ms": f"{PATIENCE_MS}"}
-    for name, value in {**limits, **client_properties()}.items():
+    for name, value in {**limits, **read_client_properties()}.items():
         properties.put(name, value)
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
     except Py4JJavaError as error:  # an unknown host, or a property that is not valid
         cause = str(error.java_exception.getCause() or error.java_exception).splitlines()[0]
-        where = client_properties()["bootstrap.servers"]
+        where = read_client_properties()["bootstrap.servers"]
         raise NoAnswer(f"no client can be made for Kafka at {where}: {cause}") from error
     try:
         yield client
@@ -293,7 +293,7 @@ def _answer(future: Any, topic: str) -> Any:
         cause = str(error.java_exception)
         if "UnknownTopicOrPartition" in cause:
             raise NoSuchTopic(f"Kafka has no topic {topic}") from error
-        where = client_properties()["bootstrap.servers"]
+        where = read_client_properties()["bootstrap.servers"]
         raise NoAnswer(f"Kafka at {where} does not answer: {cause.splitlines()[0]}", RUN_FAILED) from error
 
 
@@ -309,7 +309,7 @@ def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str
     Raises:
         UserError: the ids differ.
     """
-    if not same_if_known(known, now):
+    if not is_same_if_known(known, now):
         raise UserError(
             f"topic {name} was deleted and made anew (its id is {now} now, and was {known}), so the offsets of its "
             f"former messages mean nothing in it. Nothing was skipped. {way_out}",

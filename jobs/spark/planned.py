@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def planned_once(spark: SparkSession, rows: DataFrame) -> DataFrame:
+def plan_once(spark: SparkSession, rows: DataFrame) -> DataFrame:
     """Return the same rows as a DataFrame whose plan is hidden from queries that contain it.
 
     Spark plans each micro-batch of a stream anew, including the initial state, which only the first micro-batch reads.

@@ -23,10 +23,10 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
         rows: result of `rejected_rows`.
         transaction: application and number, as in `Warehouse.append`.
     """
-    warehouse.append(identified(warehouse, rows), TABLE, transaction, more_columns=True)
+    warehouse.append(add_row_ids(warehouse, rows), TABLE, transaction, more_columns=True)
 
 
-def rejected_rows(
+def build_rejected_rows(
     rows: DataFrame,
     model: str,
     source: Column,
@@ -58,17 +58,17 @@ def rejected_rows(
     )
 
 
-def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
+def add_row_ids(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Return rejected rows with ids, and make the quarantine table unless it exists."""
     warehouse.create(TABLE, QUARANTINE)
     return rows.withColumn("id", F.expr("uuid()"))
 
 
-def topic_quarantine(
+def build_topic_quarantine(
     rejected: DataFrame, model: str, topic: str, generation: str, batch_id: int
 ) -> DataFrame:
     """Return messages (`_reason`, `_payload`, `_position`) rejected by a generation, with the quarantine's columns."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
     position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
     source = F.lit(f"kafka:{topic}")
-    return rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)
+    return build_rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)

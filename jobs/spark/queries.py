@@ -32,7 +32,7 @@ FINISH_SECONDS = 120.0
 """Seconds for which a stop waits for the running micro-batch before interrupting it, which loses nothing."""
 
 
-def with_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWriter:
+def set_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWriter:
     """Return the writer with a micro-batch every so many seconds; None: process the available rows, then end."""
     if seconds is None:
         return writer.trigger(availableNow=True)
@@ -45,9 +45,9 @@ def await_end(query: StreamingQuery, stop: threading.Event) -> None:
         pass
     if query.isActive:
         running = query.status["isTriggerActive"]
-        before = _last_batch(query)
+        before = _find_last_batch(query)
         waited = 0.0
-        while running and query.isActive and _last_batch(query) == before and waited < FINISH_SECONDS:
+        while running and query.isActive and _find_last_batch(query) == before and waited < FINISH_SECONDS:
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
             running = query.status["isTriggerActive"]
@@ -57,12 +57,12 @@ def await_end(query: StreamingQuery, stop: threading.Event) -> None:
         raise problem
 
 
-def _last_batch(query: StreamingQuery) -> int:
+def _find_last_batch(query: StreamingQuery) -> int:
     progress = query.lastProgress
     return -1 if progress is None else int(progress["batchId"])
 
 
-def cause_of(error: BaseException) -> str:
+def find_cause(error: BaseException) -> str:
     """Return the most informative part of an error: the last exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
@@ -72,10 +72,10 @@ def cause_of(error: BaseException) -> str:
     if ours:
         return ours[-1][:600]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (_raised_in_python(str(error)) or (lines[0] if lines else type(error).__name__))[:600]
+    return (_find_python_error(str(error)) or (lines[0] if lines else type(error).__name__))[:600]
 
 
-def _raised_in_python(text: str) -> str | None:
+def _find_python_error(text: str) -> str | None:
     """Return type and message of the last traceback's exception in a text of Spark's, in one line.
 
     A worker's traceback comes after the driver's, which only reports that a task has failed.

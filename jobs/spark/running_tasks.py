@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 
-def running_tasks(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
+def build_task_counter(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
     """Return a function that counts the finished tasks, and all tasks, of the running stages."""
 
     def count() -> tuple[int, int]:

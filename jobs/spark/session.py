@@ -14,24 +14,24 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.settings import Settings
-from jobs.spark.conf import quick_java_conf, spark_conf, with_local_paths
-from jobs.spark.jars import jar_paths, optional_jars
-from jobs.spark.java_output import filtered
-from jobs.spark.job_labels import label
+from jobs.spark.conf import build_quick_java_conf, build_spark_conf, set_local_paths
+from jobs.spark.jars import fetch_optional_jars, list_jars
+from jobs.spark.java_output import filter_output
+from jobs.spark.job_labels import set_label
 from jobs.spark.stores import store_jars
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.probe import ready
-from jobs.storage.settings import spark_store_conf
-from jobs.storage.table_rows import file_sizes
+from jobs.storage.probe import ensure_probed
+from jobs.storage.settings import build_store_conf
+from jobs.storage.table_rows import measure_files
 from jobs.storage.tables import measurements
 
 QUICK_BYTES = 16 << 20
 """Size of measurements, about a million rows, that are read within seconds."""
 
 
-def warehouse_of(
+def open_warehouse(
     settings: Settings,
     app: str,
     conf: Mapping[str, str] | None = None,
@@ -50,9 +50,13 @@ def warehouse_of(
     """
 
     def start() -> SparkSession:
-        sizes = None if reads_all_of is None else file_sizes(settings.warehouse, measurements(reads_all_of))
+        sizes = (
+            None if reads_all_of is None else measure_files(settings.warehouse, measurements(reads_all_of))
+        )
         few = sizes is not None and sizes[1] <= QUICK_BYTES
-        return spark_session(settings, app, {**(conf or {}), **(quick_java_conf() if few else {})}, kafka)
+        return spark_session(
+            settings, app, {**(conf or {}), **(build_quick_java_conf() if few else {})}, kafka
+        )
 
     return Warehouse(start, settings.warehouse)
 
@@ -70,15 +74,15 @@ def spark_session(
             warehouse's store has no client here or is not safe.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    jars = [] if submitted else _jars(kafka, settings.warehouse)
-    ready(settings.warehouse)
+    jars = [] if submitted else _list_jars(kafka, settings.warehouse)
+    ensure_probed(settings.warehouse)
     # PySpark logs each exception as JSON with its stack trace; the command already prints it as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
-    for name, value in {**spark_conf(), **spark_store_conf(settings.warehouse), **(conf or {})}.items():
+    for name, value in {**build_spark_conf(), **build_store_conf(settings.warehouse), **(conf or {})}.items():
         builder = builder.config(name, value)
     if not submitted:
         builder = builder.master(settings.master).config("spark.jars", ",".join(jars))
@@ -91,7 +95,7 @@ def spark_session(
         ):  # otherwise Java finds no file with a name outside ASCII
             os.environ["LC_ALL"] = "C.UTF-8"
     try:
-        with filtered(), _interrupt_kept():
+        with filter_output(), _interrupt_kept():
             session = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise UserError(
@@ -103,12 +107,12 @@ def spark_session(
         raise UserError(
             f"the Spark master {settings.master} did not take this driver: see that it runs, and that the folder in "
             "SPARK_CONF_DIR has a spark-defaults.conf with its secret (`make cluster` prints that folder); Spark said: "
-            f"{first_line(error, 200)}",
+            f"{extract_first_line(error, 200)}",
             RUN_FAILED,
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
-    label(session, app)
-    return with_local_paths(session, settings.warehouse)
+    set_label(session, app)
+    return set_local_paths(session, settings.warehouse)
 
 
 @contextmanager
@@ -123,7 +127,7 @@ def _interrupt_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _jars(kafka: bool, root: str) -> list[str]:
+def _list_jars(kafka: bool, root: str) -> list[str]:
     # A running session takes no more jars; KALMAN_KAFKA_JARS=1 adds them to a session that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
-    return [*jar_paths(), *(optional_jars("kafka") if wanted else []), *store_jars(root)]
+    return [*list_jars(), *(fetch_optional_jars("kafka") if wanted else []), *store_jars(root)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.core.errors import UserError
 from jobs.core.roots import S3
-from jobs.spark.jars import jar_folder, jar_paths, optional_jars
+from jobs.spark.jars import fetch_optional_jars, find_jar_folder, list_jars
 
 _AZURE = ("azure", "Azure's store")
 _CLIENTS = {
@@ -26,11 +26,11 @@ def store_jars(root: str) -> list[str]:
     if client is None:
         return []
     part, store = client
-    jar_paths()  # the error for jars that every job needs stays as it is
+    list_jars()  # the error for jars that every job needs stays as it is
     try:
-        return optional_jars(part)
+        return fetch_optional_jars(part)
     except UserError as error:
         raise UserError(
-            f"a warehouse at {root} needs Spark's client of {store}, which is not in {jar_folder() / part}: "
+            f"a warehouse at {root} needs Spark's client of {store}, which is not in {find_jar_folder() / part}: "
             f"{error.message}; then run `python -m jobs.spark.jars {part}` (docs/deploy.md)"
         ) from error

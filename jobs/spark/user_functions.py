@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.specs.functions import named_functions
-from kalman.models.named import find, module_file
+from jobs.specs.functions import list_functions
+from kalman.models.named import find, find_module_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def files_to_ship(names: Iterable[str], folder: str | None) -> list[Path]:
+def list_function_files(names: Iterable[str], folder: str | None) -> list[Path]:
     """Return the files of the modules of named functions, except those of installed packages.
 
     A package is zipped in a temporary folder. A module's imports of modules in the same folder are not followed: make a
@@ -31,10 +31,10 @@ def files_to_ship(names: Iterable[str], folder: str | None) -> list[Path]:
     files: dict[Path, None] = {}
     for name in names:
         find(name, folder)
-        file = module_file(name, folder)
-        if file is not None and not _installed(file):
+        file = find_module_file(name, folder)
+        if file is not None and not _is_installed(file):
             files[file] = None
-    return [_zipped(file) if file.is_dir() else file for file in files]
+    return [_zip_package(file) if file.is_dir() else file for file in files]
 
 
 def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
     Raises:
         ModelError: a function does not exist.
     """
-    ship_named(spark, named_functions(definition), definition.get("folder"))
+    ship_named(spark, list_functions(definition), definition.get("folder"))
 
 
 def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
@@ -52,11 +52,11 @@ def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) ->
     Raises:
         ModelError: a function does not exist.
     """
-    for file in files_to_ship(names, folder):
+    for file in list_function_files(names, folder):
         spark.sparkContext.addPyFile(str(file))
 
 
-def _installed(file: Path) -> bool:
+def _is_installed(file: Path) -> bool:
     """Return whether a file is installed in the Python environment that the workers share."""
     own = Path(__file__).resolve().parents[2]
     paths = sysconfig.get_paths()
@@ -65,7 +65,7 @@ def _installed(file: Path) -> bool:
     return any(file.resolve().is_relative_to(place) for place in places)
 
 
-def _zipped(package: Path) -> Path:
+def _zip_package(package: Path) -> Path:
     place = Path(tempfile.mkdtemp(prefix="kalman-functions-"))
     archive = shutil.make_archive(str(place / package.name), "zip", package.parent, package.name)
     return Path(archive)

@@ -86,7 +86,7 @@ class Warehouse(Tables):
         Raises:
             UserError: the table does not take such rows, or the commit failed.
         """
-        files = self._taking(frame.schema, table)
+        files = self._open_or_make(frame.schema, table)
         if transaction is not None and not files.is_due(transaction):
             return None
         return commit_or_remove(
@@ -106,7 +106,7 @@ class Warehouse(Tables):
         Raises:
             UserError: the table cannot be made or the commit failed.
         """
-        self._taking(columns, table).commit([], transaction)
+        self._open_or_make(columns, table).commit([], transaction)
 
     def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
         """Replace the rows of a filter by other rows in one commit; return the version that it made.
@@ -129,13 +129,13 @@ class Warehouse(Tables):
             files,
             write_rows(frame, files, more_columns=True),
             lambda parts: files.replace_rows(
-                parts, rows, keep_rows(self.spark, files, rows), _metadata(detail)
+                parts, rows, keep_rows(self.spark, files, rows), _build_metadata(detail)
             ),
         )
         assert version is not None
         return version
 
-    def _taking(self, columns: StructType, table: str) -> FileTable:
+    def _open_or_make(self, columns: StructType, table: str) -> FileTable:
         """Return the log of a table, made with the columns if it does not exist."""
         if not self.exists(table):
             self.make(table, Schema.from_json(columns.json()))
@@ -157,30 +157,30 @@ class Warehouse(Tables):
         session = frame.sparkSession
         merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
         merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
-        with self.lock(table), of_transaction(session, *transaction):
+        with self.lock(table), set_transaction(session, *transaction):
             merge.withSchemaEvolution().execute()
 
 
-def struct_of(columns: str) -> StructType:
+def parse_struct(columns: str) -> StructType:
     """Return the Spark type of a row with columns given as DDL."""
     found = StructType.fromDDL(columns)
     assert isinstance(found, StructType)
     return found
 
 
-def ddl_of(columns: StructType) -> str:
+def format_ddl(columns: StructType) -> str:
     """Return columns as DDL."""
     names = [one.name.replace("`", "``") for one in columns.fields]
     kinds = [one.dataType.simpleString() for one in columns.fields]
     return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
 
 
-def _metadata(detail: str | None) -> dict[str, str]:
+def _build_metadata(detail: str | None) -> dict[str, str]:
     return {} if detail is None else {"userMetadata": detail}
 
 
 @contextmanager
-def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
+def set_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
     """Attach a transaction to a merge in this session, so that retries merge once.
 
     Delta reads the transaction from the session's settings, so no other write may use the session meanwhile.

@@ -32,7 +32,7 @@ MODULES = (
 """The modules that a worker of the stream or of a batch pass needs; they import the others."""
 
 
-def warm() -> None:
+def load_modules() -> None:
     """Load the modules and exclude them from garbage collection, which runs after each task of a worker."""
     for name in MODULES:
         importlib.import_module(name)
@@ -43,5 +43,5 @@ def warm() -> None:
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    warm()
+    load_modules()
     manager()

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
-from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
+from jobs.storage.part_files import PartFile, name_attempt, remove_of, write_parts
 from jobs.storage.replaced_files import KeptRows, find_partitions, read_rows_of
 from jobs.storage.row_filters import Filter, Met, drop_rows
 
@@ -69,7 +69,7 @@ def write_files(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
-        name = attempt_name(task.partitionId(), attempt, task.stageId(), task.taskAttemptId())
+        name = name_attempt(task.partitionId(), attempt, task.stageId(), task.taskAttemptId())
         total = None if sums is None else sums()
 
         def summed() -> Iterator[pa.RecordBatch]:
@@ -106,7 +106,7 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     Raises:
         UserError: the table does not take such rows.
     """
-    schema = _columns(rows, table, more_columns)
+    schema = _match_columns(rows, table, more_columns)
     table.ready(schema, by_partition=True)
     chosen = rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in schema.names))
 
@@ -140,7 +140,7 @@ def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[
     return keep
 
 
-def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
+def _match_columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
     """Return the columns of rows with the table's names, types and order, followed by columns that it lacks.
 
     Raises:
@@ -151,14 +151,14 @@ def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema
     for field in table.columns():
         one = given.pop(field.name.casefold(), None)
         if one is not None:
-            kind = field.type if _widens(one.type, field.type) else one.type
+            kind = field.type if _is_widening(one.type, field.type) else one.type
             found.append(pa.field(field.name, kind))
     if given and not more_columns:
         raise UserError(f"{table.path} has no column {', '.join(one.name for one in given.values())}")
     return pa.schema([*found, *(pa.field(one.name, one.type) for one in given.values())])
 
 
-def _widens(kind: pa.DataType, to: pa.DataType) -> bool:
+def _is_widening(kind: pa.DataType, to: pa.DataType) -> bool:
     """Return whether values of a type can be stored in another type."""
     if pa.types.is_null(kind) or pa.types.is_integer(kind) and pa.types.is_floating(to):
         return True

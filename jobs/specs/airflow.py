@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Section, check_duration
+from jobs.specs.sections import SpecSection, check_duration
 
 CONTINUOUS = "@continuous"
 
@@ -16,7 +16,7 @@ ON_LANDING = "on-landing"
 """The schedule of a DAG that runs after each landing of measurements."""
 
 
-class IngestDag(Section):
+class IngestDag(SpecSection):
     """The DAG that lands files."""
 
     schedule: str | None = Field(
@@ -27,7 +27,7 @@ class IngestDag(Section):
     )
 
 
-class ScheduledDag(Section):
+class ScheduledDag(SpecSection):
     """A DAG with a schedule."""
 
     schedule: str | None = Field(
@@ -84,7 +84,7 @@ class VerifyDag(ScheduledDag):
         return self
 
 
-class StreamDag(Section):
+class StreamDag(SpecSection):
     """The DAG that drives the stream."""
 
     schedule: str | None = Field(
@@ -116,7 +116,7 @@ class StreamDag(Section):
     @property
     def seconds(self) -> float:
         """Return the seconds between micro-batches of a continuous stream."""
-        return 10.0 if self.trigger is None else duration_us(self.trigger) / 1e6
+        return 10.0 if self.trigger is None else parse_duration_us(self.trigger) / 1e6
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -139,7 +139,7 @@ class FollowerDag(StreamDag):
     )
 
 
-class Airflow(Section):
+class Airflow(SpecSection):
     """The model's DAG family."""
 
     owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")

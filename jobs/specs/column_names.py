@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS
-from jobs.specs.problems import closest, invalid
+from jobs.specs.problems import invalid, suggest_word
 
 FileColumns = str | list[str] | dict[str, str]
 """A column of the files; for the time also several columns: in order, or by part of the time."""
@@ -91,7 +91,7 @@ def is_plain(name: str) -> bool:
     return name.isidentifier() and not name.startswith("_") and len(name) <= LONGEST
 
 
-def plain_name(name: str) -> str:
+def make_plain_name(name: str) -> str:
     """Make a plain name for a column from its letters and digits."""
     if is_plain(name):
         return name
@@ -102,7 +102,7 @@ def plain_name(name: str) -> str:
     return plain if is_plain(plain) else "unnamed" if not name.strip() else "column"
 
 
-def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def find_time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Return the column of each part of a time that is split over several columns: part to column.
 
     The parts of a list follow from the columns' names, such as `year`, `Hour` or `HH`. If two columns have other names,
@@ -112,10 +112,10 @@ def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         ValueError: the parts do not make a time, or do not follow from the names; the message has a remedy.
     """
     if not isinstance(columns, Mapping):
-        columns = _parts_by_name(columns)
+        columns = _parse_part_names(columns)
     unknown = [part for part in columns if part not in TIME_PARTS]
     if unknown:
-        hint = closest(unknown[0], TIME_PARTS) or f"parts are {', '.join(TIME_PARTS)}"
+        hint = suggest_word(unknown[0], TIME_PARTS) or f"parts are {', '.join(TIME_PARTS)}"
         raise ValueError(f"'{unknown[0]}' is no part of a time; {hint}")
     clock = columns.keys() & CLOCK_PARTS.keys()
     if columns.keys() - clock not in _DATES or clock not in _CLOCKS:
@@ -126,11 +126,11 @@ def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     return dict(columns)
 
 
-def _parts_by_name(columns: Sequence[str]) -> dict[str, str]:
+def _parse_part_names(columns: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     rest: list[str] = []
     for column in columns:
-        part = part_of_time(column)
+        part = find_time_part(column)
         if part == "month" and "month" in found and column.casefold() == "mm":
             part = "minute"  # YY MM DD hh mm
         if part is None or part in found:
@@ -151,7 +151,7 @@ def _parts_by_name(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def part_of_time(column: str) -> str | None:
+def find_time_part(column: str) -> str | None:
     """Return the part of a time that a column's name stands for, or None."""
     name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"\(.*?\)|\[.*?\]", "", column).strip().casefold()).strip("_")
     if name == "mm":
@@ -170,7 +170,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     """
     names = _Names(spec)
     result = dict(spec)
-    if _texts(spec.get("key")):
+    if _is_texts(spec.get("key")):
         taken = {*OUTPUT_COLUMNS, *ESTIMATE_COLUMNS, *(["key"] if len(spec["key"]) > 1 else [])}
         result["key"] = [names.plain(name, "key", taken) for name in spec["key"]]
     time = spec.get("time")
@@ -179,25 +179,25 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(time, list | dict) and time:
         result["time"] = None  # set last: its plain name must not collide with another column's name
     for field in ("measurement", "control"):
-        if _texts(spec.get(field)):
+        if _is_texts(spec.get(field)):
             result[field] = [names.plain(name, field) for name in spec[field]]
     for field, inner in (("duplicates", "id"), ("inputs", "columns")):
         section = spec.get(field)
         value = section.get(inner) if isinstance(section, dict) else None
         if isinstance(value, str):
             result[field] = {**cast(dict[str, Any], section), inner: names.plain(value, field)}
-        elif isinstance(value, dict) and _texts(list(cast(dict[str, Any], value).values())):
+        elif isinstance(value, dict) and _is_texts(list(cast(dict[str, Any], value).values())):
             columns = {name: names.table(column) for name, column in cast(dict[str, str], value).items()}
             result[field] = {**cast(dict[str, Any], section), inner: columns}
     inputs = result.get("inputs")
-    if isinstance(inputs, dict) and _texts(inputs.get("key")):
+    if isinstance(inputs, dict) and _is_texts(inputs.get("key")):
         result["inputs"] = {**inputs, "key": [names.changed.get(name, name) for name in inputs["key"]]}
     if "time" in result and result["time"] is None and time is not None:
         result["time"] = names.several(cast(Any, time))
     return names.applied(result)
 
 
-def _texts(value: Any) -> bool:
+def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in cast(list[Any], value))
 
 
@@ -210,7 +210,7 @@ class _Names:
         self.given: dict[str, Any] = dict(cast(dict[str, Any], given)) if isinstance(given, dict) else {}
         self.changed: dict[str, str] = {v: k for k, v in self.given.items() if isinstance(v, str)}
         self.used: dict[str, str] = {}
-        self.kept = {name.casefold() for name in (*self.given, *_plain_ones(spec))}
+        self.kept = {name.casefold() for name in (*self.given, *_list_plain_names(spec))}
 
     def plain(self, name: str, field: str, taken: Iterable[str] = ()) -> str:
         """Return a column's plain name; a plain name in `taken` gets the field as its prefix."""
@@ -221,7 +221,7 @@ class _Names:
             return self.changed[name]
         if self.used.get(name.casefold()) == name:
             return name  # named twice; the spec's checks refuse it
-        plain = plain_name(name)
+        plain = make_plain_name(name)
         if plain.casefold() in {one.casefold() for one in taken}:
             plain = f"{field}_{plain}"
         if plain != name or plain.casefold() in self.used:
@@ -244,7 +244,7 @@ class _Names:
     def several(self, columns: list[str] | dict[str, str]) -> str:
         """Return the plain name of the time that several columns make, and store the columns."""
         one = list(columns.values()) if isinstance(columns, dict) else columns
-        if not _texts(list(one)):
+        if not _is_texts(list(one)):
             raise invalid("must be names of columns", "put each in quotes", "time")
         if isinstance(columns, list) and len(columns) == 1:
             return self.plain(columns[0], "time", OUTPUT_COLUMNS)
@@ -267,7 +267,7 @@ class _Names:
         if not names or not (files is None or isinstance(files, dict)):
             return spec
         odd = {name: plain for name, plain in self.changed.items() if name and not is_plain(name)}
-        referring = {field: _replaced(spec[field], odd) for field in _REFERENCES if field in spec}
+        referring = {field: _replace_texts(spec[field], odd) for field in _REFERENCES if field in spec}
         if spec.get("key_from_name") in self.changed:
             referring["key_from_name"] = self.changed[spec["key_from_name"]]
         written = {**(files or {}), "names": names}
@@ -277,7 +277,7 @@ class _Names:
         return {**spec, **referring, "files": written}
 
 
-def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
+def _list_plain_names(spec: dict[str, Any]) -> Iterable[str]:
     """Return the plain names among a spec's names of columns and inputs."""
     sections = [spec.get("key"), [spec.get("time")], spec.get("measurement"), spec.get("control")]
     for field, inner in (("duplicates", "id"), ("inputs", "columns")):
@@ -288,12 +288,12 @@ def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
     return [name for name in names if isinstance(name, str) and is_plain(name)]
 
 
-def _replaced(value: Any, names: Mapping[str, str]) -> Any:
+def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
     """Replace the texts of a value that are keys of `names`."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):
-        return {key: _replaced(item, names) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _replace_texts(item, names) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_replaced(item, names) for item in cast(list[Any], value)]
+        return [_replace_texts(item, names) for item in cast(list[Any], value)]
     return value

@@ -10,14 +10,14 @@ from pydantic import Field, field_validator, model_validator
 
 from jobs.specs.column_names import FileColumns
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, Section
+from jobs.specs.sections import Number, SpecSection
 
 SEPARATORS = (",", ";", "\t", "|")
 """Separators to try, in this order, before runs of blanks."""
 BLANKS = "blanks"
 
 
-class Wide(Section):
+class Wide(SpecSection):
     """Files with a column for each series: each filled cell of these columns becomes a row; an empty cell is no row."""
 
     key: str | None = Field(
@@ -62,7 +62,7 @@ class Wide(Section):
         return self
 
 
-class Files(Section):
+class Files(SpecSection):
     """How CSV files and lines of text are written; may change at any time, for files that are landed from then on."""
 
     separator: Literal[",", ";", "\t", "|", "blanks"] | None = Field(
@@ -145,7 +145,7 @@ class Files(Section):
                 raise invalid(f"'{name}' must have the name of a column", "put the name in quotes", str(name))
         return names
 
-    def own_header(self) -> Files:
+    def drop_header_options(self) -> Files:
         """Return the options that also apply to a file with another header, such as a file of inputs."""
         return Files(separator=self.separator, decimal=self.decimal, encoding=self.encoding)
 

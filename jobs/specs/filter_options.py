@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jobs.specs.sections import Number, Observation, Process, Section, Unscented
+from jobs.specs.sections import Number, Observation, Process, SpecSection, Unscented
 
 
-class Gate(Section):
+class Gate(SpecSection):
     """The gate: rows too far from their prediction are flagged and do not move the state."""
 
     probability: Number | str | None = Field(
@@ -26,14 +26,14 @@ class Gate(Section):
     )
 
 
-class StudentT(Section):
+class StudentT(SpecSection):
     """Measurement noise with the heavy tails of Student's t, one weight for all components of a row."""
 
     degrees: Number = Field(description="degrees of freedom, such as 4; fewer mean heavier tails")
     iterations: int = Field(default=10, ge=1, description="iterations of the variational update")
 
 
-class Huber(Section):
+class Huber(SpecSection):
     """Huber's M-estimate: one weight for each component, 1 up to a threshold."""
 
     threshold: Number = Field(
@@ -45,7 +45,7 @@ class Huber(Section):
     )
 
 
-class Robust(Section):
+class Robust(SpecSection):
     """Robustness against outliers."""
 
     gate: Gate | None = Field(
@@ -60,7 +60,7 @@ class Robust(Section):
     )
 
 
-class Adaptive(Section):
+class Adaptive(SpecSection):
     """Noise covariances that adapt to the innovations, key by key."""
 
     R: Number | None = Field(
@@ -73,7 +73,7 @@ class Adaptive(Section):
     )
 
 
-class Mode(Section):
+class Mode(SpecSection):
     """One of several models of the system; fields that it leaves out are those of the spec."""
 
     name: str | None = Field(
@@ -86,7 +86,7 @@ class Mode(Section):
     unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
 
 
-class Imm(Section):
+class Imm(SpecSection):
     """Interacting multiple models."""
 
     floor: Number = Field(
@@ -94,7 +94,7 @@ class Imm(Section):
     )
 
 
-class Mmae(Section):
+class Mmae(SpecSection):
     """Multiple-model adaptive estimation."""
 
     window: int | None = Field(
@@ -108,7 +108,7 @@ class Mmae(Section):
     )
 
 
-class Rls(Section):
+class Rls(SpecSection):
     """Recursive least squares."""
 
     forgetting: Number = Field(
@@ -124,7 +124,7 @@ class Rls(Section):
     )
 
 
-class Lms(Section):
+class Lms(SpecSection):
     """Least mean squares."""
 
     step: Number = Field(
@@ -132,7 +132,7 @@ class Lms(Section):
     )
 
 
-class Nlms(Section):
+class Nlms(SpecSection):
     """Normalised least mean squares."""
 
     step: Number = Field(
@@ -141,7 +141,7 @@ class Nlms(Section):
     epsilon: Number = Field(default=1e-6, ge=0, description="added to |h|^2, against division by zero")
 
 
-class MixtureStep(Section):
+class MixtureStep(SpecSection):
     """The step size of a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
 
     decay: Annotated[Number, Field(gt=0, le=1)] | str = Field(
@@ -158,7 +158,7 @@ class MixtureStep(Section):
     )
 
 
-class Mixture(Section):
+class Mixture(SpecSection):
     """A mixture: its components, and how they are learned, online and by `pretrain`."""
 
     components: int | None = Field(

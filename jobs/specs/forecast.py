@@ -8,12 +8,12 @@ from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, Section, check_duration
+from jobs.specs.sections import Number, SpecSection, check_duration
 
 
-class ForecastSkill(Section):
+class ForecastSkill(SpecSection):
     """The horizons of the forecasts from each estimate, and the later rows with which they are compared."""
 
     horizons: list[str] = Field(min_length=1, description="how far ahead to forecast, such as [1h, 6h, 1d]")
@@ -56,7 +56,7 @@ class ForecastSkill(Section):
         for place, horizon in enumerate(self.horizons):
             check_duration(horizon, f"horizons[{place}]")
         for place, horizon in enumerate(self.horizons):
-            if duration_us(horizon) in self.lengths[:place]:
+            if parse_duration_us(horizon) in self.lengths[:place]:
                 raise invalid(f"'{horizon}' is given twice", "give each horizon once", f"horizons[{place}]")
         for field in ("tolerance", "step", "watermark"):
             check_duration(getattr(self, field), field)
@@ -65,7 +65,7 @@ class ForecastSkill(Section):
                 "reaches back to the estimate itself", "give less than the shortest horizon", "tolerance"
             )
         reach = max(self.lengths) + self.tolerance_us
-        if self.watermark_policy == "max" and reach > duration_us(self.watermark):
+        if self.watermark_policy == "max" and reach > parse_duration_us(self.watermark):
             raise invalid(
                 "max leaves every row late, as the newest forecast is further ahead than `watermark`",
                 "write min, or a watermark that is at least the longest horizon and the tolerance",
@@ -73,7 +73,7 @@ class ForecastSkill(Section):
             )
         if self.step is not None:
             for place, length in enumerate(self.lengths):
-                if length % duration_us(self.step):
+                if length % parse_duration_us(self.step):
                     raise invalid(
                         f"is not a multiple of the step {self.step}", "give a multiple", f"horizons[{place}]"
                     )
@@ -82,17 +82,17 @@ class ForecastSkill(Section):
     @property
     def lengths(self) -> list[int]:
         """Return the horizons in microseconds."""
-        return [duration_us(one) for one in self.horizons]
+        return [parse_duration_us(one) for one in self.horizons]
 
     @property
     def tolerance_us(self) -> int:
         """Return the tolerance in microseconds."""
-        return 0 if self.tolerance is None else duration_us(self.tolerance)
+        return 0 if self.tolerance is None else parse_duration_us(self.tolerance)
 
     @property
     def watermark_interval(self) -> str:
         """Return the watermark's delay in Spark's syntax."""
-        return f"{duration_us(self.watermark)} microseconds"
+        return f"{parse_duration_us(self.watermark)} microseconds"
 
     def definition(self) -> str:
         """Return a short hash of the section, which names the query's checkpoint and rows."""

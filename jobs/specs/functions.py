@@ -25,20 +25,20 @@ DEFAULT = ". kalman_*"
 BESIDE = "."
 
 
-def named_functions(definition: Any) -> Iterator[str]:
+def list_functions(definition: Any) -> Iterator[str]:
     """Yield every `module:function` in a definition, at any depth."""
     if isinstance(definition, Mapping):
         for field, value in definition.items():
             if field in FIELDS and isinstance(value, str):
                 yield value
             else:
-                yield from named_functions(value)
+                yield from list_functions(value)
     elif isinstance(definition, (list, tuple)):
         for value in definition:
-            yield from named_functions(value)
+            yield from list_functions(value)
 
 
-def fields_with_functions(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def list_function_fields(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Yield the place and the name of every `module:function` in a spec's sections, whatever its purpose."""
     if isinstance(value, Mapping):
         for field, item in value.items():
@@ -48,18 +48,18 @@ def fields_with_functions(value: Any, place: str = "") -> Iterator[tuple[str, st
             elif field == "functions" and isinstance(item, list):
                 yield from ((f"{inner}[{i}]", str(one)) for i, one in enumerate(item))
             else:
-                yield from fields_with_functions(item, inner)
+                yield from list_function_fields(item, inner)
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            yield from fields_with_functions(item, f"{place}[{i}]")
+            yield from list_function_fields(item, f"{place}[{i}]")
 
 
-def allowed() -> list[str]:
+def list_allowed_modules() -> list[str]:
     """Return the modules whose functions a spec may name: names, patterns such as `kalman_*`, and `.`."""
     return re.split(r"[\s,]+", (os.environ.get(VARIABLE) or DEFAULT).strip())
 
 
-def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
+def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
     """Return the problem with a `module:function` of a spec in `folder`, and the remedy; None if it is allowed.
 
     No module is imported during the check.
@@ -67,7 +67,7 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
     module = name.partition(":")[0]
     parts = module.split(".")
     above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    modules = allowed()
+    modules = list_allowed_modules()
     if any(fnmatchcase(one, pattern) for one in above for pattern in modules if pattern != BESIDE):
         return None
     listed = (
@@ -76,7 +76,7 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
     if BESIDE not in modules or folder is None:
         return f"module {parts[0]} is not one whose functions a spec may name", listed
     importlib.invalidate_caches()
-    beside = _place(PathFinder.find_spec(parts[0], [folder]))
+    beside = _find_file(PathFinder.find_spec(parts[0], [folder]))
     if parts[0] in sys.stdlib_module_names:
         return (
             f"module {parts[0]} is Python's own, whose functions a spec may not name",
@@ -84,7 +84,7 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
         )
     # Spark puts its copies of workers' files on the driver's path, too.
     own = [entry for entry in sys.path if "userFiles-" not in entry]
-    elsewhere = _place(PathFinder.find_spec(parts[0], own))
+    elsewhere = _find_file(PathFinder.find_spec(parts[0], own))
     if beside is None:
         if elsewhere is None and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
             return None  # the module does not exist; the caller of the function reports that
@@ -100,7 +100,7 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
     return None
 
 
-def _place(found: ModuleSpec | None) -> str | None:
+def _find_file(found: ModuleSpec | None) -> str | None:
     """Return the file of a module, or the folder of a package without one."""
     if found is None:
         return None

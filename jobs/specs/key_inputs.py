@@ -7,11 +7,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from jobs.specs.problems import invalid, remedy_of_key
-from jobs.specs.sections import Number, Section
+from jobs.specs.problems import invalid, suggest_key
+from jobs.specs.sections import Number, SpecSection
 
 
-class Inputs(Section):
+class Inputs(SpecSection):
     """A Delta table with one row for each key, whose numbers the model uses like control columns."""
 
     table: str | None = Field(
@@ -53,4 +53,4 @@ class Inputs(Section):
             raise invalid("belongs to keys, and the model has no key columns", remedy, "inputs")
         for place, name in enumerate(self.key or ()):
             if name not in key:
-                raise invalid(f"'{name}' is not a key column", remedy_of_key(key), f"inputs.key[{place}]")
+                raise invalid(f"'{name}' is not a key column", suggest_key(key), f"inputs.key[{place}]")

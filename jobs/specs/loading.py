@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.core.errors import first_line
+from jobs.core.errors import extract_first_line
 from jobs.core.regular_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, ModelSpec
-from jobs.specs.problems import Problem, SpecError, closest, problem_of
+from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word
 
 LARGEST = 256 * 1024
 """Maximum bytes of a spec: enough for the maximum count of numbers, and as many words."""
@@ -36,8 +36,8 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     if not _is_file(path):
         if _is_there(path):
             return _load(path)  # which raises the reason
-        known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
-        hint = closest(text, known) or (
+        known = [file.stem for file in list_spec_files(folder)] if folder.is_dir() else []
+        hint = suggest_word(text, known) or (
             f"models there are {', '.join(known)}" if known else "there are no models there"
         )
         raise SpecError(Problem(str(path), "", f"there is no model '{text}'", hint))
@@ -60,7 +60,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def spec_files(models_dir: str | Path) -> list[Path]:
+def list_spec_files(models_dir: str | Path) -> list[Path]:
     """Return the spec files of a folder, sorted by name.
 
     Raises:
@@ -78,10 +78,10 @@ def spec_files(models_dir: str | Path) -> list[Path]:
     )
 
 
-def model_names(models_dir: str | Path) -> list[str]:
+def list_model_names(models_dir: str | Path) -> list[str]:
     """Return the names of a folder's specs; none without the folder: a warehouse may contain models without specs."""
     try:
-        return [path.stem for path in spec_files(models_dir)]
+        return [path.stem for path in list_spec_files(models_dir)]
     except SpecError:
         return []
 
@@ -94,7 +94,7 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
     """
     specs: list[ModelSpec] = []
     problems: list[Problem] = []
-    for path in spec_files(models_dir):
+    for path in list_spec_files(models_dir):
         try:
             spec = _load(path)
             _check_stem(spec, path)
@@ -106,7 +106,7 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
     return specs
 
 
-def schema() -> dict[str, Any]:
+def build_json_schema() -> dict[str, Any]:
     """Return the JSON schema of a spec, with the description of each field."""
     fields = ModelSpec.model_json_schema()
     fields["required"].remove("states")  # the states of a mixture are its measurements
@@ -149,21 +149,21 @@ def _load(path: Path) -> ModelSpec:
     try:
         spec = ModelSpec.model_validate(document.value)
     except ValidationError as error:
-        names, describe = _guide()
-        found = [problem_of(one, file, names, describe, document.lines) for one in error.errors()]
+        names, describe = _describe_fields()
+        found = [convert_to_problem(one, file, names, describe, document.lines) for one in error.errors()]
         raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
     except Exception as error:
         # One spec must not break the DAGs of others, whatever is wrong with it.
-        problem = f"cannot be understood ({type(error).__name__}: {first_line(error, 100)})"
+        problem = f"cannot be understood ({type(error).__name__}: {extract_first_line(error, 100)})"
         raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
-    spec._source, spec._folder, spec._lines = path, _folder_of(path), document.lines
-    refused = spec.refused_functions()
+    spec._source, spec._folder, spec._lines = path, _find_models_folder(path), document.lines
+    refused = spec.find_refused_functions()
     if refused:
         raise SpecError(refused)
     return spec
 
 
-def _folder_of(path: Path) -> str:
+def _find_models_folder(path: Path) -> str:
     """Return the folder of models for a spec's file; specs of earlier versions are in a subfolder of it."""
     parent = path.resolve().parent
     return str(parent.parent if parent.name == EARLIER else parent)
@@ -179,7 +179,7 @@ def _check_stem(spec: ModelSpec, path: Path) -> None:
         )
 
 
-def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
+def _describe_fields() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
     """Return the names of each section's fields by path, and each field's description."""
     names: dict[tuple[str, ...], list[str]] = {}
     describe: dict[str, str] = {}

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, Section
+from jobs.specs.sections import Number, SpecSection
 
 
-class Origin(Section):
+class Origin(SpecSection):
     """The origin of a state: a state of the old version, or a distribution of its own for a new state."""
 
     from_: str | None = Field(default=None, alias="from", description="the old version's state")
@@ -40,7 +40,7 @@ class Origin(Section):
         return self
 
 
-class Transform(Section):
+class Transform(SpecSection):
     """A linear map of the whole state: x' = matrix x + offset + noise."""
 
     matrix: Annotated[list[list[Number]], Field(min_length=1)] = Field(
@@ -57,7 +57,7 @@ class Transform(Section):
 _FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
-class Rekeying(Section):
+class Rekeying(SpecSection):
     """The map from the keys of the previous version to those of this one."""
 
     function: str = Field(
@@ -74,7 +74,7 @@ class Rekeying(Section):
     )
 
 
-class StateMapSpec(Section):
+class StateMapSpec(SpecSection):
     """The map from the states of one version to those of another, without keys and parameters."""
 
     states: dict[str, Origin] = Field(
@@ -129,7 +129,7 @@ class Migrate(StateMapSpec):
     )
 
 
-class Upgrade(Section):
+class Upgrade(SpecSection):
     """The conditions on which a new version of the model may become live."""
 
     rows: int = Field(

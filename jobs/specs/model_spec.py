@@ -25,8 +25,8 @@ from jobs.specs.column_names import (
     ESTIMATE_COLUMNS,
     LONGEST,
     OUTPUT_COLUMNS,
+    find_time_parts,
     is_plain,
-    time_parts,
     with_plain_names,
 )
 from jobs.specs.files import Files
@@ -45,11 +45,11 @@ from jobs.specs.filter_options import (
     Robust,
 )
 from jobs.specs.forecast import ForecastSkill
-from jobs.specs.functions import fields_with_functions, named_functions, why_refused
+from jobs.specs.functions import find_refusal, list_function_fields, list_functions
 from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
-from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of, remedy_of_key
+from jobs.specs.problems import Problem, SpecError, find_line, invalid, suggest_key, suggest_word
 from jobs.specs.readings import Readings
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit, TimeRange
@@ -61,8 +61,8 @@ from jobs.specs.sections import (
     Observation,
     Outputs,
     Process,
-    Section,
     Smoothing,
+    SpecSection,
     Storage,
     Stream,
     Unscented,
@@ -116,7 +116,7 @@ def _allow_several(schema: dict[str, Any]) -> None:
     ]
 
 
-class ModelSpec(Section):
+class ModelSpec(SpecSection):
     """One model: its data, its filter, and how it is run."""
 
     name: str = Field(pattern=_NAME, max_length=_LONGEST_NAME, description="lower-case letters, digits and _")
@@ -281,7 +281,7 @@ class ModelSpec(Section):
     def _names_and_states(cls, data: Any) -> Any:
         given = with_plain_names(cast(dict[str, Any], data)) if isinstance(data, dict) else {}
         if given.get("filter") in MIXTURES and "states" not in given and "measurement" in given:
-            return {**given, "states": states_of_mixture(given["measurement"], given.get("mixture"))}
+            return {**given, "states": name_mixture_states(given["measurement"], given.get("mixture"))}
         return given or data
 
     @model_validator(mode="after")
@@ -298,7 +298,7 @@ class ModelSpec(Section):
         _check_columns(self.states, "states", what="state")
         if self.key_from_name is not None and self.key_from_name not in self.key:
             raise invalid(
-                f"'{self.key_from_name}' is not a key column", remedy_of_key(self.key), "key_from_name"
+                f"'{self.key_from_name}' is not a key column", suggest_key(self.key), "key_from_name"
             )
         self._check_names()
         self._check_lines()
@@ -342,25 +342,25 @@ class ModelSpec(Section):
         for name, columns in self.files.names.items():
             field = f"files.names.{name}"
             if name not in known:
-                hint = closest(name, known) or f"columns of the spec are {', '.join(known)}"
+                hint = suggest_word(name, known) or f"columns of the spec are {', '.join(known)}"
                 raise invalid(f"'{name}' is not a column of the spec", hint, field)
             if isinstance(columns, str):
                 continue
             if name != self.time:
                 raise invalid("has several columns, which only the time can have", "name one column", field)
             try:
-                time_parts(columns)
+                find_time_parts(columns)
             except ValueError as error:
                 problem, _, remedy = str(error).partition("; ")
                 raise invalid(problem, remedy, "time") from error
 
     def _check_lines(self) -> None:
         if self.files.wide is not None:
-            self.files.wide.check_names(self.key, self.file_names([self.time]), self.measurement)
+            self.files.wide.check_names(self.key, self.list_file_columns([self.time]), self.measurement)
         if self.files.columns:
             for name in self.file_columns:
                 if name not in self.files.columns:
-                    hint = closest(name, self.files.columns) or "name every column of the file, in order"
+                    hint = suggest_word(name, self.files.columns) or "name every column of the file, in order"
                     raise invalid(f"has no column '{name}', which the spec names", hint, "files.columns")
         if self.line_pattern is None:
             return
@@ -419,8 +419,8 @@ class ModelSpec(Section):
         for name, section in sections.items():
             for field in fields[name] if section is not None else ():
                 value = getattr(section, field)
-                value = value.model_dump() if isinstance(value, Section) else value
-                for place, text in _texts(f"{name}.{field}", value):
+                value = value.model_dump() if isinstance(value, SpecSection) else value
+                for place, text in _list_texts(f"{name}.{field}", value):
                     if text not in known:
                         raise invalid(
                             "must be a number, not text", "or name a column of control or inputs", place
@@ -447,7 +447,7 @@ class ModelSpec(Section):
     def _check_groups(self) -> None:
         for i, name in enumerate(() if self.learn is None else self.learn.by):
             if name not in self.key:
-                raise invalid(f"'{name}' is not a key column", remedy_of_key(self.key), f"learn.by[{i}]")
+                raise invalid(f"'{name}' is not a key column", suggest_key(self.key), f"learn.by[{i}]")
 
     def _check_outputs(self) -> None:
         pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]
@@ -505,7 +505,7 @@ class ModelSpec(Section):
         try:
             ZoneInfo(self.time_zone)
         except (OSError, ValueError, KeyError) as error:
-            hint = closest(self.time_zone, available_timezones())
+            hint = suggest_word(self.time_zone, available_timezones())
             remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
             raise invalid(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
         try:
@@ -579,21 +579,21 @@ class ModelSpec(Section):
     @property
     def file_columns(self) -> list[str]:
         """Return the columns that files must have, by the files' names, without a key taken from the file's name."""
-        return self.file_names(name for name in self.columns if name != self.key_from_name)
+        return self.list_file_columns(name for name in self.columns if name != self.key_from_name)
 
-    def file_names(self, names: Iterable[str]) -> list[str]:
+    def list_file_columns(self, names: Iterable[str]) -> list[str]:
         """Return the file columns from which columns of the spec are read, without repetitions."""
         found: list[str] = []
         for name in names:
             columns = self.files.names.get(name, name)
-            found += [columns] if isinstance(columns, str) else time_parts(columns).values()
+            found += [columns] if isinstance(columns, str) else find_time_parts(columns).values()
         return list(dict.fromkeys(found))
 
     @property
     def time_parts(self) -> dict[str, str]:
         """Return the column of each part of the time, part to column; empty if one column has the time."""
         columns = self.files.names.get(self.time, self.time)
-        return {} if isinstance(columns, str) else time_parts(columns)
+        return {} if isinstance(columns, str) else find_time_parts(columns)
 
     @property
     def id_columns(self) -> list[str]:
@@ -624,21 +624,21 @@ class ModelSpec(Section):
                 from a
                 manifest, and write access to tables must not allow to run code.
         """
-        result = self._definition()
-        for name in named_functions(result):
-            refused = why_refused(name, self.folder)
+        result = self._build_definition()
+        for name in list_functions(result):
+            refused = find_refusal(name, self.folder)
             if refused is not None:
                 raise SpecError(self.problem(name, *refused))
         return result
 
-    def refused_functions(self) -> list[Problem]:
+    def find_refused_functions(self) -> list[Problem]:
         """Return a problem for each function, in any section, whose module is not listed."""
         sections = {"process", "observation", "modes", "monitor", "sinks", "migrate"}
-        found = fields_with_functions(self.model_dump(include=sections, exclude_none=True))
-        refused = ((field, why_refused(name, self.folder)) for field, name in found)
+        found = list_function_fields(self.model_dump(include=sections, exclude_none=True))
+        refused = ((field, find_refusal(name, self.folder)) for field, name in found)
         return [self.problem(field, *why) for field, why in refused if why is not None]
 
-    def _definition(self) -> dict[str, Any]:
+    def _build_definition(self) -> dict[str, Any]:
         result = self.model_dump(include=set(DEFINITION), exclude_none=True)
         if self.inputs is not None:
             result["control"] = [*self.control, *self.input_names]
@@ -646,13 +646,13 @@ class ModelSpec(Section):
             result["form"] = self.form
         if self.outputs.sliding_log_likelihood is not None:
             result["sliding_log_likelihood"] = self.outputs.sliding_log_likelihood
-        folder = self.folder if any(named_functions(result)) else None
+        folder = self.folder if any(list_functions(result)) else None
         if folder is not None:
             result["folder"] = folder
         result["learn"] = self.learn and self.learn.definition()
         return result
 
-    def stored_text(self) -> str:
+    def format_stored_text(self) -> str:
         """Return the spec as JSON for a manifest, without the settings of landing that have their defaults.
 
         Stored states do not depend on how files are read. A driver of an earlier release refuses a manifest with
@@ -674,15 +674,15 @@ class ModelSpec(Section):
         name is included.
         """
         meaning = {
-            **{field: value for field, value in self._definition().items() if field != "folder"},
+            **{field: value for field, value in self._build_definition().items() if field != "folder"},
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
-            **self._timing(),
+            **self._select_timing(),
         }
         for field in NUMERIC & meaning.keys():
             meaning[field] = as_floats(meaning[field])
-        return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
+        return hashlib.sha256(_format_canonical(meaning).encode()).hexdigest()
 
-    def _timing(self) -> dict[str, Any]:
+    def _select_timing(self) -> dict[str, Any]:
         """Return the options on time that determine the meaning of the state, without those at their defaults."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
         if self.duplicates is not None:
@@ -695,19 +695,19 @@ class ModelSpec(Section):
         """Return a problem of a field, with its file and line."""
         path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
         file = str(self._source) if self._source else f"model {self.name}"
-        return Problem(file, field, problem, remedy, line_of(path, self._lines))
+        return Problem(file, field, problem, remedy, find_line(path, self._lines))
 
 
-def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
+def _list_texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the place and the content of every text in a value."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
         for name, item in cast(dict[str, Any], value).items():
-            yield from _texts(f"{place}.{name}", item)
+            yield from _list_texts(f"{place}.{name}", item)
     elif isinstance(value, list):
         for i, item in enumerate(cast(list[Any], value)):
-            yield from _texts(f"{place}[{i}]", item)
+            yield from _list_texts(f"{place}[{i}]", item)
 
 
 def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:
@@ -723,7 +723,7 @@ def _check_columns(names: Sequence[str], field: str, what: str = "column") -> No
             )
 
 
-def states_of_mixture(measurement: Any, mixture: Any) -> Any:
+def name_mixture_states(measurement: Any, mixture: Any) -> Any:
     """Return the states' names of a mixture: its measurements, or the categories of each, `color_0`, `color_1`."""
     count = cast(dict[str, Any], mixture).get("categories") if isinstance(mixture, dict) else None
     if count is None or not isinstance(measurement, list):
@@ -744,7 +744,7 @@ def as_floats(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _canonical(value: Any) -> str:
+def _format_canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
 from jobs.specs.readings import Readings
-from jobs.specs.sections import Number, Section, check_duration
+from jobs.specs.sections import Number, SpecSection, check_duration
 from jobs.specs.sinks import KafkaSink
 
 
-class Window(Section):
+class Window(SpecSection):
     """Event-time windows of one length: fixed, or sliding."""
 
     size: str = Field(description="length of a window, such as 10min")
@@ -35,7 +35,7 @@ class Window(Section):
     def _durations(self) -> Self:
         check_duration(self.size, "size")
         check_duration(self.slide, "slide")
-        if self.slide is not None and duration_us(self.slide) > duration_us(self.size):
+        if self.slide is not None and parse_duration_us(self.slide) > parse_duration_us(self.size):
             raise invalid("is longer than the window", "let windows overlap, or leave it out", "slide")
         return self
 
@@ -45,7 +45,7 @@ class Window(Section):
         return self.slide or self.size
 
 
-class Aggregate(Section):
+class Aggregate(SpecSection):
     """An aggregate of a number of the estimates in each window."""
 
     name: str = Field(
@@ -78,7 +78,7 @@ class Aggregate(Section):
         return self
 
 
-class Rule(Section):
+class Rule(SpecSection):
     """A condition on consecutive readings of a key that raises an alert, and the condition that clears it."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name of the rule in alerts")
@@ -168,7 +168,7 @@ class Rule(Section):
         for name, kind in self.keeps.items():
             if not name.isidentifier():
                 raise invalid(f"'{name}' is not a name", "use letters, digits and _", "keeps")
-            if field_type(kind) is None:
+            if parse_field_type(kind) is None:
                 raise invalid(
                     f"'{kind}' is not a type of a field",
                     f"write {', '.join(FIELD_TYPES)}, or such as float64[3]",
@@ -200,13 +200,13 @@ def _check_function_name(name: str, field: str) -> None:
 FIELD_TYPES = ("float64", "int64", "bool", "timestamp")
 
 
-def field_type(text: str) -> tuple[str, int | None] | None:
+def parse_field_type(text: str) -> tuple[str, int | None] | None:
     """Parse the type of a field that a function keeps (`float64[3]`): type and length; None if it is not valid."""
     found = re.fullmatch(rf"({'|'.join(FIELD_TYPES)})(?:\[([1-9][0-9]{{0,3}})\])?", text)
     return None if found is None else (found[1], None if found[2] is None else int(found[2]))
 
 
-class Monitor(Section):
+class Monitor(SpecSection):
     """The windows and rules of `kalman-pipeline monitor` over a model's live estimates."""
 
     watermark: str = Field(
@@ -316,9 +316,9 @@ class Monitor(Section):
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         content = self.model_dump(include=include)
         if part == "rules":
-            content["rules"] = [_without_later(rule, LATER_IN_RULE) for rule in self.rules]
+            content["rules"] = [_drop_later_fields(rule, LATER_IN_RULE) for rule in self.rules]
         else:
-            content["windows"] = [_without_later(window, ("when",)) for window in self.windows]
+            content["windows"] = [_drop_later_fields(window, ("when",)) for window in self.windows]
             if self.aggregates:
                 content["aggregates"] = [one.model_dump() for one in self.aggregates]
         text = json.dumps(content, sort_keys=True)
@@ -347,7 +347,7 @@ LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "paramet
 """Fields of a rule that earlier releases lack. The definition leaves out those with default values."""
 
 
-def _without_later(section: Section, later: Sequence[str]) -> dict[str, Any]:
+def _drop_later_fields(section: SpecSection, later: Sequence[str]) -> dict[str, Any]:
     fields = type(section).model_fields
     same = {
         name

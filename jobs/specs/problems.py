@@ -71,19 +71,19 @@ def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 
 
-def remedy_of_key(known: Sequence[str], lead: str = "choose from") -> str:
+def suggest_key(known: Sequence[str], lead: str = "choose from") -> str:
     """Return the remedy for a name that is not a key column."""
     return f"{lead} {', '.join(known)}" if known else "leave it out: the model has no key columns"
 
 
-def closest(word: Any, known: Iterable[str]) -> str:
+def suggest_word(word: Any, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the nearest known word, or an empty string; case does not matter."""
     by_case = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(str(word).casefold(), by_case, n=1, cutoff=0.6)
     return f"did you mean '{by_case[near[0]]}'?" if near else ""
 
 
-def path_text(location: Sequence[str | int]) -> str:
+def format_path(location: Sequence[str | int]) -> str:
     """Return a field's path as text: process.F[0][1]."""
     text = ""
     for part in location:
@@ -91,7 +91,7 @@ def path_text(location: Sequence[str | int]) -> str:
     return text
 
 
-def problem_of(
+def convert_to_problem(
     error: ErrorDetails,
     file: str,
     fields: Mapping[tuple[str, ...], Sequence[str]],
@@ -109,7 +109,7 @@ def problem_of(
     """
     location = tuple(error["loc"])
     kind, given, context = error["type"], error["input"], error.get("ctx") or {}
-    field = path_text(location)
+    field = format_path(location)
     remedy = ""
     if kind == "spec":
         inner = context["field"]
@@ -120,13 +120,13 @@ def problem_of(
         problem, remedy = "is missing", f"add it: {describe.get(field, 'it is required')}"
     elif kind in ("extra_forbidden", "invalid_key"):
         names = fields.get(tuple(str(part) for part in location[:-1]), ())
-        hint = closest(location[-1], names) if location else ""
+        hint = suggest_word(location[-1], names) if location else ""
         problem, remedy = "is not a field of a model spec", hint or f"fields here are {', '.join(names)}"
     elif kind in ("literal_error", "enum"):
         expected = [word.strip(" '") for word in str(context["expected"]).replace(" or ", ",").split(",")]
-        problem = f"{_short(given)} is not known"
+        problem = f"{_shorten_value(given)} is not known"
         remedy = " ".join(
-            part for part in (closest(given, expected), f"use one of {', '.join(expected)}") if part
+            part for part in (suggest_word(given, expected), f"use one of {', '.join(expected)}") if part
         )
     elif kind in _WANTED:
         wanted, remedy = _WANTED[kind]
@@ -138,20 +138,20 @@ def problem_of(
         problem, remedy = "is empty", describe.get(field, "give at least one entry")
     elif kind in ("greater_than_equal", "greater_than"):
         least = context.get("ge", context.get("gt"))
-        problem, remedy = f"{_short(given)} is too small", f"give a number from {least}"
+        problem, remedy = f"{_shorten_value(given)} is too small", f"give a number from {least}"
     elif kind in ("less_than_equal", "less_than"):
         most = context.get("le", context.get("lt"))
-        problem, remedy = f"{_short(given)} is too large", f"give a number up to {most}"
+        problem, remedy = f"{_shorten_value(given)} is too large", f"give a number up to {most}"
     elif kind == "finite_number":
         problem, remedy = f"must be a finite number, not {given}", "give a number"
     else:
         message = error["msg"][:1].lower() + error["msg"][1:]
-        problem, remedy = f"{_short(given)} is not valid: {message}", describe.get(field, "")
-    line = 0 if kind == "missing" and len(location) == 1 else line_of(location, lines)
+        problem, remedy = f"{_shorten_value(given)} is not valid: {message}", describe.get(field, "")
+    line = 0 if kind == "missing" and len(location) == 1 else find_line(location, lines)
     return Problem(file, field, problem, remedy, line)
 
 
-def line_of(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) -> int:
+def find_line(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) -> int:
     """Return the line of a field, or of the nearest enclosing field; 0 if unknown."""
     path = tuple(location)
     while path and path not in lines:
@@ -159,6 +159,6 @@ def line_of(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...],
     return lines.get(path, 0)
 
 
-def _short(value: Any, limit: int = 60) -> str:
+def _shorten_value(value: Any, limit: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jobs.specs.problems import closest, invalid
+from jobs.specs.problems import invalid, suggest_word
 from jobs.specs.sections import Outputs
 
 
@@ -52,7 +52,7 @@ class Readings(NamedTuple):
         """
         known = self.by_name
         if name not in known:
-            choice = f"{closest(name, known)} choose from {', '.join(known)}".strip()
+            choice = f"{suggest_word(name, known)} choose from {', '.join(known)}".strip()
             raise invalid(f"'{name}' is not a number of an estimate", choice, field)
         found = known[name]
         if found.column in ("measured", "innovation", "control") and not getattr(self.outputs, found.column):

@@ -6,29 +6,29 @@ from datetime import timedelta
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Section
+from jobs.specs.sections import SpecSection
 
 DAY_US = 86_400_000_000
 
 
-def span_of(text: str) -> timedelta:
+def parse_span(text: str) -> timedelta:
     """Return a duration of this section as a timedelta."""
-    return timedelta(microseconds=duration_us(text))
+    return timedelta(microseconds=parse_duration_us(text))
 
 
 def _check(text: str, field: str, least: int = DAY_US) -> None:
     """Refuse text that is not a duration, and durations so short that running commands would lose their data."""
     try:
-        found = duration_us(text)
+        found = parse_duration_us(text)
     except ValueError as error:
         raise invalid(str(error), "write a number and one of h, d, w, such as 90d or 12w", field) from error
     if found < least:
         raise invalid("is less than a day", "write 1d or more: a command may still use it", field)
 
 
-class Kept(Section):
+class Kept(SpecSection):
     """The part of a sequence that is kept: the newest, and those younger than an age."""
 
     newest: int = Field(default=10, ge=0, description="number of the newest that are kept, at any age")
@@ -39,7 +39,7 @@ class Kept(Section):
     @property
     def span(self) -> timedelta:
         """Return the age from which an item may be removed."""
-        return timedelta(microseconds=duration_us(self.age))
+        return timedelta(microseconds=parse_duration_us(self.age))
 
     @model_validator(mode="after")
     def _long_enough(self) -> Kept:
@@ -53,7 +53,7 @@ class KeptGenerations(Kept):
     newest: int = Field(default=1, ge=0, description="number of the newest that are kept, at any age")
 
 
-class Retention(Section):
+class Retention(SpecSection):
     """What `maintain` keeps; it never removes what something still needs."""
 
     snapshots: Kept = Field(

@@ -7,12 +7,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import TimeParser, duration_us
+from jobs.core.times import TimeParser, parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, Section, check_duration
+from jobs.specs.sections import Number, SpecSection, check_duration
 
 
-class Duplicates(Section):
+class Duplicates(SpecSection):
     """Duplicate rows: of the same key and time, or of the same key and id."""
 
     action: Literal["quarantine", "drop"] = Field(
@@ -46,14 +46,14 @@ class Duplicates(Section):
     @property
     def within_us(self) -> int:
         """Return the maximum difference between the times of a row and its repetition, in microseconds."""
-        return 0 if self.within is None else duration_us(self.within)
+        return 0 if self.within is None else parse_duration_us(self.within)
 
     def meaning(self) -> dict[str, Any] | bool:
         """Return the part that the stored state depends on; the action on repetitions may change."""
         return True if self.id is None else {"id": self.id, "within": self.within_us}
 
 
-class Expiry(Section):
+class Expiry(SpecSection):
     """When a silent key expires."""
 
     after: str = Field(
@@ -77,10 +77,10 @@ class Expiry(Section):
     @property
     def after_us(self) -> int:
         """Return the silence in microseconds."""
-        return duration_us(self.after)
+        return parse_duration_us(self.after)
 
 
-class Order(Section):
+class Order(SpecSection):
     """The order in which the stream applies the rows of a key."""
 
     kind: Literal["as-arrived", "strict", "replay"] = Field(
@@ -125,12 +125,12 @@ class Order(Section):
     @property
     def delay_us(self) -> int:
         """Return the delay in microseconds."""
-        return 0 if self.delay is None else duration_us(self.delay)
+        return 0 if self.delay is None else parse_duration_us(self.delay)
 
     @property
     def patience_us(self) -> int | None:
         """Return the patience in microseconds."""
-        return None if self.patience is None else duration_us(self.patience)
+        return None if self.patience is None else parse_duration_us(self.patience)
 
     @property
     def waits(self) -> bool:
@@ -146,7 +146,7 @@ class Order(Section):
         return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}
 
 
-class TimeRange(Section):
+class TimeRange(SpecSection):
     """The times that rows may have; others are rejected."""
 
     latest: str | None = Field(
@@ -168,7 +168,7 @@ class TimeRange(Section):
     @property
     def latest_us(self) -> int | None:
         """Return how far a row's time may lie after its landing, in microseconds; None: no limit."""
-        return None if self.latest in (None, "none") else duration_us(self.latest)
+        return None if self.latest in (None, "none") else parse_duration_us(self.latest)
 
     @property
     def earliest_us(self) -> int | None:
@@ -176,7 +176,7 @@ class TimeRange(Section):
         return None if self.earliest is None else TimeParser(None, UTC)(self.earliest)
 
 
-class QuarantineLimit(Section):
+class QuarantineLimit(SpecSection):
     """The share of rejected rows above which a micro-batch, or a file, fails instead of going to quarantine."""
 
     fail_above: Number = Field(

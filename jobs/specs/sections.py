@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.structure_names import by_known_name
+from jobs.specs.structure_names import replace_textbook_names
 
 PRETRAINED = "pretrained"
 
@@ -17,13 +17,13 @@ Names = Annotated[list[str], Field(min_length=1)]
 _DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
 
 
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """A part of a spec: an unknown field or a value of another type is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Process(Section):
+class Process(SpecSection):
     """The process model: how the state moves between two rows of a key."""
 
     model_config = ConfigDict(extra="allow")
@@ -43,10 +43,10 @@ class Process(Section):
     @model_validator(mode="before")
     @classmethod
     def _by_known_name(cls, process: Any) -> Any:
-        return by_known_name(process)
+        return replace_textbook_names(process)
 
 
-class Observation(Section):
+class Observation(SpecSection):
     """The observation model: how the measurement depends on the state."""
 
     model_config = ConfigDict(
@@ -88,7 +88,7 @@ class Observation(Section):
     )
 
 
-class Initial(Section):
+class Initial(SpecSection):
     """The state's distribution at a key's first row, before that row's measurement."""
 
     mean: list[Number | str] | None = Field(
@@ -118,7 +118,7 @@ class Initial(Section):
         return self
 
 
-class Unscented(Section):
+class Unscented(SpecSection):
     """The sigma points of the unscented filter and their weights: lambda = alpha^2 (n + kappa) - n."""
 
     alpha: Number = Field(default=1.0, gt=0.0, description="spread of the points")
@@ -130,7 +130,7 @@ class Unscented(Section):
     )
 
 
-class LearnedParameter(Section):
+class LearnedParameter(SpecSection):
     """A field to learn, with constraints on its values."""
 
     name: str = Field(
@@ -144,7 +144,7 @@ class LearnedParameter(Section):
     )
 
 
-class Learn(Section):
+class Learn(SpecSection):
     """The parameters that `pretrain` learns before it filters; all others stay as in the spec."""
 
     parameters: list[str | LearnedParameter] = Field(
@@ -186,7 +186,7 @@ class Learn(Section):
         }
 
     def definition(self) -> dict[str, Any]:
-        """Return the argument of `kalman.build` and `kalman.learning.maximum_likelihood`, as plain Python."""
+        """Return the argument of `kalman.build` and `kalman.learning.build_linear_learner`, as plain Python."""
         result = self.model_dump(include={"parameters", "scope"}, exclude_none=True)
         for item in self.parameters:
             if isinstance(item, LearnedParameter) and item.bounds is not None:
@@ -204,7 +204,7 @@ class Learn(Section):
     @property
     def window_us(self) -> int | None:
         """Return the window in microseconds."""
-        return None if self.window is None else duration_us(self.window)
+        return None if self.window is None else parse_duration_us(self.window)
 
     @model_validator(mode="after")
     def _duration(self) -> Self:
@@ -212,7 +212,7 @@ class Learn(Section):
         return self
 
 
-class Smoothing(Section):
+class Smoothing(SpecSection):
     """Fixed-lag smoothing: each row's state again, given a number of later rows of its key."""
 
     lag: int = Field(
@@ -223,7 +223,7 @@ class Smoothing(Section):
     )
 
 
-class Storage(Section):
+class Storage(SpecSection):
     """The storage of a key's state."""
 
     dtype: Literal["float64", "float32"] = Field(
@@ -231,7 +231,7 @@ class Storage(Section):
     )
 
 
-class Outputs(Section):
+class Outputs(SpecSection):
     """The contents of each estimate."""
 
     covariance: Literal["full", "diagonal"] = Field(
@@ -304,7 +304,7 @@ class Outputs(Section):
         ]
 
 
-class Stream(Section):
+class Stream(SpecSection):
     """The size of micro-batches and the layout of the state; only new_keys changes results."""
 
     max_files_per_batch: int | None = Field(
@@ -333,6 +333,6 @@ def check_duration(text: str | None, field: str) -> None:
     """Refuse text that is not a duration, with an error of `problems.invalid`."""
     if text is not None:
         try:
-            duration_us(text)
+            parse_duration_us(text)
         except ValueError as error:
             raise invalid(str(error), _DURATION_REMEDY, field) from error

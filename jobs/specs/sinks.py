@@ -7,16 +7,16 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Section
+from jobs.specs.sections import SpecSection
 
 
-class KafkaSink(Section):
+class KafkaSink(SpecSection):
     """A Kafka topic that gets each live estimate as a message. KALMAN_KAFKA has the addresses of its brokers."""
 
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of an existing topic")
 
 
-class FileSink(Section):
+class FileSink(SpecSection):
     """A folder that gets the live estimates as files, in a subfolder for each micro-batch."""
 
     folder: str = Field(
@@ -27,7 +27,7 @@ class FileSink(Section):
     )
 
 
-class Sinks(Section):
+class Sinks(SpecSection):
     """Where a stream's estimates go besides their table; may change at any start of a stream."""
 
     latest: bool = Field(

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import duration_us
-from jobs.specs.problems import invalid, remedy_of_key
-from jobs.specs.sections import Section
+from jobs.core.times import parse_duration_us
+from jobs.specs.problems import invalid, suggest_key
+from jobs.specs.sections import SpecSection
 
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
 _OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
@@ -21,7 +21,7 @@ _FIELDS = {"kafka": _OF_KAFKA, "delta": ("table",), "rate": ("rate",)}
 """The fields that only one kind has."""
 
 
-class Rate(Section):
+class Rate(SpecSection):
     """Made-up rows, to try a model out: the same seed gives the same rows."""
 
     rows_per_second: float = Field(
@@ -39,13 +39,13 @@ class Rate(Section):
     @model_validator(mode="after")
     def _spaced(self) -> Self:
         try:
-            duration_us(self.every)
+            parse_duration_us(self.every)
         except ValueError as error:
             raise invalid(str(error), "write a number and a unit, such as 1min", "every") from error
         return self
 
 
-class Source(Section):
+class Source(SpecSection):
     """Topics of Kafka with a measurement a message (KALMAN_KAFKA has the brokers), a Delta table, or made-up rows."""
 
     kind: Literal["kafka", "delta", "rate"] = Field(
@@ -169,6 +169,6 @@ class Source(Section):
                 if name not in known:
                     raise invalid(
                         f"'{name}' is not a key column",
-                        remedy_of_key(known, "name one of"),
+                        suggest_key(known, "name one of"),
                         f"source.{field}",
                     )

@@ -53,7 +53,7 @@ NAMES: Mapping[str, Meaning] = {
 }
 
 
-def by_known_name(process: Any) -> Any:
+def replace_textbook_names(process: Any) -> Any:
     """Return a process, and its parts, with the project's names in place of a textbook's; other values are unchanged.
 
     Case does not matter, and blanks and hyphens are underscores: `Local Level` is `local_level`.
@@ -70,5 +70,5 @@ def by_known_name(process: Any) -> Any:
             result = renamed
         result = {**meaning.implied, **result, "kind": meaning.kind}
     if isinstance(result.get("parts"), list):
-        result["parts"] = [by_known_name(part) for part in result["parts"]]
+        result["parts"] = [replace_textbook_names(part) for part in result["parts"]]
     return result

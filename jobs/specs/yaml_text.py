@@ -102,38 +102,38 @@ for _class in _LOADERS:
         _class.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
-def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+def _parse_decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if len(text) > 40 or not re.fullmatch("[-+]?[0-9]+", text):
-        raise _not_a("whole number", node)
+        raise _build_type_error("whole number", node)
     return int(text)  # 1.1 would read 010 as 8
 
 
-def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+def _parse_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     text = str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan")
     try:
         return float(text)
     except ValueError as error:
-        raise _not_a("number", node) from error
+        raise _build_type_error("number", node) from error
 
 
-def _bool(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+def _parse_bool(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
     text = str(loader.construct_scalar(node)).lower()
     if text not in ("true", "false"):
-        raise _not_a("true or false", node)
+        raise _build_type_error("true or false", node)
     return text == "true"
 
 
-def _not_a(what: str, node: yaml.ScalarNode) -> YamlError:
+def _build_type_error(what: str, node: yaml.ScalarNode) -> YamlError:
     text = node.value if len(node.value) <= 40 else node.value[:37] + "..."
     mark = node.start_mark
     return YamlError(f"{text!r} is not a {what}".replace("a true", "true"), mark.line + 1, mark.column + 1)
 
 
 for _class in _LOADERS:
-    _class.add_constructor("tag:yaml.org,2002:bool", _bool)
-    _class.add_constructor("tag:yaml.org,2002:int", _decimal)
-    _class.add_constructor("tag:yaml.org,2002:float", _float)
+    _class.add_constructor("tag:yaml.org,2002:bool", _parse_bool)
+    _class.add_constructor("tag:yaml.org,2002:int", _parse_decimal)
+    _class.add_constructor("tag:yaml.org,2002:float", _parse_float)
 
 
 def parse(text: str) -> Document:
@@ -146,9 +146,9 @@ def parse(text: str) -> Document:
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
             with suppress(YamlError, yaml.YAMLError, ValueError):  # PyYAML reports the problem below
-                return _document(loader(text))
+                return _compose_document(loader(text))
     try:
-        return _document(_Loader(text))
+        return _compose_document(_Loader(text))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"has a character that YAML does not allow (code {error.character})", line) from error
@@ -158,7 +158,7 @@ def parse(text: str) -> Document:
         raise YamlError(problem, mark.line + 1 if mark else 1, mark.column + 1 if mark else 0) from error
 
 
-def _document(loader: Any) -> Document:
+def _compose_document(loader: Any) -> Document:
     try:
         node = loader.get_single_node()
         if node is None:
@@ -215,12 +215,14 @@ _NO_TEXTS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 """Words that some YAML readers do not read as a text."""
 
 
-def flow_text(value: Any) -> str:
+def format_flow(value: Any) -> str:
     """Return a value on one line that all readers of YAML 1.1 and 1.2 parse to the same value."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow_text(name)}: {flow_text(one)}" for name, one in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{format_flow(name)}: {format_flow(one)}" for name, one in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(flow_text, value))}]"
+        return f"[{', '.join(map(format_flow, value))}]"
     if isinstance(value, float):
         text = repr(value)
         return text.replace("e", ".0e") if "e" in text and "." not in text else text

@@ -19,8 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobs.state.encoding.keys import CHECK, ROUTE, KeyKind
-from jobs.state.encoding.packets import HEADER_BYTES, Column, Layout, Records, concat, records_of
-from jobs.state.encoding.routing import identity_of, route_of
+from jobs.state.encoding.packets import (
+    HEADER_BYTES,
+    Layout,
+    PacketColumn,
+    Records,
+    count_records,
+    join_records,
+)
+from jobs.state.encoding.routing import compute_identities, compute_routes
 
 _MAGIC, _ROUTES, _WHOLE = b"KSB3", b"KSB2", b"KSB1"
 FLOAT64 = "<f8"
@@ -45,7 +52,7 @@ class StateFormat(NamedTuple):
     def encode_each(self, records: Records, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         """Yield one block of the records start..stop-1 for each range (start, stop); `records` are ordered by route."""
         if self._integer:
-            keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
+            keys = compute_identities(records.arrays[ROUTE.name]).view(ROUTE.dtype)
             records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
         prefix = _PREFIX.pack(_MAGIC, len(self.header)) + self.header
         for begin, end in ranges:
@@ -71,18 +78,18 @@ class StateFormat(NamedTuple):
         parts = [self._packet(block) for block in blocks]
         if not parts:
             return self.layout.empty()
-        records = concat([part for part, _ in parts])
+        records = join_records([part for part, _ in parts])
         keyed = [by_key for _, by_key in parts]
         if not any(keyed):
             return records
         # Compute routes once for all blocks: a call per block would cost as much as all the rest of this method.
         found = records.arrays[ROUTE.name]
-        route = route_of(found.view(np.int64))
+        route = compute_routes(found.view(np.int64))
         if not all(keyed):
             route = np.where(np.repeat(keyed, [part.size for part, _ in parts]), route, found)
         return records._replace(arrays={**records.arrays, ROUTE.name: route})
 
-    def records_in(self, block: bytes) -> int:
+    def count_records_in(self, block: bytes) -> int:
         """Return the number of records in a block; the header is not checked.
 
         Raises:
@@ -91,7 +98,7 @@ class StateFormat(NamedTuple):
         if len(block) >= _PREFIX.size:
             start = _PREFIX.size + _PREFIX.unpack_from(block)[1]
             if len(block) >= start + HEADER_BYTES:
-                return records_of(block, start)
+                return count_records(block, start)
         raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
 
     def _packet(self, block: bytes) -> tuple[Records, bool]:
@@ -106,14 +113,14 @@ class StateFormat(NamedTuple):
             raise StateMismatch(_difference(block[_PREFIX.size : end], self.header))
         if magic == _WHOLE:
             return self.layout.decode(block, end), False
-        start, stop = (end + offset for offset in self._numbers(records_of(block, end)))
+        start, stop = (end + offset for offset in self._numbers(count_records(block, end)))
         whole = np.frombuffer(block, np.uint8, stop - start, start).reshape(8, -1).T.tobytes()
         records = self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
         return records, magic == _MAGIC and self._integer
 
     @property
     def _integer(self) -> bool:
-        """Return whether keys are integers; `identity_of` recovers them from their routes."""
+        """Return whether keys are integers; `compute_identities` recovers them from their routes."""
         return CHECK not in self.layout.columns
 
     def _numbers(self, records: int) -> tuple[int, int]:
@@ -126,19 +133,19 @@ class StateFormat(NamedTuple):
         return HEADER_BYTES, HEADER_BYTES + 8 * width * records
 
 
-def state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
+def build_state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
     """Return the layout of states with `size` numbers per key of NumPy type `dtype` (`kalman.filters.rounded`)."""
     columns = (
         *kind.identity_columns,
-        Column("event_time", "<i8"),
-        Column("count", "<i8"),
-        Column("log_likelihood", "<f8"),
-        Column("values", dtype, size),
+        PacketColumn("event_time", "<i8"),
+        PacketColumn("count", "<i8"),
+        PacketColumn("log_likelihood", "<f8"),
+        PacketColumn("values", dtype, size),
     )
     return Layout(columns, text=not kind.integer)
 
 
-def state_format(
+def build_state_format(
     model: str,
     version: int,
     states: list[str],
@@ -157,10 +164,10 @@ def state_format(
     }
     if dtype != FLOAT64:
         meaning["numbers"] = dtype
-    return format_of(meaning, state_layout(kind, size, dtype))
+    return build_format(meaning, build_state_layout(kind, size, dtype))
 
 
-def format_of(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
+def build_format(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
     """Return the format of records of a layout; the header is `meaning` as JSON."""
     header = json.dumps(meaning, separators=(",", ":")).encode()
     return StateFormat(header + b" " * (-len(header) % 8), layout)

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.order import starts_of
-from jobs.state.encoding.packets import Layout, Records, concat, merged
-from jobs.state.encoding.routing import block_of
+from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.packets import Layout, Records, join_records, merge_records
+from jobs.state.encoding.routing import compute_blocks
 from jobs.state.state_calls import get_all, put_all
-from jobs.state.text_codec import stored_bytes, to_text
+from jobs.state.text_codec import decode_stored, to_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
@@ -61,7 +61,7 @@ class MapStore:
     def get(self, number: int) -> bytes | None:
         """Return a value, or None."""
         value = self.state.getValue((number,))
-        return None if value is None else stored_bytes(value[0])
+        return None if value is None else decode_stored(value[0])
 
     def put(self, number: int, value: bytes) -> None:
         """Set a value."""
@@ -70,7 +70,7 @@ class MapStore:
     def get_all(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
         """Yield values in the order of their numbers, None for a missing value."""
         for value in get_all(self.state, numbers):
-            yield None if value is None else stored_bytes(value)
+            yield None if value is None else decode_stored(value)
 
     def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
         """Set values by number."""
@@ -83,7 +83,7 @@ class MapStore:
     def items(self) -> Iterator[tuple[int, bytes]]:
         """Yield all numbers and their values, in any order; Spark sends many at a time."""
         for key, value in self.state.iterator():
-            yield key[0], stored_bytes(value[0])
+            yield key[0], decode_stored(value[0])
 
     def _stored(self, value: bytes) -> str | bytes:
         return to_text(value) if self.text else value
@@ -108,7 +108,7 @@ class Blocks(NamedTuple):
 
     def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
         """Read the blocks of ordered routes; return their numbers, and their records ordered by route."""
-        present = np.unique(block_of(route, self.blocks))
+        present = np.unique(compute_blocks(route, self.blocks))
         return present, self.read(present)
 
     @step(STATE_READ)
@@ -125,7 +125,7 @@ class Blocks(NamedTuple):
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
         """Write the blocks `present`, whose only records are the ordered `records`; skip blocks without records."""
-        block = block_of(records.arrays["route"], self.blocks)
+        block = compute_blocks(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
         some = stops > starts
         ranges = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
@@ -135,7 +135,7 @@ class Blocks(NamedTuple):
     @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
         """Write the blocks `present`, whose only records are the ordered `records`; remove blocks without records."""
-        block = block_of(records.arrays["route"], self.blocks)
+        block = compute_blocks(records.arrays["route"], self.blocks)
         self.save(present, records)
         for number in np.setdiff1d(present, block).tolist():
             if self.store.get(number) is not None:
@@ -146,10 +146,10 @@ class Blocks(NamedTuple):
 
         A block may come in several calls, so new records are merged with stored ones.
         """
-        ordered = merged(new)
+        ordered = merge_records(new)
         present, known = self.load(ordered.arrays["route"])
         if known.size:
-            ordered = merged(known, ordered)
+            ordered = merge_records(known, ordered)
         self.save(present, ordered)
         return present, ordered
 
@@ -160,8 +160,8 @@ class Blocks(NamedTuple):
 
 def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:
     """Return one state record per key, ordered by route: the record with most rows, or the newest of several."""
-    offered = concat([layout.decode(bytes(packet)) for packet in packets])
+    offered = join_records([layout.decode(bytes(packet)) for packet in packets])
     arrays = offered.arrays
     check = arrays.get("check", np.zeros(offered.size, np.int64))
     order = np.lexsort((-arrays["event_time"], -arrays["count"], check, arrays["route"]))
-    return offered.take(order[starts_of(arrays["route"][order], check[order])])
+    return offered.take(order[find_starts(arrays["route"][order], check[order])])

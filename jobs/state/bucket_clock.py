@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.state.encoding.packet_kinds import NEVER
-from jobs.state.encoding.packets import Column, Layout, Records, concat
-from jobs.state.encoding.routing import block_of
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
+from jobs.state.encoding.routing import compute_blocks
 from jobs.state.reorder_buffer import PARTS
 
-_LAYOUT = Layout((Column("block", "<i8"), Column("oldest", "<i8")), text=False)
+_LAYOUT = Layout((PacketColumn("block", "<i8"), PacketColumn("oldest", "<i8")), text=False)
 
 
 class LastSeenIndex(NamedTuple):
@@ -38,13 +38,13 @@ class LastSeenIndex(NamedTuple):
             last: (K,) time of each key.
             blocks: number of blocks in a bucket.
         """
-        block = block_of(route, blocks)
+        block = compute_blocks(route, blocks)
         others = self.blocks.take(np.flatnonzero(~np.isin(self.blocks.arrays["block"], present)))
         if len(block) == 0:
             return LastSeenIndex(others)
         numbers, starts = np.unique(block, return_index=True)
         oldest = np.minimum.reduceat(last, starts)
-        return LastSeenIndex(concat([others, Records({"block": numbers, "oldest": oldest}, None)]))
+        return LastSeenIndex(join_records([others, Records({"block": numbers, "oldest": oldest}, None)]))
 
     def expired_before(self, time: int) -> NDArray[np.int64]:
         """Return the ordered numbers of the blocks with an entry older than a time."""

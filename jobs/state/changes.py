@@ -21,7 +21,7 @@ import numpy as np
 from jobs.state.block_format import StateFormat, StateMismatch
 from jobs.state.block_store import Store
 from jobs.state.encoding.keys import group, match
-from jobs.state.encoding.packets import Records, concat, merged
+from jobs.state.encoding.packets import Records, join_records, merge_records
 
 MARK = -1
 """Number of the value with the version of a bucket's states."""
@@ -108,7 +108,7 @@ class Writes:
             _add(self._digest, number, value)
 
 
-def first_token(blocks: dict[int, bytes]) -> bytes:
+def compute_first_token(blocks: dict[int, bytes]) -> bytes:
     """Return the token of a state without a mark; such a state has only blocks."""
     digest = _digest(b"")
     for number in sorted(blocks):
@@ -158,18 +158,18 @@ class Entries(NamedTuple):
         known = state.decode_all(self.blocks[number] for number in sorted(self.blocks))
         if not self.changes:
             return known
-        return overlaid(known, newest(state, self.changes))
+        return overlay_records(known, select_newest(state, self.changes))
 
 
-def newest(state: StateFormat, changes: dict[int, bytes]) -> Records:
+def select_newest(state: StateFormat, changes: dict[int, bytes]) -> Records:
     """Return the last record of each key in the changes (at least one), ordered by route."""
-    joined = concat([state.decode(changes[number]) for number in sorted(changes)])
+    joined = join_records([state.decode(changes[number]) for number in sorted(changes)])
     grouped = group(joined)
     ends = np.append(grouped.first[1:], joined.size) - 1
     return joined.take(grouped.order[ends])
 
 
-def overlaid(known: Records, newer: Records) -> Records:
+def overlay_records(known: Records, newer: Records) -> Records:
     """Return known records with the newer records in place of them or added; all are ordered by route."""
     at = match(known, newer)
     there = at >= 0
@@ -181,4 +181,4 @@ def overlaid(known: Records, newer: Records) -> Records:
     replaced = known._replace(arrays=arrays)
     if there.all():
         return replaced
-    return merged(replaced, newer.take(np.flatnonzero(~there)))
+    return merge_records(replaced, newer.take(np.flatnonzero(~there)))

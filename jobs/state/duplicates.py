@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]
@@ -31,7 +31,7 @@ class Marks(NamedTuple):
         return Marks(self.key[which], self.id[:, which], self.time[which])
 
 
-def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
+def find_repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
     """Return which rows (N,) repeat the time of the previous row, or the newest time of their key.
 
     The first of the rows with one key and time is accepted. Rows are sorted by their values, so the accepted row does
@@ -41,13 +41,13 @@ def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
         rows: the rows, sorted.
         newest: (K,) time of the newest row in each key's state, `NEVER` for a state without rows.
     """
-    again = ~starts_of(rows.key, rows.time)
+    again = ~find_starts(rows.key, rows.time)
     if newest is not None:
         again |= rows.time == newest[rows.key]
     return again
 
 
-def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | None = None) -> Bools:
+def find_resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | None = None) -> Bools:
     """Return which rows (N,) repeat a row of the same key and id whose time differs by at most `within`.
 
     Each row is compared with the row before it in time that has its key and id, even if that row is a duplicate itself.
@@ -84,19 +84,19 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     rank = np.where(row < 0, -1, row + np.where(refused, len(again), 0))
     by = np.lexsort((rank, time[some], *ident[:, some], key[some]))
     some, row, refused = some[by], row[by], refused[by]
-    group, at = np.cumsum(starts_of(key[some], *ident[:, some])), time[some]
-    before = _previous(~refused)
+    group, at = np.cumsum(find_starts(key[some], *ident[:, some])), time[some]
+    before = _find_previous(~refused)
     near = (before >= 0) & (group[before] == group) & (at - at[before] <= within)
     # A known row may be later than the row that repeats it, and so may the row that a late row repeats.
     for counts, whose in ((row < 0, ~refused), (~refused, refused)):
-        after = len(some) - 1 - _previous(counts[::-1])[::-1]
+        after = len(some) - 1 - _find_previous(counts[::-1])[::-1]
         inside = np.minimum(after, len(some) - 1)
         near |= whose & (after < len(some)) & (group[inside] == group) & (at[inside] - at <= within)
     again[row[near & (row >= 0)]] = True
     return again
 
 
-def _previous(counts: Bools) -> Ints:
+def _find_previous(counts: Bools) -> Ints:
     """Return for each position (N,) the last earlier position with `counts` set, or -1."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)

@@ -14,18 +14,18 @@ import numpy as np
 
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
-from jobs.state.distinct import chosen
-from jobs.state.duplicates import repeated
+from jobs.state.distinct import select_rows
+from jobs.state.duplicates import find_repeated
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records, concat
-from jobs.state.encoding.rows import KeyedRows, keyed_rows
+from jobs.state.encoding.packets import Records, join_records
+from jobs.state.encoding.rows import KeyedRows, sort_by_key
 from jobs.state.event_time_policy import Stores
-from jobs.state.filter_step import filter_step, newest_times
+from jobs.state.filter_step import filter_step, find_newest_times
 from jobs.state.key_expiry import KeyExpiry
-from jobs.state.plan import Packet, Plan, duplicate_packet, output_packets
+from jobs.state.plan import Packet, Plan, build_duplicate_packet, build_output_packets
 from jobs.state.reorder_buffer import ReorderBuffer
 from jobs.state.replay_window import ReplayWindow
-from jobs.state.row_ids import row_id_check
+from jobs.state.row_ids import build_row_id_check
 
 
 class EventTimeBucket:
@@ -45,7 +45,7 @@ class EventTimeBucket:
         self.waiting = ReorderBuffer(stores.parts, policy.row_format, policy.delay, held.parts)
         self.expiry = KeyExpiry(plan, policy, self.blocks, stores, held.last_seen)
         self.window = ReplayWindow(plan, policy, self.blocks, stores)
-        self.ids = row_id_check(plan, stores, held.row_ids)
+        self.ids = build_row_id_check(plan, stores, held.row_ids)
 
     @property
     def clock(self) -> Clock:
@@ -65,10 +65,10 @@ class EventTimeBucket:
         """Add a snapshot's packets of states, waiting rows and row ids; its keys count as seen now."""
         decoded = [self.plan.state.layout.decode(packet) for packet in states]
         if decoded:
-            self.expiry.update(*self.blocks.add(concat(decoded)), None, now)
+            self.expiry.update(*self.blocks.add(join_records(decoded)), None, now)
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
-            self.waiting.add(concat(decoded))
+            self.waiting.add(join_records(decoded))
         self.ids.seed(ids)
 
     def import_states(self, packets: Iterable[bytes], now: int) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class EventTimeBucket:
         Returns the number of new keys, and the number of skipped keys.
         """
         offered = decode_offered(self.plan.state.layout, packets)
-        new = self.expiry.not_archived(self.blocks.absent(offered))
+        new = self.expiry.select_not_archived(self.blocks.absent(offered))
         if new.size:
             self.expiry.update(*self.blocks.add(new), None, now)
         return new.size, offered.size - new.size
@@ -92,7 +92,7 @@ class EventTimeBucket:
         """
         policy, layout = self.policy, self.plan.rows.layout
         parts = [layout.decode(packet) for packet in packets]
-        rows = concat(parts) if parts else layout.empty()
+        rows = join_records(parts) if parts else layout.empty()
         late = rows.arrays["time"] < policy.late_before(self.watermark)
         if max_event_time != NEVER:
             self.watermark = max(self.watermark, max_event_time - policy.delay)
@@ -137,11 +137,11 @@ class EventTimeBucket:
         passed = rows.arrays["time"] < self.watermark
         ready = [self.waiting.release(self.watermark), rows.take(np.flatnonzero(passed))]
         self.waiting.add(rows.take(np.flatnonzero(~passed)))
-        return concat(ready)
+        return join_records(ready)
 
     def _apply(self, rows: Records, now: int) -> Iterator[Packet]:
         """Apply rows, and expire keys by the watermark."""
-        keyed = keyed_rows(rows, self.plan.rows)
+        keyed = sort_by_key(rows, self.plan.rows)
         if len(keyed.rows.key):
             replays = self.policy.replay_length > 0
             yield from self.window.apply(keyed, self.ids) if replays else self._filter(keyed, now)
@@ -159,10 +159,10 @@ class EventTimeBucket:
         yield from checked.duplicates
         keyed = checked.kept
         if plan.rows.distinct:
-            repeats = repeated(keyed.rows, newest_times(keyed.keys, known))
+            repeats = find_repeated(keyed.rows, find_newest_times(keyed.keys, known))
             if repeats.any():
-                yield duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, np.flatnonzero(repeats))
-                keyed = chosen(keyed, np.flatnonzero(~repeats))
+                yield build_duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, np.flatnonzero(repeats))
+                keyed = select_rows(keyed, np.flatnonzero(~repeats))
         result = filter_step(
             plan.row_filter,
             plan.state.layout,
@@ -177,4 +177,4 @@ class EventTimeBucket:
         self.ids.remember(checked, keyed, result.outputs, policy.late_before(self.watermark))
         if result.ended is not None:
             yield OutputPacket.EXPIRED, result.ended.size, plan.state.layout.encode(result.ended)
-        yield from output_packets(plan, keyed, result.outputs)
+        yield from build_output_packets(plan, keyed, result.outputs)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.checkpoints import Lengths
@@ -53,15 +53,15 @@ def run_lives(
 
     def filtered(states: KeyStates, part: SortedRows) -> tuple[Good, tuple[KeyStates, Outputs]]:
         found = row_filter.run(states, part)
-        return _good(found[1]), found
+        return _find_good_rows(found[1]), found
 
-    _, key_of_life, begins, (after, outputs) = _settled(before, fresh, rows, idle, filtered)
+    _, key_of_life, begins, (after, outputs) = _settle_lives(before, fresh, rows, idle, filtered)
     final = before.take(np.arange(len(before.count)))
-    last = starts_of(key_of_life[::-1])[::-1]
+    last = find_starts(key_of_life[::-1])[::-1]
     for field, new in zip(final, after, strict=True):
         field[..., key_of_life[last]] = new[..., last]
     # A life that ended before the first of these rows ended with the stored state.
-    first = np.flatnonzero(begins & starts_of(key_of_life))
+    first = np.flatnonzero(begins & find_starts(key_of_life))
     held = first[before.count[key_of_life[first]] > 0]
     through = np.flatnonzero(~last & (after.count > 0))
     ended = [before.take(key_of_life[held]), after.take(through)]
@@ -71,32 +71,34 @@ def run_lives(
     return Lives(final, outputs, joined.take(order), keys[order])
 
 
-def lives(
+def split_lives(
     kernel: Filter, fresh: KeyStates, rows: SortedRows, unit: float, idle: int
 ) -> tuple[SortedRows, NDArray[np.int64]]:
     """Return the rows of new keys with each life as a separate key, and the key (L,) of each life.
 
     fresh: initial states for the lives of each key.
     """
-    life, key_of_life, *_ = _settled(fresh, fresh, rows, idle, _signs(RowFilter(kernel, unit)))
+    life, key_of_life, *_ = _settle_lives(
+        fresh, fresh, rows, idle, _build_sign_finder(RowFilter(kernel, unit))
+    )
     return rows._replace(key=life), key_of_life
 
 
-def lives_from(
+def split_lives_from(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> tuple[SortedRows, KeyStates]:
     """Return the rows with each life as a separate key, and the initial states of these L lives.
 
     The parameters are those of `run_lives`.
     """
-    life, key_of_life, begins, _ = _settled(before, fresh, rows, idle, _signs(row_filter))
+    life, key_of_life, begins, _ = _settle_lives(before, fresh, rows, idle, _build_sign_finder(row_filter))
     states = before.take(key_of_life)
     for field, new in zip(states, fresh.take(key_of_life), strict=True):
         field[..., begins] = new[..., begins]
     return rows._replace(key=life), states
 
 
-def _settled(
+def _settle_lives(
     before: KeyStates,
     fresh: KeyStates,
     rows: SortedRows,
@@ -111,22 +113,22 @@ def _settled(
     while True:
         # A flagged row is not a sign of life, and only the filter decides which rows are flagged. Each pass settles
         # one more life of every key, so the number of passes is small.
-        restarts = _silent(before, rows, good, idle)
-        life, key_of_life, begins = _lives(rows, restarts)
+        restarts = _find_silent(before, rows, good, idle)
+        life, key_of_life, begins = _number_lives(rows, restarts)
         states = before.take(key_of_life)
         for field, new in zip(states, fresh.take(key_of_life), strict=True):
             field[..., begins] = new[..., begins]
         good, found = filtered(states, rows._replace(key=life))
-        if np.array_equal(_silent(before, rows, good, idle), restarts):
+        if np.array_equal(_find_silent(before, rows, good, idle), restarts):
             return life, key_of_life, begins, found
 
 
-def _good(outputs: Outputs) -> Good:
+def _find_good_rows(outputs: Outputs) -> Good:
     """Return which rows (N,) have changed the state of their key."""
     return (outputs.flag == 0) & ~outputs.late
 
 
-def _signs(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Good, None]]:
+def _build_sign_finder(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Good, None]]:
     """Return a function that finds the good rows; its memory does not grow with their number."""
     plain = row_filter._replace(beside=())
 
@@ -139,13 +141,15 @@ def _signs(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Goo
         for first, stop in itertools.pairwise(bounds.tolist()):
             here = np.flatnonzero((turn >= first) & (turn < stop))
             states, outputs = plain.run(states, rows.take(here))
-            good[here] = _good(outputs)
+            good[here] = _find_good_rows(outputs)
         return good, None
 
     return filtered
 
 
-def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int) -> NDArray[np.bool_]:
+def _find_silent(
+    before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int
+) -> NDArray[np.bool_]:
     """Return which rows (N,) come after a silence of their key longer than `idle`."""
     if len(rows.key) == 0:
         return np.zeros(0, bool)
@@ -159,9 +163,9 @@ def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: 
     return rows.time - since > idle
 
 
-def _lives(
+def _number_lives(
     rows: SortedRows, restarts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin after a silence."""
-    starts = starts_of(rows.key) | restarts
+    starts = find_starts(rows.key) | restarts
     return np.cumsum(starts) - 1, rows.key[starts], restarts[starts]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.state.encoding.keys import match
 from jobs.state.encoding.packet_kinds import NEVER
-from jobs.state.encoding.packets import Layout, Records, merged
+from jobs.state.encoding.packets import Layout, Records, merge_records
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
@@ -46,7 +46,7 @@ def filter_step(
 
     Args:
         row_filter: the filter.
-        layout: layout of state records (`block_format.state_layout`).
+        layout: layout of state records (`block_format.build_state_layout`).
         known: state records ordered by route; may be empty.
         keyed: the rows and their K keys.
         apply_late: apply a row that is older than its key's state as if it had come at the state's time, instead of
@@ -108,7 +108,7 @@ def put(
     )
     if kept.size == 0:
         return new_records
-    return merged(kept, new_records)
+    return merge_records(kept, new_records)
 
 
 def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
@@ -122,7 +122,7 @@ def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh:
     return states
 
 
-def newest_times(keys: Records, *states: Records) -> NDArray[np.int64]:
+def find_newest_times(keys: Records, *states: Records) -> NDArray[np.int64]:
     """Return the event time (K,) of the newest row in each key's state, `NEVER` for a key without a state.
 
     If several `states` have a key, the last is used.

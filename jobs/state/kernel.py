@@ -8,7 +8,7 @@ from pathlib import Path
 import kalman
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
-from jobs.specs.problems import closest
+from jobs.specs.problems import suggest_word
 from kalman.evaluation.row_figures import check_figures
 from kalman.filters.linear import LinearFilter, check_length
 from kalman.learning.learners import learnable
@@ -41,14 +41,14 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
         if spec.learn is not None:
             learnable(definition)
     except kalman.ModelError as error:
-        hint = _hint(error.field, error.problem, error.remedy)
+        hint = _suggest_word(error.field, error.problem, error.remedy)
         raise SpecError(spec.problem(error.field, error.problem, f"{hint} {error.remedy}")) from error
     return spec
 
 
-def _hint(field: str, problem: str, remedy: str) -> str:
+def _suggest_word(field: str, problem: str, remedy: str) -> str:
     """Return `did you mean 'x'?` if the remedy lists the known words."""
     listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
     written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
     word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
-    return closest(word, listed[1].split(", ")) if listed else ""
+    return suggest_word(word, listed[1].split(", ")) if listed else ""

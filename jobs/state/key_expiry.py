@@ -15,13 +15,13 @@ from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.encoding.keys import match
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Column, Layout, Records, merged
-from jobs.state.encoding.routing import block_of
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, merge_records
+from jobs.state.encoding.routing import compute_blocks
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.plan import Packet, Plan
 
-_SEEN = Column("seen", "<i8")
+_SEEN = PacketColumn("seen", "<i8")
 
 
 class KeyExpiry:
@@ -53,7 +53,7 @@ class KeyExpiry:
         if self.policy.idle is not None and not self.policy.processing_time and watermark != NEVER:
             yield from self._expire(watermark - self.policy.idle)
 
-    def not_archived(self, offered: Records) -> Records:
+    def select_not_archived(self, offered: Records) -> Records:
         """Return the state records whose keys are not in the archive, ordered by route."""
         return self.archive.absent(offered) if self.policy.archive and offered.size else offered
 
@@ -64,7 +64,7 @@ class KeyExpiry:
         new = keyed.keys.take(np.flatnonzero(match(known, keyed.keys) < 0))
         if new.size == 0:
             return known
-        blocks = np.unique(block_of(new.arrays["route"], self.plan.blocks))
+        blocks = np.unique(compute_blocks(new.arrays["route"], self.plan.blocks))
         archived = self.archive.read(blocks)
         at = match(archived, new)
         if (at < 0).all():
@@ -72,7 +72,7 @@ class KeyExpiry:
         back = np.zeros(archived.size, bool)
         back[at[at >= 0]] = True
         self.archive.replace(blocks, archived.take(np.flatnonzero(~back)))
-        return merged(known, archived.take(np.flatnonzero(back)))
+        return merge_records(known, archived.take(np.flatnonzero(back)))
 
     def update(
         self,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
-from jobs.state.encoding.keys import KeyKind, key_array
+from jobs.state.encoding.keys import KeyKind, build_key_array
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.rows import KeyedRows
 from kalman.models.groups import GROUPS, begin_states
@@ -31,8 +31,8 @@ class Grouping(NamedTuple):
 def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
     """Group keys by some of their columns."""
     if kind.integer or len(kind.columns) == 1:
-        coded = key_array(keys).dictionary_encode()
-        return Grouping(_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
+        coded = build_key_array(keys).dictionary_encode()
+        return Grouping(_read_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
     assert keys.text is not None
     # A key's text is a JSON array. Its items are cut out as text, and only distinct items are parsed.
     tokens = (f"(?P<c{i}>{_TOKEN})" for i in range(len(kind.columns)))
@@ -42,13 +42,13 @@ def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
     for column in by:
         coded = found.field(kind.columns.index(column)).dictionary_encode()
         values = [json.loads(token) for token in coded.dictionary.to_pylist()]
-        pair = code * len(values) + _codes(coded)
+        pair = code * len(values) + _read_codes(coded)
         present, code = np.unique(pair, return_inverse=True)
         names = [[*names[p // len(values)], values[p % len(values)]] for p in present.tolist()]
     return Grouping(code, [json.dumps(name) for name in names])
 
 
-def name_of(values: list[str]) -> str:
+def format_group_name(values: list[str]) -> str:
     """Return the name of the group whose columns have these texts."""
     return json.dumps(values)
 
@@ -70,7 +70,7 @@ class GroupBegin:
         """Return the initial states (size, K) of a bucket's keys."""
         return self._of(keyed.keys)
 
-    def of_texts(self, keys: pa.StringArray) -> NDArray[np.float64]:
+    def build_from_texts(self, keys: pa.StringArray) -> NDArray[np.float64]:
         """Return the initial states (size, K) of keys given as texts."""
         return self._of(Records({"route": np.zeros(len(keys), np.uint64)}, keys))
 
@@ -87,9 +87,9 @@ def group_begin(
     if GROUPS not in parameters:
         return None
     groups = parameters[GROUPS]
-    place = {name_of(values): i for i, values in enumerate(groups["values"])}
+    place = {format_group_name(values): i for i, values in enumerate(groups["values"])}
     return GroupBegin(kind, tuple(groups["by"]), place, begin_states(kalman.build, definition, parameters))
 
 
-def _codes(coded: pa.DictionaryArray) -> NDArray[np.int64]:
+def _read_codes(coded: pa.DictionaryArray) -> NDArray[np.int64]:
     return coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -22,10 +22,18 @@ from numpy.typing import NDArray
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks, Store
-from jobs.state.changes import MARK, Entries, Mark, Writes, first_token, newest, overlaid
+from jobs.state.changes import (
+    MARK,
+    Entries,
+    Mark,
+    Writes,
+    compute_first_token,
+    overlay_records,
+    select_newest,
+)
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.packets import Records, merged
-from jobs.state.encoding.routing import block_of
+from jobs.state.encoding.packets import Records, merge_records
+from jobs.state.encoding.routing import compute_blocks
 from jobs.state.local_copy import CLEAN, LocalCopy
 
 SWEPT = 2
@@ -70,7 +78,7 @@ class KeyStates:
         The result may include all records of the blocks. The caller must pass all returned records to `save`.
         """
         self.close()
-        present = np.unique(block_of(route, self.blocks))
+        present = np.unique(compute_blocks(route, self.blocks))
         held = self.store.get(MARK)
         self._mark = None if held is None else Mark.decode(held)
         self._token = b"" if self._mark is None else self._mark.token
@@ -80,7 +88,7 @@ class KeyStates:
         if self._mark is None or self._mark.kept == 0:
             return present, self._by_block.read(present)
         known = Entries.of(self.store.items()).states(self.state)
-        wanted = np.isin(block_of(known.arrays["route"], self.blocks), present)
+        wanted = np.isin(compute_blocks(known.arrays["route"], self.blocks), present)
         return present, known.take(np.flatnonzero(wanted))
 
     @step(STATE_WRITE)
@@ -97,11 +105,11 @@ class KeyStates:
 
     def add(self, new: Records) -> tuple[Ints, Records]:
         """Add records of keys, in any order; return the numbers of their blocks, and the saved records."""
-        ordered = merged(new)
+        ordered = merge_records(new)
         del new  # a snapshot may have millions of records
         present, known = self.load(ordered.arrays["route"])
         if known.size:
-            ordered = merged(known, ordered)
+            ordered = merge_records(known, ordered)
         self.save(present, ordered)
         return present, ordered
 
@@ -148,8 +156,8 @@ class KeyStates:
             return None
         entries = Entries.of(self.store.items())
         if self._mark is None:
-            self._token = first_token(entries.blocks)
-        keys = sum(map(self.state.records_in, entries.blocks.values()))
+            self._token = compute_first_token(entries.blocks)
+        keys = sum(map(self.state.count_records_in, entries.blocks.values()))
         parts = self._decoded(entries.blocks)
         copy = LocalCopy.create(folder, self.state.layout, self.blocks, keys, parts)
         if copy is None:
@@ -187,7 +195,7 @@ class KeyStates:
                 following += 1
                 _lacks(copy, records, mark.next)
                 numbers = _next_blocks(copy, records.size)
-            whole = records if dense and records.size == copy.keys else copy.of_blocks(numbers)
+            whole = records if dense and records.size == copy.keys else copy.read_blocks(numbers)
         except OSError:  # the disk of the copy is full, or the copy is damaged
             copy.close()
             self._save_blocks(present, records, complete=False)
@@ -218,7 +226,7 @@ class KeyStates:
         start = int(np.argmin(totals[JOINED:] - totals[:-JOINED]))
         joined = copy.changes[0][start : start + JOINED]
         values = zip(joined.tolist(), self.store.get_all(joined.tolist()), strict=True)
-        change = newest(self.state, {number: value for number, value in values if value is not None})
+        change = select_newest(self.state, {number: value for number, value in values if value is not None})
         last = int(joined[-1])
         self.store.put(last, self.state.encode(change))
         for number in joined[:-1].tolist():
@@ -240,11 +248,13 @@ class KeyStates:
         if not complete or (mark is not None and mark.kept):
             entries = Entries.of(self.store.items())
             if entries.changes:
-                changed = block_of(newest(self.state, entries.changes).arrays["route"], self.blocks)
+                changed = compute_blocks(
+                    select_newest(self.state, entries.changes).arrays["route"], self.blocks
+                )
                 present = np.union1d(present, changed)
-            known = overlaid(entries.states(self.state), records)
+            known = overlay_records(entries.states(self.state), records)
             records = known.take(
-                np.flatnonzero(np.isin(block_of(known.arrays["route"], self.blocks), present))
+                np.flatnonzero(np.isin(compute_blocks(known.arrays["route"], self.blocks), present))
             )
             for number in entries.changes:
                 self.store.remove(number)
@@ -255,7 +265,7 @@ class KeyStates:
 
 def _lacks(copy: LocalCopy, change: Records, number: int) -> None:
     """Note that the blocks of a change's keys do not include it."""
-    blocks = np.unique(block_of(change.arrays["route"], copy.blocks))
+    blocks = np.unique(compute_blocks(change.arrays["route"], copy.blocks))
     copy.since[blocks] = np.minimum(copy.since[blocks], number)
 
 

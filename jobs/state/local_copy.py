@@ -32,9 +32,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.processes import started_at
-from jobs.state.encoding.packets import Layout, Records, merged
-from jobs.state.encoding.sorted_run import Run, pieces
+from jobs.core.processes import read_start_time
+from jobs.state.encoding.packets import Layout, Records, merge_records
+from jobs.state.encoding.sorted_run import SortedRun, split_records
 
 CLEAN = np.iinfo(np.int64).max
 """In `since`: the block includes all changes."""
@@ -62,7 +62,7 @@ class LocalCopy:
     def __init__(self, folder: Path, layout: Layout, blocks: int, lock: int) -> None:
         self.folder, self.layout, self.blocks, self._lock = folder, layout, blocks, lock
         self._generation = 0
-        self.base = self.new = Run(folder / "none", layout, 0)
+        self.base = self.new = SortedRun(folder / "none", layout, 0)
         self.since: NDArray[np.int64] = np.full(blocks, CLEAN)
         self.changes: NDArray[np.int64] = np.zeros((2, 0), np.int64)
         self.credit = 0
@@ -72,7 +72,7 @@ class LocalCopy:
         """Open the copy in a folder; return None if no copy has this token, or another task has the copy."""
         if token == _NO_TOKEN or not (folder / "header").exists():
             return None
-        copy = cls._locked(folder, layout, blocks)
+        copy = cls._open_locked(folder, layout, blocks)
         if copy is None:
             return None
         try:
@@ -94,8 +94,8 @@ class LocalCopy:
         try:
             remove_abandoned(folder.parent.parent)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder.parent.parent / "owner").write_text(_executor())
-            copy = cls._locked(folder, layout, blocks)
+            (folder.parent.parent / "owner").write_text(_identify_executor())
+            copy = cls._open_locked(folder, layout, blocks)
         except OSError:
             return None
         if copy is None:
@@ -103,8 +103,8 @@ class LocalCopy:
         try:
             copy.begin()
             copy._generation = time.time_ns()
-            copy.base = Run.write(copy._path("base"), layout, keys, parts)
-            copy.new = Run.write(copy._path("new"), layout, 0, [])
+            copy.base = SortedRun.write(copy._path("base"), layout, keys, parts)
+            copy.new = SortedRun.write(copy._path("new"), layout, 0, [])
             copy._sweep_files()
         except OSError:
             copy.close()
@@ -129,17 +129,17 @@ class LocalCopy:
         base, new = self.base.find(route), self.new.find(route)
         if new.size == 0:
             return base
-        return merged(base, new) if base.size else new
+        return merge_records(base, new) if base.size else new
 
-    def of_blocks(self, numbers: NDArray[np.int64]) -> Records:
+    def read_blocks(self, numbers: NDArray[np.int64]) -> Records:
         """Return the records of blocks by their ordered numbers, ordered by route.
 
         Raises:
             Damaged: the copy is damaged and cannot be used any more.
         """
         runs = (self.base, self.new) if self.new.size else (self.base,)
-        found = [run.at(run.in_blocks(numbers, self.blocks)) for run in runs]
-        return found[0] if len(found) == 1 else merged(*found)
+        found = [run.at(run.find_in_blocks(numbers, self.blocks)) for run in runs]
+        return found[0] if len(found) == 1 else merge_records(*found)
 
     def begin(self) -> None:
         """Erase the token: the copy is invalid until `seal`."""
@@ -156,17 +156,17 @@ class LocalCopy:
             rest = self.new.replace(rest)
         if rest.size == 0:
             return
-        added = merged(self.new.all(), rest) if self.new.size else rest
+        added = merge_records(self.new.all(), rest) if self.new.size else rest
         if added.size > max(SMALL_RUN, self.base.size // NEW_KEYS):
             former = self.base, self.new
             self._generation += 1
-            self.base = Run.merged(self._path("base"), former[0], added)
-            self.new = Run.write(self._path("new"), self.layout, 0, [])
+            self.base = SortedRun.write_merged(self._path("base"), former[0], added)
+            self.new = SortedRun.write(self._path("new"), self.layout, 0, [])
             for run in former:
                 run.remove()
         else:
             self.new.remove()
-            self.new = Run.write(self._path("new"), self.layout, added.size, pieces(added))
+            self.new = SortedRun.write(self._path("new"), self.layout, added.size, split_records(added))
 
     def seal(self, token: bytes) -> None:
         """Write the token of the version of Spark's state that the copy equals."""
@@ -183,7 +183,7 @@ class LocalCopy:
             self._lock = -1
 
     @classmethod
-    def _locked(cls, folder: Path, layout: Layout, blocks: int) -> LocalCopy | None:
+    def _open_locked(cls, folder: Path, layout: Layout, blocks: int) -> LocalCopy | None:
         lock = _lock(folder / "header")
         return None if lock is None else cls(folder, layout, blocks, lock)
 
@@ -200,7 +200,7 @@ class LocalCopy:
         self.changes = np.frombuffer(head, np.int64, 2 * changes, _HEADER.size + 8 * self.blocks)
         self.changes = self.changes.reshape(2, changes).copy()
         named = zip(("base", "new"), sizes, strict=True)
-        self.base, self.new = (Run.open(self._path(name), self.layout, size) for name, size in named)
+        self.base, self.new = (SortedRun.open(self._path(name), self.layout, size) for name, size in named)
         return True
 
     def _path(self, name: str) -> Path:
@@ -268,22 +268,22 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _executor() -> str:
+def _identify_executor() -> str:
     """Return the identity of the parent process, which ends with its executor."""
     parent = os.getppid()
-    return json.dumps([*_process_numbers(), parent, started_at(parent)])
+    return json.dumps([*_read_process_scope(), parent, read_start_time(parent)])
 
 
 def _has_ended(copies: Path) -> bool:
     """Return whether the executor of some copies has certainly ended; in other containers this cannot be known."""
     try:
         *numbers, parent, started = json.loads((copies / "owner").read_text())
-        return len(numbers) > 0 and numbers == _process_numbers() and started_at(parent) != started
+        return len(numbers) > 0 and numbers == _read_process_scope() and read_start_time(parent) != started
     except (OSError, ValueError, TypeError):  # the file is incomplete, or has another content
         return False
 
 
-def _process_numbers() -> list[str]:
+def _read_process_scope() -> list[str]:
     """Return the scope in which process numbers are unique: the boot of the machine, and the process namespace."""
     try:
         return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.core.stopwatch import PACK_ESTIMATES, each
+from jobs.core.stopwatch import PACK_ESTIMATES, time_items
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.state.encoding.packet_kinds import OutputPacket
@@ -49,49 +49,53 @@ class Plan(NamedTuple):
         return RowFilter(self.kernel, self.unit, self.estimates.beside)
 
 
-def output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:
+def build_output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:
     """Yield the packets of filtered rows: estimates and refused rows."""
     late = outputs.late
-    bad = without_state(outputs)
-    for count, packet in each(PACK_ESTIMATES, estimate_packets(plan, keyed, outputs, bad)):
+    bad = find_without_state(outputs)
+    for count, packet in time_items(PACK_ESTIMATES, estimate_packets(plan, keyed, outputs, bad)):
         yield OutputPacket.ESTIMATES, count, packet
     for kind, which in ((OutputPacket.LATE, late), (OutputPacket.BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
         if len(rejected):
-            yield row_packet(plan, kind, keyed, rejected)
+            yield build_row_packet(plan, kind, keyed, rejected)
 
 
 def estimate_packets(
     plan: Plan, keyed: KeyedRows, outputs: Outputs, bad: NDArray[np.bool_]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of rows and the packet of the estimates of accepted rows; `bad`: see `without_state`."""
+    """Yield the number of rows and the packet of the estimates of accepted rows; `bad`: see `find_without_state`."""
     kept = outputs._replace(late=outputs.late | bad) if bad.any() else outputs
     yield from pack_estimates(plan.estimates, keyed, kept)
 
 
-def row_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
+def build_row_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
     """Return a packet of the rows at positions `which`, unchanged."""
-    return kind, len(which), plan.rows.layout.encode(some_rows(keyed, which))
+    return kind, len(which), plan.rows.layout.encode(select_row_records(keyed, which))
 
 
-def duplicate_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
+def build_duplicate_packet(
+    plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]
+) -> Packet:
     """Return a packet of duplicates, or only their number if the policy drops them."""
     if plan.event_time is not None and plan.event_time.drop_duplicates:
         return OutputPacket.DROPPED, len(which), b""
-    return row_packet(plan, kind, keyed, which)
+    return build_row_packet(plan, kind, keyed, which)
 
 
-def without_state(outputs: Outputs) -> NDArray[np.bool_]:
+def find_without_state(outputs: Outputs) -> NDArray[np.bool_]:
     """Return which rows (N,), except late rows, have a key whose state is not a number: no filter can cause that."""
     return ~np.isfinite(outputs.mean).all(axis=0) & ~outputs.late
 
 
-def some_rows(keyed: KeyedRows, which: NDArray[np.int64]) -> Records:
+def select_row_records(keyed: KeyedRows, which: NDArray[np.int64]) -> Records:
     """Return the rows at positions `which` as records of measurement rows, unchanged."""
-    return rows_of(keyed.keys, keyed.rows.take(which), None if keyed.ids is None else keyed.ids.take(which))
+    return build_row_records(
+        keyed.keys, keyed.rows.take(which), None if keyed.ids is None else keyed.ids.take(which)
+    )
 
 
-def rows_of(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
+def build_row_records(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
     """Return rows of these keys as records of measurement rows, with their ids if they have any."""
     owners = keys.take(rows.key)
     arrays = {**owners.arrays, "time": rows.time, "y": rows.y}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.block_format import StateFormat, format_of
+from jobs.state.block_format import StateFormat, build_format
 from jobs.state.block_store import Store
-from jobs.state.encoding.packets import Column, Layout, Records, concat
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
 from jobs.state.encoding.rows import RowFormat
 
 if TYPE_CHECKING:
@@ -27,7 +27,13 @@ MANY = 32
 """Number of parts of a slot from which they are joined into one."""
 
 PARTS = Layout(
-    (Column("part", "<i8"), Column("slot", "<i8"), Column("first", "<i8"), Column("rows", "<i8")), text=False
+    (
+        PacketColumn("part", "<i8"),
+        PacketColumn("slot", "<i8"),
+        PacketColumn("first", "<i8"),
+        PacketColumn("rows", "<i8"),
+    ),
+    text=False,
 )
 """The index: each part's number in the store, its slot, its earliest event time and its number of rows."""
 
@@ -66,7 +72,7 @@ class ReorderBuffer:
             part = ordered.slice(start, stop)
             same_slot = self.parts.arrays["slot"] == number
             if np.count_nonzero(same_slot) >= MANY:
-                part = concat([*self._remove(same_slot), part])
+                part = join_records([*self._remove(same_slot), part])
             self._put(number, part)
 
     def release(self, before: int) -> Records:
@@ -83,8 +89,8 @@ class ReorderBuffer:
             if not passed.all():
                 early.setdefault(slot, []).append(rows.take(np.flatnonzero(~passed)))
         for slot, left in early.items():
-            self._put(slot, concat(left))
-        return concat(ready)
+            self._put(slot, join_records(left))
+        return join_records(ready)
 
     def _remove(self, which: NDArray[np.bool_]) -> list[Records]:
         """Read and remove the parts that `which` (P,) marks."""
@@ -103,10 +109,10 @@ class ReorderBuffer:
         self.store.put(number, self.fmt.encode(rows))
         entry = {"part": number, "slot": slot, "first": rows.arrays["time"].min(), "rows": rows.size}
         one = Records({name: np.array([value], np.int64) for name, value in entry.items()}, None)
-        self.parts = concat([self.parts, one])
+        self.parts = join_records([self.parts, one])
 
 
-def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
+def build_waiting_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
     """Return the storage format of a model's waiting rows in the stream's state."""
     meaning = {
         "model": spec.name,
@@ -119,4 +125,4 @@ def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
         ],
         "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
     }
-    return format_of(meaning, fmt.layout)
+    return build_format(meaning, fmt.layout)

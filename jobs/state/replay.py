@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.duplicates import repeated
-from jobs.state.encoding.order import order_rows, starts_of
+from jobs.state.duplicates import find_repeated
+from jobs.state.encoding.order import find_starts, order_rows
 from jobs.state.encoding.packet_kinds import NEVER
 from jobs.state.row_filter import RowFilter
-from kalman.run import KeyStates, Outputs, SortedRows, picked
+from kalman.run import KeyStates, Outputs, SortedRows, pick_outputs
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-class Window(NamedTuple):
+class RewoundRows(NamedTuple):
     """The replay window of K keys.
 
     head: newest states; base: states before the kept rows, or the newest state of a key without kept rows; rows: the
@@ -42,7 +42,7 @@ class Replayed(NamedTuple):
     rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: which rows had an estimate before
     """
 
-    window: Window
+    window: RewoundRows
     beyond: Bools
     repeats: Bools
     rows: SortedRows
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    row_filter: RowFilter, window: Window, new: SortedRows, length: int, distinct: bool = False
+    row_filter: RowFilter, window: RewoundRows, new: SortedRows, length: int, distinct: bool = False
 ) -> Replayed:
     """Apply new rows, and apply again the kept rows that come after them.
 
@@ -68,8 +68,8 @@ def replay(
     head, base, ring = window
     keys = len(head.count)
     beyond = (base.count[new.key] > 0) & (new.time < base.event_time[new.key])
-    repeats = _repeats(base, ring, new, beyond) if distinct else np.zeros(len(new.key), bool)
-    merged, seen = _merged(ring, new.take(~(beyond | repeats)))
+    repeats = _find_repeats(base, ring, new, beyond) if distinct else np.zeros(len(new.key), bool)
+    merged, seen = _merge_rows(ring, new.take(~(beyond | repeats)))
     fresh = merged.key[~seen]
     first = np.full(keys, np.iinfo(np.int64).max)
     np.minimum.at(first, fresh, merged.time[~seen])
@@ -84,19 +84,19 @@ def replay(
     changed[fresh] = True
     head_after = KeyStates(*(np.where(changed, a, h) for a, h in zip(after, head, strict=True)))
     estimated = np.flatnonzero(applied.time >= first[applied.key])
-    kept = _newest(merged.key, keys, length)
+    kept = _is_newest(merged.key, keys, length)
     absorbed, _ = row_filter._replace(beside=()).run(base, merged.take(~kept))
     return Replayed(
-        Window(head_after, absorbed, merged.take(kept)),
+        RewoundRows(head_after, absorbed, merged.take(kept)),
         beyond,
         repeats,
         applied.take(estimated),
-        picked(outputs, estimated),
+        pick_outputs(outputs, estimated),
         seen[again][estimated],
     )
 
 
-def _merged(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
+def _merge_rows(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
     """Return kept and new rows together, sorted, and which of them are kept rows."""
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     y, u = np.concatenate([ring.y, new.y], axis=1), np.concatenate([ring.u, new.u], axis=1)
@@ -105,19 +105,19 @@ def _merged(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
     return SortedRows(key[order], time[order], y[:, order], u[:, order]), seen
 
 
-def _newest(key: Ints, keys: int, length: int) -> Bools:
+def _is_newest(key: Ints, keys: int, length: int) -> Bools:
     """Return which of sorted rows (N,) are among the last `length` of their key."""
     stop = np.cumsum(np.bincount(key, minlength=keys))
     return stop[key] - np.arange(len(key)) <= length
 
 
-def _repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) -> Bools:
+def _find_repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) -> Bools:
     """Return which new rows repeat a kept row, the newest row of the base, or another new row."""
-    again = repeated(new, np.where(base.count > 0, base.event_time, NEVER))
+    again = find_repeated(new, np.where(base.count > 0, base.event_time, NEVER))
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     kept = np.arange(len(key)) < len(ring.key)
     order = np.lexsort((~kept, time, key))  # a kept row comes before new rows of its time
-    starts = starts_of(key[order], time[order])
+    starts = find_starts(key[order], time[order])
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)
     led[order] = leader

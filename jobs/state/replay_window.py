@@ -12,23 +12,23 @@ from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
 from jobs.state.encoding.keys import match
 from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.state.encoding.packets import Records, merged
+from jobs.state.encoding.packets import Records, merge_records
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.filter_step import gather, put
 from jobs.state.plan import (
     Packet,
     Plan,
-    duplicate_packet,
+    build_duplicate_packet,
+    build_output_packets,
+    build_row_packet,
+    build_row_records,
     estimate_packets,
-    output_packets,
-    row_packet,
-    rows_of,
-    without_state,
+    find_without_state,
 )
-from jobs.state.replay import Replayed, Window, replay
+from jobs.state.replay import Replayed, RewoundRows, replay
 from jobs.state.row_ids import RowIdCheck
-from kalman.run import SortedRows, initial_states, picked
+from kalman.run import SortedRows, initial_states, pick_outputs
 
 
 class _Loaded(NamedTuple):
@@ -65,13 +65,13 @@ class ReplayWindow:
         checked = ids.check(keyed, known, loaded.base)
         yield from checked.duplicates
         keyed = checked.kept
-        at, window = self._window(keyed, loaded)
+        at, window = self._build_window(keyed, loaded)
         done = replay(plan.row_filter, window, keyed.rows, self.length, plan.rows.distinct)
         self._save(keyed.keys, loaded, at, done.window)
         ids.remember(checked, KeyedRows(keyed.keys, done.rows), done.outputs, None)
-        yield from self._packets(keyed, done)
+        yield from self._build_packets(keyed, done)
 
-    def _window(self, keyed: KeyedRows, loaded: _Loaded) -> tuple[_Positions, Window]:
+    def _build_window(self, keyed: KeyedRows, loaded: _Loaded) -> tuple[_Positions, RewoundRows]:
         plan, keys, kept = self.plan, keyed.keys, loaded.rows
         fresh = initial_states(plan.kernel, keys.size)
         if plan.begin is not None:
@@ -83,31 +83,31 @@ class ReplayWindow:
         mine = np.flatnonzero(code >= 0)
         y, u = kept.arrays["y"], kept.arrays.get("u", np.empty((0, kept.size)))
         rows = SortedRows(code[mine], kept.arrays["time"][mine], y[:, mine], u[:, mine])
-        return _Positions(at, at_base, code), Window(head, base, rows)
+        return _Positions(at, at_base, code), RewoundRows(head, base, rows)
 
-    def _save(self, keys: Records, loaded: _Loaded, at: _Positions, window: Window) -> None:
+    def _save(self, keys: Records, loaded: _Loaded, at: _Positions, window: RewoundRows) -> None:
         present, known, base, kept = loaded
         head = window.head
         self.blocks.replace(present, put(known, keys, at.head, head, head.count > 0))
         has_rows = np.bincount(window.rows.key, minlength=keys.size) > 0
         self.replay_base.replace(present, put(base, keys, at.base, window.base, has_rows))
-        rows = merged(kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows))
+        rows = merge_records(kept.take(np.flatnonzero(at.row_key < 0)), build_row_records(keys, window.rows))
         self.replay_rows.replace(present, rows)
 
-    def _packets(self, keyed: KeyedRows, done: Replayed) -> Iterator[Packet]:
+    def _build_packets(self, keyed: KeyedRows, done: Replayed) -> Iterator[Packet]:
         plan, keys = self.plan, keyed.keys
         beyond, repeats = np.flatnonzero(done.beyond), np.flatnonzero(done.repeats)
         if len(beyond):
-            yield row_packet(plan, OutputPacket.BEYOND_REPLAY_WINDOW, keyed, beyond)
+            yield build_row_packet(plan, OutputPacket.BEYOND_REPLAY_WINDOW, keyed, beyond)
         if len(repeats):
-            yield duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, repeats)
+            yield build_duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, repeats)
         # The rows whose estimate is their first are the new rows, in the order of arrival.
         new = np.flatnonzero(~(done.beyond | done.repeats))
         first, again = np.flatnonzero(~done.corrects), np.flatnonzero(done.corrects)
         ids = None if keyed.ids is None else keyed.ids.take(new)
-        yield from output_packets(
-            plan, KeyedRows(keys, done.rows.take(first), ids), picked(done.outputs, first)
+        yield from build_output_packets(
+            plan, KeyedRows(keys, done.rows.take(first), ids), pick_outputs(done.outputs, first)
         )
-        corrected, outputs = KeyedRows(keys, done.rows.take(again)), picked(done.outputs, again)
-        for count, packet in estimate_packets(plan, corrected, outputs, without_state(outputs)):
+        corrected, outputs = KeyedRows(keys, done.rows.take(again)), pick_outputs(done.outputs, again)
+        for count, packet in estimate_packets(plan, corrected, outputs, find_without_state(outputs)):
             yield OutputPacket.CORRECTION, count, packet

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packet_kinds import STATE_INDEX
 from kalman.evaluation.row_figures import RowFigures
 from kalman.run import KeyStates, Outputs, SortedRows, run
@@ -35,7 +35,7 @@ class RowFilter(NamedTuple):
         """Return the result of `kalman.run`, with the outputs `beside` among its extra outputs."""
         watch = RowFigures(self.kernel, states, rows, self._figures) if self._figures else None
         after, outputs = run(self.kernel, states, rows, self.unit, watch)
-        return after, self._with(states, rows, outputs, {} if watch is None else watch.found())
+        return after, self._add_outputs(states, rows, outputs, {} if watch is None else watch.found())
 
     def smoothed(self, states: KeyStates, rows: SortedRows) -> tuple[Outputs, Smoothed]:
         """Return the result of `kalman.smoothers.smooth`, with `beside` among the filter's extra outputs.
@@ -45,9 +45,9 @@ class RowFilter(NamedTuple):
         """
         figures = partial(RowFigures, names=self._figures) if self._figures else None
         _, outputs, smoothed, found = smooth_observed(self.kernel, states, rows, self.unit, figures)
-        return self._with(states, rows, outputs, found), smoothed
+        return self._add_outputs(states, rows, outputs, found), smoothed
 
-    def smoothed_pieces(
+    def smooth_in_pieces(
         self, states: KeyStates, rows: SortedRows
     ) -> Iterator[tuple[Indices, Outputs, Smoothed]]:
         """Yield the results of `smoothed` in pieces, each with the indices (N,) of its rows, in bounded memory.
@@ -57,7 +57,7 @@ class RowFilter(NamedTuple):
         """
         figures = partial(RowFigures, names=self._figures) if self._figures else None
         for piece in Pieces(self.kernel, states, rows, self.unit, figures):
-            outputs = self._with(piece.before, piece.taken, piece.outputs, dict(piece.found))
+            outputs = self._add_outputs(piece.before, piece.taken, piece.outputs, dict(piece.found))
             yield piece.rows, outputs, piece.smoothed
 
     @property
@@ -65,22 +65,22 @@ class RowFilter(NamedTuple):
         """Return the extras that need a second prediction of each row."""
         return [name for name in self.beside if name != STATE_INDEX]
 
-    def _with(
+    def _add_outputs(
         self, states: KeyStates, rows: SortedRows, outputs: Outputs, found: dict[str, NDArray[np.float64]]
     ) -> Outputs:
         """Return the outputs of rows with the outputs `beside` added; `states` are those before the rows."""
         if STATE_INDEX in self.beside:
-            found = {**found, STATE_INDEX: state_indices(states, rows, outputs)}
+            found = {**found, STATE_INDEX: compute_state_indices(states, rows, outputs)}
         return outputs._replace(extra={**outputs.extra, **found}) if found else outputs
 
 
-def state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDArray[np.float64]:
+def compute_state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDArray[np.float64]:
     """Return the number of the key's rows in the state after each row (1, N); NaN for a late row.
 
     states: states before the rows. A flagged row is not in the state, so it has the number of the row before it.
     """
     applied = np.cumsum((outputs.flag == 0) & ~outputs.late)
-    starts = np.flatnonzero(starts_of(rows.key))
+    starts = np.flatnonzero(find_starts(rows.key))
     before = np.concatenate([[0], applied])[starts]
     lengths = np.diff(starts, append=len(rows.key))
     number = states.count[rows.key] + applied - np.repeat(before, lengths)

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.block_format import StateFormat, format_of
+from jobs.state.block_format import StateFormat, build_format
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
-from jobs.state.distinct import chosen, marks_of
-from jobs.state.duplicates import Marks, resent
+from jobs.state.distinct import build_marks, select_rows
+from jobs.state.duplicates import Marks, find_resent
 from jobs.state.encoding.keys import KeyKind, match
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Column, Layout, Records, concat, merged
-from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, keyed_rows
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records, merge_records
+from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, sort_by_key
 from jobs.state.event_time_policy import Stores
-from jobs.state.filter_step import newest_times
-from jobs.state.plan import Packet, Plan, duplicate_packet, some_rows, without_state
+from jobs.state.filter_step import find_newest_times
+from jobs.state.plan import Packet, Plan, build_duplicate_packet, find_without_state, select_row_records
 from kalman.run import Outputs
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-def ids_layout(kind: KeyKind, row_id: RowId) -> Layout:
+def build_ids_layout(kind: KeyKind, row_id: RowId) -> Layout:
     """Return the layout of entries: 24 bytes if key and id are integers, 32 or 40 if one or both are texts."""
-    columns = (*kind.identity_columns, Column("time", "<i8"), Column("id", "<i8", row_id.width))
+    columns = (*kind.identity_columns, PacketColumn("time", "<i8"), PacketColumn("id", "<i8", row_id.width))
     return Layout(columns, text=False)
 
 
-def ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
+def build_ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
     """Return the storage format of a model's row ids in the stream's state, or None if its rows have no ids."""
     if fmt.row_id is None:
         return None
@@ -53,10 +53,10 @@ def ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
         "whole": fmt.row_id.integer,
         "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
     }
-    return format_of(meaning, ids_layout(fmt.kind, fmt.row_id))
+    return build_format(meaning, build_ids_layout(fmt.kind, fmt.row_id))
 
 
-def entries_of(keyed: KeyedRows, which: Bools | None = None) -> Records:
+def build_entries(keyed: KeyedRows, which: Bools | None = None) -> Records:
     """Return the entries of the rows with an id, ordered by route; the mask `which` selects rows."""
     assert keyed.ids is not None
     named = keyed.ids.arrays["named"].astype(bool)
@@ -66,7 +66,7 @@ def entries_of(keyed: KeyedRows, which: Bools | None = None) -> Records:
     return Records(arrays, None)
 
 
-def in_reach(entries: Records, within: int, floor: int, floors: Ints | None = None) -> Bools:
+def is_in_reach(entries: Records, within: int, floor: int, floors: Ints | None = None) -> Bools:
     """Return which entries (N,) a future row may repeat; `entries` has all entries of its keys.
 
     Args:
@@ -81,14 +81,14 @@ def in_reach(entries: Records, within: int, floor: int, floors: Ints | None = No
     if floors is None:
         # Entries of keys that share a route may alternate; each run of equal keys then counts as a key, and more
         # entries are kept.
-        starts = starts_of(*(entries.arrays[name] for name in ("route", "check") if name in entries.arrays))
+        starts = find_starts(*(entries.arrays[name] for name in ("route", "check") if name in entries.arrays))
         newest = np.maximum.reduceat(time, np.flatnonzero(starts))
         floors = newest[np.cumsum(starts) - 1]
     floors = np.maximum(floors, floor)
     return (floors == NEVER) | (time >= np.where(floors == NEVER, 0, floors) - within)
 
 
-class Compared(NamedTuple):
+class IdComparison(NamedTuple):
     """Rows that were compared with the entries of their keys.
 
     rows: N rows of K keys
@@ -114,7 +114,7 @@ class Checked(NamedTuple):
 
     kept: KeyedRows
     duplicates: Sequence[Packet] = ()
-    compared: Compared | None = None
+    compared: IdComparison | None = None
 
 
 class RowIdCheck:
@@ -163,23 +163,23 @@ class DuplicateIds(RowIdCheck):
         """Add the entries of a snapshot."""
         decoded = [self.blocks.state.layout.decode(packet) for packet in packets]
         if decoded:
-            self._update(*self.blocks.add(concat(decoded)))
+            self._update(*self.blocks.add(join_records(decoded)))
 
     def check_late(self, rows: Records) -> tuple[Records, Sequence[Packet]]:
         """Return the late rows that repeat no other, and packets of the duplicates."""
-        keyed = keyed_rows(rows, self.plan.rows)
+        keyed = sort_by_key(rows, self.plan.rows)
         repeats = self._compare(keyed, np.full(keyed.keys.size, np.iinfo(np.int64).max)).repeats
         if not repeats.any():
             return rows, ()
-        return some_rows(keyed, np.flatnonzero(~repeats)), [self._packet(keyed, repeats)]
+        return select_row_records(keyed, np.flatnonzero(~repeats)), [self._packet(keyed, repeats)]
 
     def check(self, keyed: KeyedRows, *states: Records) -> Checked:
         """Compare rows with remembered rows and with each other."""
-        compared = self._compare(keyed, newest_times(keyed.keys, *states))
+        compared = self._compare(keyed, find_newest_times(keyed.keys, *states))
         repeats = compared.repeats
         if not repeats.any():
             return Checked(keyed, (), compared)
-        kept = chosen(keyed, np.flatnonzero(~repeats))
+        kept = select_rows(keyed, np.flatnonzero(~repeats))
         return Checked(kept, [self._packet(keyed, repeats)], compared)
 
     def remember(self, checked: Checked, keyed: KeyedRows, outputs: Outputs, floor: int | None) -> None:
@@ -188,14 +188,14 @@ class DuplicateIds(RowIdCheck):
         compared = checked.compared
         rows, present = compared.rows, compared.present
         # Rows of a key without a state are refused, and so are their duplicates.
-        routes = keyed.keys.arrays["route"][keyed.rows.key[without_state(outputs)]]
+        routes = keyed.keys.arrays["route"][keyed.rows.key[find_without_state(outputs)]]
         bad = np.isin(rows.keys.arrays["route"], routes)[rows.rows.key]
-        entries = merged(compared.entries, entries_of(rows, ~compared.late & ~bad))
+        entries = merge_records(compared.entries, build_entries(rows, ~compared.late & ~bad))
         own = None
         if floor is None:
             at = match(rows.keys, entries)
             floor, own = NEVER, np.where(at >= 0, compared.floors[at], NEVER)
-        left = entries.take(np.flatnonzero(in_reach(entries, self.within, floor, own)))
+        left = entries.take(np.flatnonzero(is_in_reach(entries, self.within, floor, own)))
         self.blocks.replace(present, left)
         self._update(present, left)
 
@@ -208,29 +208,29 @@ class DuplicateIds(RowIdCheck):
         if len(present) == 0:
             return
         known = self.blocks.read(present)
-        left = known.take(np.flatnonzero(in_reach(known, self.within, floor, np.full(known.size, NEVER))))
+        left = known.take(np.flatnonzero(is_in_reach(known, self.within, floor, np.full(known.size, NEVER))))
         self.blocks.replace(present, left)
         self._update(present, left)
 
-    def _compare(self, keyed: KeyedRows, floors: Ints) -> Compared:
+    def _compare(self, keyed: KeyedRows, floors: Ints) -> IdComparison:
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         at = match(keyed.keys, known)
         mine = np.flatnonzero(at >= 0)
         held = Marks(at[mine], known.arrays["id"][:, mine], known.arrays["time"][mine])
-        marks, named = marks_of(keyed)
-        compared = Compared(keyed, floors, np.zeros(len(keyed.rows.key), bool), present, known)
-        compared.repeats[named] = resent(marks, self.within, held, compared.late[named])
+        marks, named = build_marks(keyed)
+        compared = IdComparison(keyed, floors, np.zeros(len(keyed.rows.key), bool), present, known)
+        compared.repeats[named] = find_resent(marks, self.within, held, compared.late[named])
         return compared
 
     def _packet(self, keyed: KeyedRows, repeats: Bools) -> Packet:
-        return duplicate_packet(self.plan, OutputPacket.DUPLICATE_ID, keyed, np.flatnonzero(repeats))
+        return build_duplicate_packet(self.plan, OutputPacket.DUPLICATE_ID, keyed, np.flatnonzero(repeats))
 
     def _update(self, present: Ints, entries: Records) -> None:
         arrays = entries.arrays
         self.index = self.index.update(present, arrays["route"], arrays["time"], self.blocks.blocks)
 
 
-def row_id_check(plan: Plan, stores: Stores, index: LastSeenIndex) -> RowIdCheck:
+def build_row_id_check(plan: Plan, stores: Stores, index: LastSeenIndex) -> RowIdCheck:
     """Return the check of a bucket's rows."""
     row_id, policy = plan.rows.row_id, plan.event_time
     if row_id is None or policy is None or policy.id_format is None or stores.row_ids is None:

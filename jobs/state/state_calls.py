@@ -30,7 +30,7 @@ _OK, _EMPTY = 0, b""
 
 def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
     """Yield values of a map of one integer to one column in the order of `keys`, None for a missing key."""
-    client = client_of(state)
+    client = find_client(state)
     if client is None:
         for key in keys:
             value = state.getValue((key,))
@@ -44,7 +44,7 @@ def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
 
 def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
     """Set values of a map of one integer to one column."""
-    client = client_of(state)
+    client = find_client(state)
     if client is None:
         for key, value in values:
             state.updateValue((key,), (value,))
@@ -58,7 +58,7 @@ def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
         pass
 
 
-def client_of(state: MapState) -> Any:
+def find_client(state: MapState) -> Any:
     """Return the client of a map, or None if it lacks the expected methods."""
     client = getattr(getattr(state, "_mapStateClient", None), "_stateful_processor_api_client", None)
     known = ("sockfile", "pickleSer", "_receive_proto_message")

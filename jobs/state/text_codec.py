@@ -41,14 +41,14 @@ def to_text(value: bytes) -> str:
     return _spread(b"".join([_SIZES.pack(len(value), len(packed)), packed]))
 
 
-def of_text(text: str) -> bytes:
+def from_text(text: str) -> bytes:
     """Return the bytes of a text.
 
     Raises:
         DamagedText: the text is cut short, or was not made by `to_text`.
     """
     try:
-        whole = _gathered(text)
+        whole = _gather(text)
         size, packed = _SIZES.unpack_from(whole)
         end = _SIZES.size + packed
         if end > len(whole):
@@ -60,13 +60,13 @@ def of_text(text: str) -> bytes:
         raise DamagedText(f"a value of the state is damaged: {error}") from error
 
 
-def stored_bytes(stored: str | bytes) -> bytes:
+def decode_stored(stored: str | bytes) -> bytes:
     """Return the bytes of a value of the state, stored as text or as bytes.
 
     Raises:
-        DamagedText: see `of_text`.
+        DamagedText: see `from_text`.
     """
-    return of_text(stored) if isinstance(stored, str) else bytes(stored)
+    return from_text(stored) if isinstance(stored, str) else bytes(stored)
 
 
 def _spread(value: bytes) -> str:
@@ -81,7 +81,7 @@ def _spread(value: bytes) -> str:
     return bits.tobytes().decode("ascii")
 
 
-def _gathered(text: str) -> bytes:
+def _gather(text: str) -> bytes:
     """Invert `_spread`; return the bytes with the padding."""
     bits: NDArray[np.uint64] = np.frombuffer(text.encode("ascii"), "<u8")
     for stays, moves, by in reversed(_HALVES):

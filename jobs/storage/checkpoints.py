@@ -11,15 +11,15 @@ from shlex import quote
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
-from jobs.storage.files import files_of
+from jobs.core.roots import find_local_path
+from jobs.storage.files import open_files
 from jobs.storage.positions import (
     KAFKA,
     VERSION,
     Place,
-    delta_position,
+    build_delta_position,
+    convert_offset,
     is_whole,
-    of_offset,
     rank_of,
     to_position,
 )
@@ -51,19 +51,19 @@ class Checkpoint:
         """Open a checkpoint by its path below the warehouse's root."""
         self.path = warehouse.path(name)
         self.root, self.name = warehouse.root, name
-        self._files = warehouse.spark_files(name)
+        self._files = warehouse.open_spark_files(name)
 
-    def last_commit(self) -> int | None:
+    def find_last_commit(self) -> int | None:
         """Return the last committed micro-batch, or None before the first."""
         return max(self._numbers("commits"), default=None)
 
-    def last_planned(self) -> int | None:
+    def find_last_planned(self) -> int | None:
         """Return the last micro-batch whose offsets are fixed; it may not be committed yet."""
         return max(self._numbers("offsets"), default=None)
 
-    def progressed(self) -> Progressed | None:
+    def find_progress(self) -> Progressed | None:
         """Return the progress after the last committed micro-batch, or None before the first."""
-        batch = self.last_commit()
+        batch = self.find_last_commit()
         if batch is None:
             return None
         place = self.place(batch)
@@ -76,13 +76,13 @@ class Checkpoint:
         contain the topic's id, so the id of `start` is used.
         """
         offset = self.offset(batch)
-        place = of_offset(offset)
+        place = convert_offset(offset)
         if VERSION in place:
-            return delta_position(start["table"], place[VERSION], offset["reservoirId"])
+            return build_delta_position(start["table"], place[VERSION], offset["reservoirId"])
         (topic,) = offset
         return to_position(place, {"source": KAFKA, "topic": topic, "topic_id": start.get("topic_id")})
 
-    def touches(self, batch: int) -> int:
+    def find_touched_version(self, batch: int) -> int:
         """Return the latest version of the measurements table that the micro-batches up to this one read rows from."""
         place = self.place(batch)
         return place[VERSION] + (0 if is_whole(place) else 1)
@@ -93,9 +93,9 @@ class Checkpoint:
         Raises:
             UserError: the offsets are gone, unreadable or damaged.
         """
-        return of_offset(self.offset(batch))
+        return convert_offset(self.offset(batch))
 
-    def query_id(self) -> str | None:
+    def read_query_id(self) -> str | None:
         """Return the id that Spark gave the query, or None before its first start."""
         return json.loads(self._read("metadata"))["id"] if self._files.exists("metadata") else None
 
@@ -103,19 +103,19 @@ class Checkpoint:
         """Return the settings that Spark restores in place of the session's settings; none before the first
         micro-batch.
         """
-        batch = self.last_planned()
+        batch = self.find_last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
     def has_states_of_format_1(self) -> bool:
         """Return whether the last commit lacks the attempt whose states count, as in releases before 0.3.0
         (`STATE_FORMAT`).
         """
-        batch = self.last_commit()
+        batch = self.find_last_commit()
         if batch is None:
             return False
         return "stateUniqueIds" not in json.loads(self._read(f"commits/{batch}").split("\n", 1)[1])
 
-    def keeps_text(self) -> bool:
+    def has_text_values(self) -> bool:
         """Return whether the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
         if not self._files.exists(_SCHEMAS):
             return True
@@ -123,13 +123,13 @@ class Checkpoint:
             _STATES_AS_BYTES in self._read(f"{_SCHEMAS}/{name}") for name in self._files.names(_SCHEMAS)
         )
 
-    def damage(self) -> str | None:
+    def find_damage(self) -> str | None:
         """Return what is wrong with the files that Spark restarts from, or None.
 
         Spark writes the offsets of a micro-batch first and its commit last, so at most one micro-batch has offsets
         and no commit.
         """
-        planned, committed = self.last_planned(), self.last_commit()
+        planned, committed = self.find_last_planned(), self.find_last_commit()
         if planned is None and committed is None:
             return None
         done = -1 if committed is None else committed
@@ -146,16 +146,16 @@ class Checkpoint:
             return error.message
         return None
 
-    def moved_from(self) -> str | None:
+    def find_former_root(self) -> str | None:
         """Return the root of the warehouse in which Spark wrote the checkpoint, if its files are no longer there.
 
         A checkpoint contains absolute paths to the types of its state variables. Spark looks for these files nowhere
         else.
         """
-        for path in self._schema_files():
+        for path in self._list_schema_files():
             folder, _, name = path.rpartition("/")
             root, found, _ = path.rpartition(f"/{self.name}/state/")
-            if found and root != self.root and not files_of(folder).exists(name):
+            if found and root != self.root and not open_files(folder).exists(name):
                 return root
         return None
 
@@ -167,12 +167,12 @@ class Checkpoint:
         Raises:
             UserError: the warehouse was moved.
         """
-        old = self.moved_from()
+        old = self.find_former_root()
         if old is None:
             return
-        local = local_path(self.root)
+        local = find_local_path(self.root)
         way = f"copy the warehouse back to {old}"
-        if local is not None and local_path(old) is not None:
+        if local is not None and find_local_path(old) is not None:
             way = f"let the old place lead to the new one: `ln -s {quote(str(local))} {quote(old)}`"
         raise UserError(
             f"the warehouse was moved from {old} to {self.root}, and Spark looks for files of {self.name} at the old "
@@ -180,7 +180,7 @@ class Checkpoint:
             RUN_FAILED,
         )
 
-    def _schema_files(self) -> list[str]:
+    def _list_schema_files(self) -> list[str]:
         """Return the files with the types of state variables that the newest micro-batch names."""
         found: list[str] = []
         for operator in self._files.names("state"):
@@ -205,7 +205,7 @@ class Checkpoint:
 
     def committed_at(self, batch: int) -> datetime:
         """Return when a micro-batch was committed."""
-        return self._files.modified_at(f"commits/{batch}")
+        return self._files.read_modified_time(f"commits/{batch}")
 
     def ends_with(self, batch: int) -> int | None:
         """Return `Progressed.version` at the end of a micro-batch, or None if it ends within a version."""
@@ -234,7 +234,7 @@ class Checkpoint:
 
     def sources(self) -> int | None:
         """Return the number of sources that the query reads, or None before its first micro-batch."""
-        batch = self.last_planned()
+        batch = self.find_last_planned()
         return None if batch is None else len(self._lines(batch)) - 2
 
     def _lines(self, batch: int) -> list[str]:

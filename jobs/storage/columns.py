@@ -32,7 +32,7 @@ _COLUMN = re.compile(r"\s*(`(?:[^`]|``)+`|[\w.-]+?)(?:\s*:\s*|\s+)(.+?)\s*", re.
 _DECIMAL = re.compile(r"decimal\(\d+, ?\d+\)")
 
 
-def schema_of(columns: str) -> Schema:
+def parse_schema(columns: str) -> Schema:
     """Return Delta's schema of columns.
 
     Args:
@@ -41,23 +41,23 @@ def schema_of(columns: str) -> Schema:
     Raises:
         KeyError: a type that no table of ours uses.
     """
-    return Schema(_fields(columns))
+    return Schema(_parse_fields(columns))
 
 
-def arrow_schema(columns: str) -> pa.Schema:
+def parse_arrow_schema(columns: str) -> pa.Schema:
     """Return the Arrow schema of columns that are given as for `schema_of`."""
-    found: Any = schema_of(columns).to_arrow()
+    found: Any = parse_schema(columns).to_arrow()
     return pa.schema(found)
 
 
-def _fields(columns: str) -> list[Field]:
+def _parse_fields(columns: str) -> list[Field]:
     fields = []
     for one in _split(columns):
         found = _COLUMN.fullmatch(one)
         if found is None:
             raise KeyError(f"{one.strip()} is no column with a type")
         name = found[1] if found[1][0] != "`" else found[1][1:-1].replace("``", "`")
-        fields.append(Field(name, _type_of(found[2])))
+        fields.append(Field(name, _parse_type(found[2])))
     return fields
 
 
@@ -75,15 +75,15 @@ def _split(text: str) -> Iterator[str]:
         yield part
 
 
-def _type_of(text: str) -> Any:
+def _parse_type(text: str) -> Any:
     kind, _, inner = text.strip().removesuffix(">").partition("<")
     if kind == "array":
-        return ArrayType(_type_of(inner))
+        return ArrayType(_parse_type(inner))
     if kind == "map":
         key, value = _split(inner)
-        return MapType(_type_of(key), _type_of(value))
+        return MapType(_parse_type(key), _parse_type(value))
     if kind == "struct":
-        return StructType(_fields(inner))
+        return StructType(_parse_fields(inner))
     if _DECIMAL.fullmatch(kind):
         return PrimitiveType(kind.replace(", ", ","))
     if kind not in _PRIMITIVES:

@@ -48,7 +48,7 @@ SETTINGS = {
 as to compact files, to list them for other engines, or to write other statistics."""
 
 
-def refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
+def find_refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
     """Return why files cannot be committed to a table, and what to undo; None if they can.
 
     Args:
@@ -77,36 +77,36 @@ def refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
     return None
 
 
-def other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
+def find_other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
     """Describe the first column of files whose type differs from the table's; None if all types agree."""
-    have = {field.name: field.type for field in pa.schema(_arrow(log))}
+    have = {field.name: field.type for field in pa.schema(_convert_to_arrow(log))}
     for field in schema:
         known = have.get(field.name)
-        if known is not None and _bare(known) != _bare(field.type):
+        if known is not None and _strip_type(known) != _strip_type(field.type):
             return f"its column {field.name} has the type {known}, and the new rows have {field.type}"
     return None
 
 
-def absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
+def find_absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
     """Return the columns of files that a table lacks, as fields of Delta's schema."""
     have = {field.name for field in log.schema().fields}
     absent = pa.schema([field for field in schema if field.name not in have])
     return list(Schema.from_arrow(absent).fields) if len(absent) else []
 
 
-def _arrow(log: DeltaTable) -> pa.Schema:
+def _convert_to_arrow(log: DeltaTable) -> pa.Schema:
     found: pa.Schema = pa.schema(log.schema().to_arrow())  # type: ignore[arg-type]
     return found
 
 
-def _bare(kind: pa.DataType) -> pa.DataType:
+def _strip_type(kind: pa.DataType) -> pa.DataType:
     """Return a type without nested field names, nested nullability and the width of offsets."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(_bare(kind.value_type))
+        return pa.list_(_strip_type(kind.value_type))
     if pa.types.is_map(kind):
-        return pa.map_(_bare(kind.key_type), _bare(kind.item_type))
+        return pa.map_(_strip_type(kind.key_type), _strip_type(kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _bare(one.type)) for one in kind])
+        return pa.struct([pa.field(one.name, _strip_type(one.type)) for one in kind])
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
-class Table(NamedTuple):
+class TableDescription(NamedTuple):
     """Description of a table's row and, by name, of its columns."""
 
     row: str
@@ -151,9 +151,9 @@ _SKILL = {
 }
 _OF_MODEL = {"snapshot_id": _SNAPSHOT, "model": _MODEL}
 
-TABLES: Mapping[str, Table] = MappingProxyType(
+TABLES: Mapping[str, TableDescription] = MappingProxyType(
     {
-        "measurements": Table(
+        "measurements": TableDescription(
             "One measurement as it arrived.",
             {
                 "_origin": "Where the row came from: the file, or history:, late: or the like",
@@ -164,7 +164,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "_offset": "Offset of the message",
             },
         ),
-        "quarantine": Table(
+        "quarantine": TableDescription(
             "One rejected row of any model and source. Held rows are never removed.",
             {
                 "model": _MODEL,
@@ -182,7 +182,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "resolved_at": "When it was replayed or discarded (UTC)",
             },
         ),
-        "late_copies": Table(
+        "late_copies": TableDescription(
             "One replay of late rows. Only the lineage that rejected them reads their copies in the measurements.",
             {
                 "replay": "Id of the replay",
@@ -191,7 +191,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "replayed_at": "When (UTC)",
             },
         ),
-        "live": Table(
+        "live": TableDescription(
             "One generation that has live estimates: those of its micro-batches up to last_batch "
             "([readers.md](readers.md#which-rows-are-live)).",
             {
@@ -204,11 +204,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "key_columns": "Names of the key columns",
             },
         ),
-        "estimates": Table(
+        "estimates": TableDescription(
             "One estimate of the stream, of any generation.",
             _ESTIMATE,
         ),
-        "estimates_history": Table(
+        "estimates_history": TableDescription(
             "One estimate of a row of history, by the last run of estimate over that row.",
             {
                 **{name: text for name, text in _ESTIMATE.items() if name != "source_range"},
@@ -219,14 +219,14 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "smoothed_mode_probabilities": "Probability of each mode from all rows",
             },
         ),
-        "latest": Table(
+        "latest": TableDescription(
             "The latest estimate of one key in a generation (sinks.latest).",
             _ESTIMATE,
         ),
-        "snapshots": Table(
+        "snapshots": TableDescription(
             "One key's state in a snapshot.", {**_OF_MODEL, "model_version": _VERSION, **_STATE}
         ),
-        "manifests": Table(
+        "manifests": TableDescription(
             "One snapshot. The commit of this row makes it visible.",
             {
                 **_OF_MODEL,
@@ -252,7 +252,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "learned": "Digest of its rows in the table learned, as JSON",
             },
         ),
-        "generations": Table(
+        "generations": TableDescription(
             "One generation of a stream, with its own checkpoint. A model has at most one live generation.",
             {
                 "generation": "Its name, such as nile-g0001",
@@ -275,7 +275,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "retired_at": "When it was retired (UTC)",
             },
         ),
-        "learned": Table(
+        "learned": TableDescription(
             "Parameters learned for a snapshot: of one key, of one group, or of all keys.",
             {
                 **_OF_MODEL,
@@ -298,7 +298,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "zero": "Which of them are at zero",
             },
         ),
-        "waiting": Table(
+        "waiting": TableDescription(
             "One row of a snapshot that waits for the watermark.",
             {
                 **_OF_MODEL,
@@ -309,7 +309,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "row_id": "Id of the row",
             },
         ),
-        "remembered_ids": Table(
+        "remembered_ids": TableDescription(
             "Hashes of one row's id, by which a snapshot's stream recognises a repeated row.",
             {
                 **_OF_MODEL,
@@ -320,7 +320,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "event_time": "When the row was measured (UTC)",
             },
         ),
-        "new_keys": Table(
+        "new_keys": TableDescription(
             "The state of a new key, for running streams to import (stream.new_keys).",
             {
                 **_OF_MODEL,
@@ -329,21 +329,25 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "meaning": "Digest of what the state means: a stream imports only states of its own meaning",
             },
         ),
-        "archive": Table(
+        "archive": TableDescription(
             "The last state of an expired key (expiry).",
             {**_STATE, "model_version": _VERSION, "generation": _GENERATION, "batch_id": _BATCH},
         ),
-        "progress": Table("One micro-batch of a stream.", _PROGRESS),
-        "windows": Table("One window of event time, of one group (monitor.windows).", _WINDOWS),
-        "windows_open": Table(
+        "progress": TableDescription("One micro-batch of a stream.", _PROGRESS),
+        "windows": TableDescription("One window of event time, of one group (monitor.windows).", _WINDOWS),
+        "windows_open": TableDescription(
             "One window that is not final yet (monitor.windows with when: final).", _WINDOWS
         ),
-        "windows_history": Table("One window over a model's history (monitor --history).", _WINDOWS),
-        "alerts": Table("One alert, raised or cleared (monitor.rules).", _ALERTS),
-        "alerts_history": Table("One alert over a model's history (monitor --history).", _ALERTS),
-        "forecast_skill": Table("One forecast and the later measurement (skill).", _SKILL),
-        "forecast_skill_history": Table("One forecast over a model's history (skill --history).", _SKILL),
-        "forecasts": Table(
+        "windows_history": TableDescription(
+            "One window over a model's history (monitor --history).", _WINDOWS
+        ),
+        "alerts": TableDescription("One alert, raised or cleared (monitor.rules).", _ALERTS),
+        "alerts_history": TableDescription("One alert over a model's history (monitor --history).", _ALERTS),
+        "forecast_skill": TableDescription("One forecast and the later measurement (skill).", _SKILL),
+        "forecast_skill_history": TableDescription(
+            "One forecast over a model's history (skill --history).", _SKILL
+        ),
+        "forecasts": TableDescription(
             "One forecast of a key by a run of forecast.",
             {
                 "run": "Id of the run; one commit has all its rows",
@@ -362,7 +366,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "flag": "Why there is no forecast; null: there is one",
             },
         ),
-        "verifications": Table(
+        "verifications": TableDescription(
             "One step of a run of verify: its plan, a part, or its outcome.",
             {
                 "run_id": "The run",
@@ -381,7 +385,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "recorded_at": "When (UTC)",
             },
         ),
-        "verified_ends": Table(
+        "verified_ends": TableDescription(
             "One state at the end of a part of a running verify, from which the next part begins.",
             {
                 "run_id": "The run",
@@ -402,14 +406,14 @@ TABLES: Mapping[str, Table] = MappingProxyType(
 )
 
 
-def kind_of(table: str) -> str:
+def parse_kind(table: str) -> str:
     """Return the kind of a table: `estimates` of `estimates/nile`."""
     return table.partition("/")[0]
 
 
-def comments(table: str) -> Mapping[str, str]:
+def list_comments(table: str) -> Mapping[str, str]:
     """Return the descriptions of a table's columns by name; empty for a table that is not ours."""
-    found = TABLES.get(kind_of(table))
+    found = TABLES.get(parse_kind(table))
     return {} if found is None else found.columns
 
 

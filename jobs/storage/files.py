@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
-from jobs.storage.object_files import ObjectFiles, Seen
+from jobs.core.roots import find_local_path
+from jobs.storage.object_files import FileStamp, ObjectFiles
 
 if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
@@ -31,7 +31,7 @@ REPORTS = "reports"
 """The folder of a warehouse in which pages on models are."""
 
 
-class Files(Protocol):
+class SmallFiles(Protocol):
     """A folder of small files. Names are paths relative to it; names that begin with a dot are hidden."""
 
     def read(self, name: str) -> bytes | None:
@@ -50,15 +50,15 @@ class Files(Protocol):
         """Return the names within a folder, sorted; an empty list if the folder does not exist."""
         ...
 
-    def modified_at(self, name: str) -> datetime:
+    def read_modified_time(self, name: str) -> datetime:
         """Return when a file was last modified."""
         ...
 
 
-class WarehouseFiles(Files, Protocol):
+class WarehouseFiles(SmallFiles, Protocol):
     """A folder of the warehouse. Its files and folders can also be renamed, and removed as a whole."""
 
-    def first_line(self, name: str) -> bytes | None:
+    def read_first_line(self, name: str) -> bytes | None:
         """Return a file's first line, or None if the file does not exist; the rest is not read."""
         ...
 
@@ -66,7 +66,7 @@ class WarehouseFiles(Files, Protocol):
         """Return whether a file or folder exists."""
         ...
 
-    def seen(self, name: str) -> Seen | None:
+    def seen(self, name: str) -> FileStamp | None:
         """Return the mark and size of a file without reading it, or None if the file does not exist."""
         ...
 
@@ -95,18 +95,18 @@ def open_lock(path: Path) -> TextIO:
         ) from error
 
 
-def files_of(root: str) -> WarehouseFiles:
+def open_files(root: str) -> WarehouseFiles:
     """Return the files of a folder, given by path or URI.
 
     Raises:
         UserError: the package of the store's client is not installed.
     """
-    local = local_path(root)
+    local = find_local_path(root)
     return LocalFiles(local) if local is not None else ObjectFiles(root)
 
 
 @contextmanager
-def _draft(path: Path, content: bytes) -> Iterator[Path]:
+def _write_draft(path: Path, content: bytes) -> Iterator[Path]:
     """Yield a hidden file with the content beside `path`, for the caller to rename or link; remove it at the end.
 
     The content is flushed to the disk first. Otherwise a power failure could leave the new name without content.
@@ -156,7 +156,7 @@ class LocalFiles:
         except FileNotFoundError:
             return None
 
-    def first_line(self, name: str) -> bytes | None:
+    def read_first_line(self, name: str) -> bytes | None:
         try:
             with open(self.root / name, "rb") as file:
                 return file.readline()
@@ -165,14 +165,14 @@ class LocalFiles:
 
     def write(self, name: str, content: bytes) -> None:
         path = self.root / name
-        with _draft(path, content) as draft:
+        with _write_draft(path, content) as draft:
             os.replace(draft, path)
             _sync_names(path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless it exists. Return whether this call wrote it: exactly one of concurrent calls does."""
         path = self.root / name
-        with _draft(path, content) as draft:
+        with _write_draft(path, content) as draft:
             try:
                 os.link(draft, path)
             except FileExistsError:
@@ -194,14 +194,14 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 
-    def seen(self, name: str) -> Seen | None:
+    def seen(self, name: str) -> FileStamp | None:
         try:
             found = (self.root / name).stat()
         except FileNotFoundError:
             return None
-        return Seen(f"{found.st_ino} {found.st_mtime_ns}", found.st_size)
+        return FileStamp(f"{found.st_ino} {found.st_mtime_ns}", found.st_size)
 
-    def modified_at(self, name: str) -> datetime:
+    def read_modified_time(self, name: str) -> datetime:
         return datetime.fromtimestamp((self.root / name).stat().st_mtime_ns // 1_000_000 / 1000, UTC)
 
     def rename(self, name: str, to: str) -> bool:
@@ -267,7 +267,7 @@ class Folder:
         """
         existed = self.exists()
         if existed and really and not self._files.remove_tree(self._name):
-            raise self._refused("removed")
+            raise self._build_refusal("removed")
         return existed
 
     def rename(self, to: Folder) -> None:
@@ -277,9 +277,9 @@ class Folder:
             UserError: the folder cannot be renamed.
         """
         if not self._files.rename(self._name, to._name):
-            raise self._refused("renamed")
+            raise self._build_refusal("renamed")
 
-    def _refused(self, done: str) -> UserError:
+    def _build_refusal(self, done: str) -> UserError:
         return UserError(
             f"{self._path} cannot be {done}: check who may write there, then run maintain again", RUN_FAILED
         )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.storage.files import WarehouseFiles
 from jobs.storage.table_rows import open_log
 
@@ -39,7 +39,7 @@ class _Checkpoint(NamedTuple):
 _NONE = _Checkpoint(-1, ())
 
 
-def last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
+def read_last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
     """Return the last number of each application; an empty mapping without a table.
 
     Transactions that have expired by the table's setting do not count, as in delta-rs.
@@ -56,23 +56,25 @@ def last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]
     try:
         for _ in range(_TRIES):
             log = open_log(root, table)
-            found = _numbers(files, log.version())
+            found = _read_numbers(files, log.version())
             if found is not None:
-                return _unexpired(log, found)
+                return _select_unexpired(log, found)
     except TableNotFoundError:
         return {}
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}", RUN_FAILED) from error
+        raise UserError(f"{path} cannot be read: {extract_first_line(error)}", RUN_FAILED) from error
     raise UserError(f"{path} cannot be read: files of its log are gone", RUN_FAILED)
 
 
-def _numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
+def _read_numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
     """Return the last numbers up to a version; None if a necessary file is gone."""
-    found = _numbers_since(files, _named(files), version)
-    return _numbers_since(files, _newest(files, version), version) if found is None else found
+    found = _read_numbers_since(files, _read_pointer(files), version)
+    return _read_numbers_since(files, _find_newest(files, version), version) if found is None else found
 
 
-def _numbers_since(files: WarehouseFiles, checkpoint: _Checkpoint, version: int) -> dict[str, int] | None:
+def _read_numbers_since(
+    files: WarehouseFiles, checkpoint: _Checkpoint, version: int
+) -> dict[str, int] | None:
     """Return the last numbers from a checkpoint and the commits after it.
 
     None if the checkpoint is newer than the version, or a file is gone.
@@ -85,11 +87,11 @@ def _numbers_since(files: WarehouseFiles, checkpoint: _Checkpoint, version: int)
         content = files.read(name)
         if content is None:
             return None
-        found.update(_in_rows(content) if name.endswith(".parquet") else _in_lines(content))
+        found.update(_parse_rows(content) if name.endswith(".parquet") else _parse_lines(content))
     return found
 
 
-def _in_lines(content: bytes) -> Iterator[tuple[str, int]]:
+def _parse_lines(content: bytes) -> Iterator[tuple[str, int]]:
     """Yield the transactions of a commit, or of a checkpoint in JSON."""
     for line in content.splitlines():
         transaction = json.loads(line).get("txn") if b'"txn"' in line else None
@@ -97,7 +99,7 @@ def _in_lines(content: bytes) -> Iterator[tuple[str, int]]:
             yield str(transaction["appId"]), int(transaction["version"])
 
 
-def _in_rows(content: bytes) -> Iterator[tuple[str, int]]:
+def _parse_rows(content: bytes) -> Iterator[tuple[str, int]]:
     """Yield the transactions of a checkpoint's Parquet file."""
     file = pq.ParquetFile(pa.BufferReader(content))
     if "txn" in file.schema_arrow.names:
@@ -105,7 +107,7 @@ def _in_rows(content: bytes) -> Iterator[tuple[str, int]]:
             yield str(one["appId"]), int(one["version"])
 
 
-def _named(files: WarehouseFiles) -> _Checkpoint:
+def _read_pointer(files: WarehouseFiles) -> _Checkpoint:
     """Return the checkpoint that the log's pointer names. It may be missing, and a newer one may exist."""
     try:
         hint: dict[str, Any] = json.loads(files.read(_HINT) or b"{}")
@@ -121,7 +123,7 @@ def _named(files: WarehouseFiles) -> _Checkpoint:
     return _Checkpoint(version, [f"{start}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)])
 
 
-def _newest(files: WarehouseFiles, version: int) -> _Checkpoint:
+def _find_newest(files: WarehouseFiles, version: int) -> _Checkpoint:
     """Return the newest complete checkpoint up to a version, by the names of the log's files."""
     matches = [match for name in files.names("") if (match := _CHECKPOINT.fullmatch(name))]
     groups: dict[tuple[int, int], list[str]] = {}
@@ -138,7 +140,7 @@ def _newest(files: WarehouseFiles, version: int) -> _Checkpoint:
     return max(whole, key=lambda one: one.version, default=_NONE)
 
 
-def _unexpired(log: DeltaTable, found: dict[str, int]) -> dict[str, int]:
+def _select_unexpired(log: DeltaTable, found: dict[str, int]) -> dict[str, int]:
     """Return the numbers of transactions that have not expired."""
     if _RETENTION not in log.metadata().configuration:
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import FILES, VERSION
-from jobs.storage.table_rows import column_types
+from jobs.storage.table_rows import read_column_types
 from jobs.storage.tables import SNAPSHOTS, measurements, refuse_absent
 from jobs.storage.warehouse import Tables
 
@@ -35,16 +35,16 @@ IS_HISTORY = f"(_origin IS NOT NULL AND _origin LIKE '{HISTORY_PREFIX}%')"
 """SQL condition for measurements that are the history of new keys. Streams with new keys skip these rows."""
 
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
-"""Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.meaning_of`)."""
+"""Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.hash_meaning`)."""
 
 
-def key_types_in(warehouse: Tables, spec: ModelSpec) -> KeyTypes:
+def read_key_types(warehouse: Tables, spec: ModelSpec) -> KeyTypes:
     """Return the types of the key and id columns of a model's measurements table, which must exist.
 
     Raises:
         UserError: a column of the spec is missing.
     """
-    types = column_types(warehouse.root, measurements(spec.name))
+    types = read_column_types(warehouse.root, measurements(spec.name))
     refuse_absent(list(types), spec.name, spec.columns)
     # Spark ignores case in the names of columns, and so may the spec.
     have = {name.casefold(): kind for name, kind in types.items()}
@@ -63,9 +63,9 @@ def is_history_commit(info: Mapping[str, Any]) -> bool:
     return '"history": true' in (info.get("userMetadata") or "")
 
 
-def latest_history_version(warehouse: Tables, table: str, version: int) -> int | None:
+def find_history_version(warehouse: Tables, table: str, version: int) -> int | None:
     """Return the latest version up to `version` that landed history of new keys, or None."""
-    landed = (one.version for one in warehouse.log_entries(table) if one.detail.get("history") is True)
+    landed = (one.version for one in warehouse.read_log_entries(table) if one.detail.get("history") is True)
     return max((one for one in landed if one <= version), default=None)
 
 
@@ -76,7 +76,7 @@ def create_new_keys_table(warehouse: Tables, model: str) -> str:
     return table
 
 
-def rows_between(
+def count_rows_between(
     warehouse: Tables,
     table: str,
     start: Mapping[str, int],
@@ -98,14 +98,14 @@ def rows_between(
             return None
         first = start.get(FILES, 0) if version == start[VERSION] + 1 else 0
         last = end.get(FILES) if version == end[VERSION] + 1 else None
-        counts = list(_counts(content, with_history))[first:last]
+        counts = list(_read_counts(content, with_history))[first:last]
         if None in counts:
             return None
         total += sum(count or 0 for count in counts)
     return total
 
 
-def _counts(content: bytes, with_history: bool) -> Iterator[int | None]:
+def _read_counts(content: bytes, with_history: bool) -> Iterator[int | None]:
     """Yield the number of rows of each file that a commit added, in the order in which a stream reads them."""
     actions = [json.loads(line) for line in content.splitlines()]
     if not with_history and any(is_history_commit(action.get("commitInfo", {})) for action in actions):

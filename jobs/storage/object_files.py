@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import S3
-from jobs.storage.settings import credentials_of_file, in_s3, store
+from jobs.storage.settings import is_in_s3, read_credentials, store
 
 _IDENTITY = "kalman-write"
 """Metadata of an object: the identity of the creation that made it. Java uses the same name (ConditionalFile)."""
@@ -35,7 +35,7 @@ _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurat
 HOW_TO_GET = "pip install 'kalman-pipeline[s3]'"
 
 
-class Seen(NamedTuple):
+class FileStamp(NamedTuple):
     """Mark and size of a file, without its content. The mark changes when the file is replaced."""
 
     mark: str
@@ -53,26 +53,26 @@ class ObjectFiles:
         """
         place, _, folder = root.partition("://")[2].partition("/")
         self.root = root.rstrip("/")
-        self._store, self._prefix = _client(f"{root.partition('://')[0]}://{place}"), folder.strip("/")
+        self._store, self._prefix = _open_client(f"{root.partition('://')[0]}://{place}"), folder.strip("/")
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if the file does not exist."""
         found = self._get(name)
         return None if found is None else bytes(found.bytes())
 
-    def first_line(self, name: str) -> bytes | None:
+    def read_first_line(self, name: str) -> bytes | None:
         """Return a file's first line, or None if the file does not exist."""
         content = self.read(name)
         return None if content is None else content.split(b"\n", 1)[0]
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a file: a reader sees the old content or the new."""
-        with self._asking(name):
+        with self._report_failures(name):
             self._store.put(self._path(name), content, use_multipart=False)
 
     def send(self, name: str, file: IO[bytes]) -> None:
         """Write or replace a file by the content of an open file of any size."""
-        with self._asking(name):
+        with self._report_failures(name):
             self._store.put(self._path(name), file)
 
     def create(self, name: str, content: bytes) -> bool:
@@ -96,22 +96,22 @@ class ObjectFiles:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
-        with self._asking(name), suppress(FileNotFoundError):
+        with self._report_failures(name), suppress(FileNotFoundError):
             self._store.delete(self._path(name))
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder exists. Hadoop's folder markers do not count."""
-        with self._asking(name):
+        with self._report_failures(name):
             return any(self._below(self._path(name)))
 
-    def seen(self, name: str) -> Seen | None:
+    def seen(self, name: str) -> FileStamp | None:
         """Return the mark and size of a file without reading it, or None if the file does not exist."""
-        with self._asking(name), suppress(FileNotFoundError):
+        with self._report_failures(name), suppress(FileNotFoundError):
             found = self._store.head(self._path(name))
-            return Seen(str(found["e_tag"]), int(found["size"]))
+            return FileStamp(str(found["e_tag"]), int(found["size"]))
         return None
 
-    def modified_at(self, name: str) -> datetime:
+    def read_modified_time(self, name: str) -> datetime:
         """Return when a file was last modified."""
         return self._store.head(self._path(name))["last_modified"]
 
@@ -140,7 +140,7 @@ class ObjectFiles:
 
     def names(self, folder: str) -> list[str]:
         """Return the names within a folder, sorted; an empty list if the folder does not exist."""
-        found = self._level(folder)
+        found = self._list_level(folder)
         paths = [one["path"] for one in found["objects"]] + list(found["common_prefixes"])
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         return sorted(name for name in names if not name.startswith("."))
@@ -148,7 +148,7 @@ class ObjectFiles:
     def _is_ours(self, name: str, identity: str, error: Exception) -> bool:
         """Return whether the object that exists after a failure was created by this call."""
         if type(error).__name__ in _REFUSALS:
-            raise self._refused(name, error) from error
+            raise self._build_refusal(name, error) from error
         for read in range(_READS):
             time.sleep(_PAUSE_SECONDS if read else 0)
             try:
@@ -158,28 +158,28 @@ class ObjectFiles:
             if found is not None:
                 return found.attributes.get(_IDENTITY) == identity
         raise UserError(
-            f"{self.root}/{name}: nobody can tell whether the store has created it ({_said(error)}); it is not tried "
+            f"{self.root}/{name}: nobody can tell whether the store has created it ({_shorten_error(error)}); it is not tried "
             "again, as it may still arrive",
             RUN_FAILED,
         ) from error
 
     def _get(self, name: str) -> Any:
-        with self._asking(name), suppress(FileNotFoundError):
+        with self._report_failures(name), suppress(FileNotFoundError):
             return self._store.get(self._path(name))
         return None
 
     @contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
+    def _report_failures(self, name: str) -> Iterator[None]:
         """Report a failure of the store as a `UserError`."""
         try:
             yield
         except Exception as error:
-            raise self._refused(name, error) from error
+            raise self._build_refusal(name, error) from error
 
-    def _level(self, folder: str) -> Any:
+    def _list_level(self, folder: str) -> Any:
         """List the objects and folders within a folder, without Hadoop's marker of the folder itself."""
         path = self._path(folder)
-        with self._asking(folder):
+        with self._report_failures(folder):
             found = self._store.list_with_delimiter(path or None)
         return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
@@ -201,26 +201,26 @@ class ObjectFiles:
     def _path(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name.strip("/")) if part)
 
-    def _refused(self, name: str, error: Exception) -> UserError:
+    def _build_refusal(self, name: str, error: Exception) -> UserError:
         scheme = self.root.partition("://")[0]
         return UserError(
-            f"{self.root}/{name}: the store did not do it: {_said(error)}; check {_SETTINGS.get(scheme, _OTHERS)}",
+            f"{self.root}/{name}: the store did not do it: {_shorten_error(error)}; check {_SETTINGS.get(scheme, _OTHERS)}",
             RUN_FAILED,
         )
 
 
 @lru_cache(maxsize=8)
-def _client(place: str) -> Any:
+def _open_client(place: str) -> Any:
     """Return the process-wide client of a bucket or container; several threads may use it."""
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
         raise UserError(f"a warehouse at {place} needs the package obstore: {HOW_TO_GET}") from error
     patience = {"timeout": "60s", "connect_timeout": "10s"}
-    if not in_s3(place):  # credentials and settings come from the environment
+    if not is_in_s3(place):  # credentials and settings come from the environment
         return stores.from_url(place, client_options=patience, retry_config={"max_retries": 4})
     where = store()
-    config = {"region": where.region, **credentials_of_file()}
+    config = {"region": where.region, **read_credentials()}
     if where.address is not None:
         config["endpoint"] = where.address
     options = {"allow_http": not where.encrypted, **patience}
@@ -228,6 +228,6 @@ def _client(place: str) -> Any:
     return stores.S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 4})
 
 
-def _said(error: Exception) -> str:
+def _shorten_error(error: Exception) -> str:
     """Return the first line of a client's error, cut, without the body of the store's answer."""
     return str(error).partition("\n")[0].partition("<?xml")[0].strip()[:200] or type(error).__name__

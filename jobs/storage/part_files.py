@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.core.roots import local_path
+from jobs.core.roots import find_local_path
 from jobs.storage.columns import UTC_MICROSECONDS
-from jobs.storage.files import files_of
+from jobs.storage.files import open_files
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.table_rows import EPOCH
 
@@ -85,7 +85,7 @@ class PartWriter:
         self._folder, self._prefix, self._full, self._indexed = folder, prefix, full, indexed
         self._held: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
-        self._part: _Part | None = None
+        self._part: _OpenPart | None = None
 
     def add(self, batch: pa.RecordBatch) -> list[PartFile]:
         """Add rows, in order and with the same columns each time; return the files that are complete."""
@@ -98,7 +98,7 @@ class PartWriter:
     def end(self) -> list[PartFile]:
         """Write the remaining rows, and return the last files."""
         done = self._write() if self._held else []
-        return done if self._part is None else [*done, self._completed(self._part)]
+        return done if self._part is None else [*done, self._close_part(self._part)]
 
     def abandon(self) -> None:
         """Remove the incomplete file."""
@@ -110,11 +110,11 @@ class PartWriter:
         self._rows = self._bytes = 0
         if self._part is None:
             name = f"{self._prefix}-{uuid.uuid4()}.snappy.parquet"
-            self._part = _Part(self._folder, name, rows.schema, self._indexed)
+            self._part = _OpenPart(self._folder, name, rows.schema, self._indexed)
         self._part.add(rows)
-        return [self._completed(self._part)] if self._part.size >= self._full else []
+        return [self._close_part(self._part)] if self._part.size >= self._full else []
 
-    def _completed(self, part: _Part) -> PartFile:
+    def _close_part(self, part: _OpenPart) -> PartFile:
         done, self._part = part.close(), None
         return done
 
@@ -134,12 +134,12 @@ def write_parts(
     done: list[PartFile] = []
     try:
         for batch in batches:
-            for values, rows in _by_partition(batch, partition_by):
+            for values, rows in _split_by_partition(batch, partition_by):
                 if values not in writers:
-                    writers[values] = PartWriter(_folder(folder, values), prefix, **options)
-                done += [_placed(one, values) for one in writers[values].add(rows)]
+                    writers[values] = PartWriter(_name_folder(folder, values), prefix, **options)
+                done += [_place_part(one, values) for one in writers[values].add(rows)]
         for values, writer in writers.items():
-            done += [_placed(one, values) for one in writer.end()]
+            done += [_place_part(one, values) for one in writer.end()]
         return done
     except BaseException:
         for writer in writers.values():
@@ -148,7 +148,9 @@ def write_parts(
         raise
 
 
-def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
+def _split_by_partition(
+    batch: pa.RecordBatch, names: Sequence[str]
+) -> Iterator[tuple[Values, pa.RecordBatch]]:
     """Split a batch by the values of its partition columns; yield the values and the rows without these columns."""
     if not batch.num_rows:
         return
@@ -172,19 +174,19 @@ def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple
         )
 
 
-def _folder(folder: str, values: Values) -> str:
+def _name_folder(folder: str, values: Values) -> str:
     """Return the folder of a partition: Delta's usual path, if the values can name folders."""
     if values and all(value is not None and _PLAIN.fullmatch(value) for _, value in values):
         return "/".join([folder, *(f"{name}={value}" for name, value in values)])
     return folder
 
 
-def _placed(part: PartFile, values: Values) -> PartFile:
+def _place_part(part: PartFile, values: Values) -> PartFile:
     """Return a partition's file with its path relative to the table's folder."""
-    return part._replace(path=f"{_folder('', values)}/{part.path}".lstrip("/"), values=values)
+    return part._replace(path=f"{_name_folder('', values)}/{part.path}".lstrip("/"), values=values)
 
 
-class _Part:
+class _OpenPart:
     """A file being written: in its final folder, or in a temporary file that is sent to a store at the end."""
 
     def __init__(self, folder: str, name: str, schema: pa.Schema, indexed: int) -> None:
@@ -193,7 +195,7 @@ class _Part:
         self._writer: pq.ParquetWriter | None = None
         self._nulls = dict.fromkeys(schema.names, 0)
         self._not_numbers: set[str] = set()
-        self._folder = local_path(folder)
+        self._folder = find_local_path(folder)
         self._bucket = ObjectFiles(folder) if self._folder is None else None
         self._file = self._open()
         self._ends: list[pq.FileMetaData] = []
@@ -246,7 +248,7 @@ class _Part:
             self._file.seek(0)
             self._bucket.send(self._name, self._file)
         self._file.close()
-        return PartFile(self._name, size, self._rows, int(time.time() * 1000), self._statistics())
+        return PartFile(self._name, size, self._rows, int(time.time() * 1000), self._compute_statistics())
 
     def abandon(self) -> None:
         """Remove the incomplete file."""
@@ -259,7 +261,7 @@ class _Part:
         if self._folder is not None:
             (self._folder / self._name).unlink(missing_ok=True)
 
-    def _statistics(self) -> str:
+    def _compute_statistics(self) -> str:
         """Return Delta's statistics of the file, as JSON."""
         least: dict[str, Any] = {}
         greatest: dict[str, Any] = {}
@@ -271,10 +273,10 @@ class _Part:
                 continue
             try:
                 is_time = self._schema.field(name).type == UTC_MICROSECONDS
-                found = _bounds([group.column(place).statistics for group in groups], is_time)
+                found = _compute_bounds([group.column(place).statistics for group in groups], is_time)
                 if found is None:
                     continue
-                low, high = _low(found[0]), _high(found[1])
+                low, high = _format_low(found[0]), _format_high(found[1])
             except (OverflowError, ValueError):
                 continue  # a time outside Python's range: readers take all rows of the file
             if low is not None and high is not None:
@@ -303,7 +305,7 @@ def _is_whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
 
 
-def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
+def _compute_bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of a column's row groups, or None if a group lacks its bounds."""
     found = []
     for one in statistics:
@@ -311,7 +313,11 @@ def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
             return None
         if one.has_min_max:
             # For columns of type time Arrow computes the bounds through pandas, which is slow to import.
-            ends = (_time_of(one.min_raw), _time_of(one.max_raw)) if is_time else (one.min, one.max)
+            ends = (
+                (_convert_to_time(one.min_raw), _convert_to_time(one.max_raw))
+                if is_time
+                else (one.min, one.max)
+            )
             found.append(ends)
         elif one.num_values:
             return None  # a row group has values, but no bounds
@@ -321,35 +327,35 @@ def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
     return min(lows), max(highs)
 
 
-def _time_of(micros: int) -> datetime:
+def _convert_to_time(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
-def _low(value: Any) -> Any:
+def _format_low(value: Any) -> Any:
     """Return a lower bound in the form of Delta's statistics, or None if it has none."""
     if isinstance(value, datetime):
-        return _instant(value)
-    return value[:_TEXT] if isinstance(value, str) else _number(value)
+        return _format_instant(value)
+    return value[:_TEXT] if isinstance(value, str) else _drop_infinity(value)
 
 
-def _high(value: Any) -> Any:
+def _format_high(value: Any) -> Any:
     """Return an upper bound in the form of Delta's statistics, or None if it has none."""
     if isinstance(value, datetime):
-        return _instant(value + timedelta(microseconds=-value.microsecond % 1000))
+        return _format_instant(value + timedelta(microseconds=-value.microsecond % 1000))
     if isinstance(value, str):
         if len(value) <= _TEXT:
             return value
         # Every longer text with this prefix is less than the prefix followed by the last character of Unicode.
         return None if value[_TEXT] == _LAST else value[:_TEXT] + _LAST
-    return _number(value)
+    return _drop_infinity(value)
 
 
-def _instant(value: datetime) -> str | None:
+def _format_instant(value: datetime) -> str | None:
     """Return a time in UTC, cut to milliseconds; None before the year 1000."""
     return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if value.year >= 1000 else None
 
 
-def _number(value: Any) -> Any:
+def _drop_infinity(value: Any) -> Any:
     """Return a number, a Boolean or None: JSON has no infinities."""
     if isinstance(value, bool | int):
         return value
@@ -358,12 +364,12 @@ def _number(value: Any) -> Any:
 
 def remove(folder: str, parts: Iterable[PartFile]) -> None:
     """Remove files that no commit names, now or later."""
-    files = files_of(folder)
+    files = open_files(folder)
     for part in parts:
         files.remove(part.path)
 
 
-def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str:
+def name_attempt(partition: int, job: str, stage: int, task_attempt: int) -> str:
     """Return the prefix of the files of a task's attempt; `job` is common to all tasks of a write (`remove_of`)."""
     return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
 
@@ -373,10 +379,10 @@ def remove_of(folder: str, job: str, partition: str = "") -> None:
 
     Args:
         folder: folder of the table.
-        job: name of the write attempt, as given to `attempt_name`.
+        job: name of the write attempt, as given to `name_attempt`.
         partition: folder of the one partition to search; the table's folder: search all.
     """
-    files = files_of(folder)
+    files = open_files(folder)
     for name in files.names(partition):
         path = f"{partition}/{name}".lstrip("/")
         if name.startswith("part-") and f"-{job}-" in name:
@@ -385,6 +391,6 @@ def remove_of(folder: str, job: str, partition: str = "") -> None:
             remove_of(folder, job, path)
 
 
-def partition_of(name: str) -> int:
+def parse_partition(name: str) -> int:
     """Return the number of the Spark partition whose task wrote a file."""
     return int(name.split("-", 2)[1])

@@ -56,7 +56,7 @@ class Commit(NamedTuple):
     known: bool
 
 
-def same_if_known(one: str | None, other: str | None) -> bool:
+def is_same_if_known(one: str | None, other: str | None) -> bool:
     """Return whether two ids are equal, or either is unknown."""
     return one is None or other is None or one == other
 
@@ -87,9 +87,9 @@ def check_version(warehouse: Tables, table: str, version: int | None) -> int:
     return version
 
 
-def commits(warehouse: Tables, table: str) -> list[Commit]:
+def read_commits(warehouse: Tables, table: str) -> list[Commit]:
     """Return a measurements table's versions, oldest first."""
-    return [_commit(entry) for entry in reversed(warehouse.log_entries(table))]
+    return [_commit(entry) for entry in reversed(warehouse.read_log_entries(table))]
 
 
 def cut_at(warehouse: Tables, table: str, latest: int, before: int) -> Cut:
@@ -101,7 +101,7 @@ def cut_at(warehouse: Tables, table: str, latest: int, before: int) -> Cut:
     """
     exact = 0
     past = True
-    for commit in commits(warehouse, table):
+    for commit in read_commits(warehouse, table):
         if commit.version > latest:
             break
         if not commit.known:
@@ -128,7 +128,7 @@ def to_micros(time: datetime) -> int:
     return (time - EPOCH) // timedelta(microseconds=1)
 
 
-def delta_position(
+def build_delta_position(
     table: str, version: int, identity: str | None = None, commit: str | None = None
 ) -> dict[str, Any]:
     """Return the position as stored in manifests.
@@ -141,7 +141,9 @@ def delta_position(
     return position | {name: value for name, value in known.items() if value is not None}
 
 
-def topic_position(topic: str, offsets: Mapping[int, int], topic_id: str | None = None) -> dict[str, Any]:
+def build_topic_position(
+    topic: str, offsets: Mapping[int, int], topic_id: str | None = None
+) -> dict[str, Any]:
     """Return the position in a topic as stored in manifests.
 
     Args:
@@ -157,19 +159,19 @@ def topic_position(topic: str, offsets: Mapping[int, int], topic_id: str | None 
     return position if topic_id is None else {**position, "topic_id": topic_id}
 
 
-def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
+def parse_offsets(position: Mapping[str, Any]) -> dict[int, int]:
     """Return the offsets of a position in a topic, by partition."""
     return {int(number): int(offset) for number, offset in position["offsets"].items()}
 
 
-def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def is_reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a position includes every row that another position includes.
 
     Positions in a topic are only partly ordered: `position` has reached `wanted` if each of its offsets has. It may be
     that neither has reached the other. Positions in different tables or topics never reach each other, nor do positions
     in a topic before and after it was made anew. An unknown id matches any id.
     """
-    return same_source(position, wanted) and includes(of_position(position), of_position(wanted))
+    return is_same_source(position, wanted) and includes(convert_position(position), convert_position(wanted))
 
 
 def rank(position: Mapping[str, Any]) -> int:
@@ -177,14 +179,14 @@ def rank(position: Mapping[str, Any]) -> int:
 
     A position that has reached another has the higher number. The converse does not hold: use `reached`.
     """
-    return rank_of(of_position(position))
+    return rank_of(convert_position(position))
 
 
-def name_of(position: Mapping[str, Any]) -> str:
+def name_position(position: Mapping[str, Any]) -> str:
     """Return an id of a position: the version, or the sum of all offsets and a digest of them."""
     if position["source"] != KAFKA:
         return str(position["version"])
-    cut = json.dumps([position.get("topic_id"), sorted(offsets_of(position).items())])
+    cut = json.dumps([position.get("topic_id"), sorted(parse_offsets(position).items())])
     return f"{rank(position)}-{hashlib.sha256(cut.encode()).hexdigest()[:10]}"
 
 
@@ -192,11 +194,11 @@ def describe(position: Mapping[str, Any]) -> str:
     """Describe a position in words."""
     if position["source"] != KAFKA:
         return f"measurements version {position['version']}"
-    offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
+    offsets = ", ".join(f"{number}:{offset}" for number, offset in parse_offsets(position).items())
     return f"topic {position['topic']} at {offsets or 'its start'}"
 
 
-def of_position(position: Mapping[str, Any]) -> Place:
+def convert_position(position: Mapping[str, Any]) -> Place:
     """Return the place at a position."""
     if position["source"] == KAFKA:
         return {str(number): int(offset) for number, offset in position["offsets"].items()}
@@ -207,12 +209,12 @@ def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, 
     """Return the position of a whole place, in the source of the position `like`."""
     if like["source"] == KAFKA:
         offsets = {int(number): offset for number, offset in place.items()}
-        return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
+        return build_topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
     # The commit's id in `like` is that of its own version, which this place need not be.
-    return delta_position(like["table"], place[VERSION], like.get("id"))
+    return build_delta_position(like["table"], place[VERSION], like.get("id"))
 
 
-def of_offset(offset: Mapping[str, Any]) -> Place:
+def convert_offset(offset: Mapping[str, Any]) -> Place:
     """Return the place of a checkpoint's offset, in the Delta source or in a topic."""
     if "reservoirVersion" not in offset:
         ((_, offsets),) = offset.items()
@@ -235,7 +237,7 @@ def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
     return all(place.get(number, 0) >= offset for number, offset in other.items())
 
 
-def furthest(places: Iterable[Place]) -> Place | None:
+def find_furthest(places: Iterable[Place]) -> Place | None:
     """Return the first place that includes all given places, or None if none are given."""
     found: Place | None = None
     for place in places:
@@ -251,42 +253,42 @@ def is_whole(place: Mapping[str, int]) -> bool:
     return not place.get(FILES)
 
 
-def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two positions are in one source, as far as their ids are known."""
     known = [name for name in _IDENTITIES if one.get(name) is not None and other.get(name) is not None]
     return one["source"] == other["source"] and all(one[name] == other[name] for name in known)
 
 
-def landed_position(
+def find_landed_position(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
     """Return the position in a topic up to which a version of the measurements has landed it; None if never landed."""
-    newest = newest_landing(warehouse, table, topic, version)
+    newest = find_newest_landing(warehouse, table, topic, version)
     if newest is None:
         return None
-    return topic_position(topic, offsets_of(newest), topic_id=newest.get("topic_id"))
+    return build_topic_position(topic, parse_offsets(newest), topic_id=newest.get("topic_id"))
 
 
-def newest_landing(
+def find_newest_landing(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
     """Return the metadata of the last commit up to a version that landed rows of a topic, or None."""
-    found = _landings(warehouse, table, topic)
+    found = _list_landings(warehouse, table, topic)
     return next((one.detail for one in found if version is None or one.version <= version), None)
 
 
-def first_topic_id(warehouse: Tables, table: str, topic: str) -> str | None:
+def find_first_topic_id(warehouse: Tables, table: str, topic: str) -> str | None:
     """Return the first recorded topic id of a topic's landings, or None if no landing has an id.
 
     Messages without an id belong to that topic, too: earlier releases landed them without recording the id.
     """
-    known = [one.detail for one in _landings(warehouse, table, topic) if "topic_id" in one.detail]
+    known = [one.detail for one in _list_landings(warehouse, table, topic) if "topic_id" in one.detail]
     return known[-1]["topic_id"] if known else None
 
 
-def _landings(warehouse: Tables, table: str, topic: str) -> list[LogEntry]:
+def _list_landings(warehouse: Tables, table: str, topic: str) -> list[LogEntry]:
     """Return the commits that landed rows of a topic, newest first."""
-    found = warehouse.log_entries(table)
+    found = warehouse.read_log_entries(table)
     return [one for one in found if "offsets" in one.detail and one.detail.get("topic") == topic]
 
 
@@ -307,7 +309,7 @@ def with_numerics(position: Mapping[str, Any], owner: str, numerics: int) -> dic
     return dict(position) if numerics == FIRST_NUMERICS else {**position, _NUMERICS: {owner: numerics}}
 
 
-def without_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
+def split_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
     """Return a stored position without the numerics, and the numerics of its owner."""
     position = {name: value for name, value in stored.items() if name != _NUMERICS}
     return position, int(stored.get(_NUMERICS, {}).get(owner, FIRST_NUMERICS))
@@ -344,7 +346,7 @@ def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
     return None if mark is None else mark.id
 
 
-def in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
+def is_in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
     """Return whether a position belongs to the table as it is now, as far as ids are known; True in a topic."""
     if position["source"] != DELTA:
         return True

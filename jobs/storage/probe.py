@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import in_s3, store
+from jobs.storage.settings import is_in_s3, store
 
 FOLDER = "_store"
 NOTE = f"{FOLDER}/probed.json"
@@ -39,24 +39,24 @@ class Creator(Protocol):
     def names(self, folder: str) -> list[str]: ...
 
 
-class Outcome(NamedTuple):
+class ProbeOutcome(NamedTuple):
     """Result of a probe: the number of rounds with one winner each, and the number of writers."""
 
     rounds: int
     writers: int
 
 
-def ready(root: str) -> Outcome | None:
+def ensure_probed(root: str) -> ProbeOutcome | None:
     """Probe the store of a warehouse unless its note shows an earlier probe; None if there was nothing to probe.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
     """
-    return _ready(root, store().address) if in_s3(root) else None
+    return _ensure_probed(root, store().address) if is_in_s3(root) else None
 
 
 @lru_cache(maxsize=8)
-def _ready(root: str, address: str | None) -> Outcome | None:
+def _ensure_probed(root: str, address: str | None) -> ProbeOutcome | None:
     files = ObjectFiles(root)
     kept = files.read(NOTE)
     try:
@@ -64,23 +64,23 @@ def _ready(root: str, address: str | None) -> Outcome | None:
             return None
     except (ValueError, KeyError, TypeError):
         pass  # another tool left an incomplete note: probe again
-    return probe(root)
+    return probe_store(root)
 
 
-def probe(root: str) -> Outcome:
+def probe_store(root: str) -> ProbeOutcome:
     """Probe the store of a warehouse, and leave the note.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
     """
     files = ObjectFiles(root)
-    found = exactly_one_wins(files, root)
+    found = run_creation_race(files, root)
     note = {"address": store().address, "at": clock.now().isoformat(), **found._asdict()}
     files.write(NOTE, json.dumps(note).encode())
     return found
 
 
-def exactly_one_wins(files: Creator, root: str) -> Outcome:
+def run_creation_race(files: Creator, root: str) -> ProbeOutcome:
     """Let several writers create one file at the same moment, in several rounds.
 
     Raises:
@@ -95,14 +95,14 @@ def exactly_one_wins(files: Creator, root: str) -> Outcome:
         finally:
             files.remove(name)
         if len(winners) != 1:
-            raise _refused(
+            raise _build_refusal(
                 root, f"{len(winners)} of {WRITERS} writers created the same object at the same moment"
             )
         if content != winners[0]:
-            raise _refused(root, "an object had another content than its creator wrote")
+            raise _build_refusal(root, "an object had another content than its creator wrote")
         if name.removeprefix(f"{FOLDER}/") not in listed:
-            raise _refused(root, "an object that had been created was not listed", _LISTING)
-    return Outcome(ROUNDS, WRITERS)
+            raise _build_refusal(root, "an object that had been created was not listed", _LISTING)
+    return ProbeOutcome(ROUNDS, WRITERS)
 
 
 def _round(files: Creator, name: str) -> list[bytes]:
@@ -130,7 +130,7 @@ def _round(files: Creator, name: str) -> list[bytes]:
     return won
 
 
-def _refused(root: str, why: str, so: str = _CONDITION) -> UserError:
+def _build_refusal(root: str, why: str, so: str = _CONDITION) -> UserError:
     where = store().address or "Amazon S3"
     return UserError(
         f"a warehouse cannot be at {root}: {why}, so the store at {where} {so}. No table was written: use another "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs.row_order import QuarantineLimit
 from jobs.storage.positions import parse_time, to_datetime
 from jobs.storage.warehouse import Tables
@@ -24,7 +24,7 @@ HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discard
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RowSelection:
     """Selection of held rows: those that meet every given condition.
 
     Attributes:
@@ -44,14 +44,14 @@ class Choice:
 
     def earliest(self) -> datetime | None:
         """Return the earliest time of quarantine of the selected rows; None: no limit."""
-        return None if self.since is None else _since(self.since)
+        return None if self.since is None else _parse_since(self.since)
 
 
 class TooMany(UserError):
     """More rows were rejected than the spec allows."""
 
 
-def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
+def is_over_limit(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
     """Return whether the rejected rows, counted by reason, exceed the spec's limit."""
     rejected = sum(reasons.values())
     return (
@@ -61,7 +61,7 @@ def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted
     )
 
 
-def refusal(
+def build_refusal(
     limit: QuarantineLimit | None,
     reasons: Mapping[str, int],
     accepted: int,
@@ -88,7 +88,7 @@ def refusal(
     )
 
 
-def held_by_model(warehouse: Tables) -> dict[str, int]:
+def count_rows_by_model(warehouse: Tables) -> dict[str, int]:
     """Return the number of held rows by model."""
     if not warehouse.exists(TABLE):
         return {}
@@ -96,9 +96,9 @@ def held_by_model(warehouse: Tables) -> dict[str, int]:
     return {one["model"]: int(one["count"]) for one in counts if one["status"] is None}
 
 
-def _since(text: str) -> datetime:
+def _parse_since(text: str) -> datetime:
     try:
-        return datetime.now(UTC) - timedelta(microseconds=duration_us(text))
+        return datetime.now(UTC) - timedelta(microseconds=parse_duration_us(text))
     except ValueError:
         time = to_datetime(parse_time(text, "--since"))
         assert time is not None

@@ -14,7 +14,13 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.storage.table_rows import open_log, plain_rows, plain_schema, reading, refuse_unreadable
+from jobs.storage.table_rows import (
+    cast_rows,
+    cast_schema,
+    open_log,
+    refuse_unreadable,
+    report_unreadable_table,
+)
 
 MEMORY = "1G"
 """Memory of all queries. Sorts and groups beyond it use temporary files; one side of a join must fit."""
@@ -40,7 +46,7 @@ class Queries:
         Raises:
             UserError: the table cannot be read without Spark.
         """
-        with reading(f"{self._root}/{table}"), suppress(TableNotFoundError):
+        with report_unreadable_table(f"{self._root}/{table}"), suppress(TableNotFoundError):
             log: DeltaTable = open_log(self._root, table)
             refuse_unreadable(f"{self._root}/{table}", log)
             self._builder.register(name, log)
@@ -53,13 +59,13 @@ class Queries:
         Raises:
             UserError: a table cannot be read.
         """
-        place = literal(f"{self._folder}/{name}.parquet")
+        place = quote_text(f"{self._folder}/{name}.parquet")
         self.run(f"COPY ({sql}) TO {place}")
-        self.run(f"CREATE EXTERNAL TABLE {quoted(name)} STORED AS PARQUET LOCATION {place}")
+        self.run(f"CREATE EXTERNAL TABLE {quote_name(name)} STORED AS PARQUET LOCATION {place}")
 
-    def name_rows(self, name: str, sql: str) -> None:
+    def register_view(self, name: str, sql: str) -> None:
         """Register a query under a name as a view: each later query computes its rows anew."""
-        self.run(f"CREATE VIEW {quoted(name)} AS {sql}")
+        self.run(f"CREATE VIEW {quote_name(name)} AS {sql}")
 
     def run(self, sql: str) -> pa.Table:
         """Return all rows of a query.
@@ -67,9 +73,9 @@ class Queries:
         Raises:
             UserError: a table cannot be read.
         """
-        with reading(self._root):
+        with report_unreadable_table(self._root):
             found = self._execute(sql).read_all()
-            return found.cast(plain_schema(found.schema))
+            return found.cast(cast_schema(found.schema))
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query in batches of some thousands.
@@ -77,9 +83,9 @@ class Queries:
         Raises:
             UserError: a table cannot be read.
         """
-        with reading(self._root):
+        with report_unreadable_table(self._root):
             for one in self._execute(sql):
-                yield plain_rows(one, one.schema)
+                yield cast_rows(one, one.schema)
 
     def _execute(self, sql: str) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_stream(self._builder.execute(sql))
@@ -92,16 +98,16 @@ def open_queries(root: str) -> Iterator[Queries]:
         yield Queries(root, folder)
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Quote the name of a table or column for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def among(column: str, texts: Iterable[str]) -> str:
+def build_in_condition(column: str, texts: Iterable[str]) -> str:
     """Return the SQL condition that a column equals one of some texts, of which there is at least one."""
-    return f"{column} IN ({', '.join(map(literal, texts))})"
+    return f"{column} IN ({', '.join(map(quote_text, texts))})"

@@ -19,10 +19,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
 from jobs.core.errors import RUN_FAILED
-from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
+from jobs.storage.part_files import PartFile, name_attempt, remove, write_parts
 from jobs.storage.row_filters import Filter, Met, drop_rows, find_files, select_rows
-from jobs.storage.table_log import Conflict, Due, FileTable, commit_or_remove, is_due, transaction_of
-from jobs.storage.table_rows import count_rows, live_files, open_parquet, plain_rows
+from jobs.storage.table_log import Conflict, Due, FileTable, build_transaction, commit_or_remove, is_due
+from jobs.storage.table_rows import cast_rows, count_rows, list_live_files, open_parquet
 from jobs.storage.warehouse import Tables
 
 _OF_PARTITION = "partition."
@@ -51,7 +51,7 @@ class ReplacingTable(FileTable):
         Raises:
             UserError: there is no such table.
         """
-        return live_files(self._need())
+        return list_live_files(self._need())
 
     def replace_rows(
         self,
@@ -117,15 +117,18 @@ class ReplacingTable(FileTable):
 
         None: other files contain such rows now, or the commit was made before.
         """
-        files = live_files(log)
+        files = list_live_files(log)
         if find_files(files, rows) != met or (transaction is not None and not is_due(log, transaction)):
             return None
         if gone and "deletionVectors" in (log.protocol().reader_features or ()):
-            raise self._refused(
+            raise self._build_refusal(
                 "it has the feature deletionVectors, and rows are to be replaced: "
                 "ALTER TABLE ... DROP FEATURE deletionVectors"
             )
-        return Due([] if transaction is None else [transaction_of(*transaction)], _removed(files, gone))
+        return Due(
+            [] if transaction is None else [build_transaction(*transaction)],
+            _build_remove_actions(files, gone),
+        )
 
 
 def replace_partition(tables: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
@@ -143,7 +146,7 @@ def replace_partition(tables: Tables, table: str, name: str, value: str, rows: p
         UserError: the table cannot be written.
     """
     log = ReplacingTable(tables, table)
-    prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
+    prefix = name_attempt(0, uuid.uuid4().hex, 0, 0)
     written = write_parts(log.path, prefix, rows.combine_chunks().to_batches(), (name,))
     mine = [[(name, "=", value)]]
     commit_or_remove(
@@ -180,7 +183,7 @@ def delete_rows(
             for name, values in find_partitions(files, met.across).items()
         }
         found = {name: number for name, number in found.items() if number}
-        count = _row_count(log.path, files, met.whole) + sum(found.values())
+        count = _count_rows(log.path, files, met.whole) + sum(found.values())
         if dry:
             return KeptRows((), ())
         kept = (
@@ -188,7 +191,7 @@ def delete_rows(
             for name, values in find_partitions(files, found).items()
             for batch in read_rows_of(log.path, name, values, schema, rows, drop_rows)
         )
-        prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
+        prefix = name_attempt(0, uuid.uuid4().hex, 0, 0)
         parts = write_parts(
             log.path, prefix, kept, log.partition_by, full=log.file_bytes, indexed=log.indexed
         )
@@ -223,7 +226,7 @@ def read_rows_of(
     """
     with open_parquet(folder, name) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            yield choose(plain_rows(batch, schema, partition), rows)
+            yield choose(cast_rows(batch, schema, partition), rows)
 
 
 def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[str, str | None]]:
@@ -240,12 +243,12 @@ def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[s
     }
 
 
-def _row_count(folder: str, files: pa.Table, names: Collection[str]) -> int:
+def _count_rows(folder: str, files: pa.Table, names: Collection[str]) -> int:
     wanted: Any = pa.array(list(names), pa.string())
     return count_rows(folder, files.filter(pc.field("path").isin(wanted)))
 
 
-def _removed(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:
+def _build_remove_actions(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:
     now = int(time.time() * 1000)
     sizes = dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
     return [

@@ -17,9 +17,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 
 from jobs.core import clock
-from jobs.storage.columns import schema_of
-from jobs.storage.dictionary import comments
-from jobs.storage.part_files import attempt_name, write_parts
+from jobs.storage.columns import parse_schema
+from jobs.storage.dictionary import list_comments
+from jobs.storage.part_files import name_attempt, write_parts
 from jobs.storage.table_log import NO_HOOKS, FileTable, add_absent, commit_or_remove
 from jobs.storage.table_rows import open_log, read_small, to_rows
 from jobs.storage.warehouse import Tables
@@ -99,7 +99,7 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
         Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
-    wanted = schema_of(columns).fields
+    wanted = parse_schema(columns).fields
     FileTable(warehouse, table).change(lambda log, properties: add_absent(log, wanted, properties))
 
 
@@ -113,7 +113,7 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
     columns = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in rows.schema]))
     log = FileTable(warehouse, table)
     # deltalake's writer aborts the process if a folder's name contains a bracket.
-    parts = write_parts(log.path, attempt_name(0, uuid.uuid4().hex, 0, 0), rows.combine_chunks().to_batches())
+    parts = write_parts(log.path, name_attempt(0, uuid.uuid4().hex, 0, 0), rows.combine_chunks().to_batches())
     version = commit_or_remove(log, parts, lambda parts: log.overwrite(parts, columns))
     assert version is not None
     return version
@@ -134,7 +134,7 @@ def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = Mappi
         Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
-    wanted, log = {**comments(table), **more}, FileTable(tables, table)
+    wanted, log = {**list_comments(table), **more}, FileTable(tables, table)
 
     def lacking(log: DeltaTable) -> list[str]:
         return [

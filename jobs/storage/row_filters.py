@@ -32,9 +32,9 @@ class Met(NamedTuple):
 
 def find_files(files: pa.Table, rows: Filter) -> Met:
     """Return the files of a table (`live_files`) that may contain rows of a filter, by their statistics."""
-    whole, beside = _none(files), _compute.invert(_none(files))
+    whole, beside = _select_none(files), _compute.invert(_select_none(files))
     for conditions in rows:
-        every, some_none = _compute.invert(_none(files)), _none(files)
+        every, some_none = _compute.invert(_select_none(files)), _select_none(files)
         for one in conditions:
             fits, fails = _decide(files, *one)
             every, some_none = _compute.and_(every, fits), _compute.or_(some_none, fails)
@@ -55,12 +55,12 @@ def drop_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
     return rows.filter(~_compute.coalesce(met, pa.scalar(False)))
 
 
-def time_of(micros: int) -> pa.Scalar:
+def convert_time(micros: int) -> pa.Scalar:
     """Return a time, in microseconds since 1970, as the value of a condition."""
     return pa.scalar(micros, pa.int64()).cast(UTC_MICROSECONDS)
 
 
-def _none(files: pa.Table) -> Any:
+def _select_none(files: pa.Table) -> Any:
     return pa.repeat(False, files.num_rows)
 
 
@@ -76,7 +76,7 @@ def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, 
         filled = _compute.equal(nulls, 0)
         empty = _compute.equal(nulls, files["num_records"].combine_chunks())
     else:
-        return _none(files), _none(files)
+        return _select_none(files), _select_none(files)
     if pa.types.is_timestamp(least.type):
         least, greatest = (
             least.cast(UTC_MICROSECONDS),

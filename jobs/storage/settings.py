@@ -25,7 +25,7 @@ _PLACES = (
 """Environment variables with the location of a store, without those that contain credentials."""
 
 
-class Store(NamedTuple):
+class StoreSettings(NamedTuple):
     """Address and region of a store; without an address it is Amazon's."""
 
     address: str | None
@@ -37,27 +37,27 @@ class Store(NamedTuple):
         return self.address is None or not self.address.startswith("http://")
 
 
-def store() -> Store:
+def store() -> StoreSettings:
     """Return the store that the environment describes."""
     env = os.environ
     address = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None
     region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or _REGION
-    return Store(address and address.rstrip("/"), region)
+    return StoreSettings(address and address.rstrip("/"), region)
 
 
 def store_variables(root: str) -> dict[str, str]:
     """Return the environment variables that locate a warehouse's store, for a remote driver; none outside S3."""
-    return {name: os.environ[name] for name in _PLACES if in_s3(root) and os.environ.get(name)}
+    return {name: os.environ[name] for name in _PLACES if is_in_s3(root) and os.environ.get(name)}
 
 
-def in_s3(root: str) -> bool:
+def is_in_s3(root: str) -> bool:
     """Return whether a folder, given by path or URI, is in S3."""
     return root.startswith(f"{S3}://")
 
 
-def spark_store_conf(root: str) -> dict[str, str]:
+def build_store_conf(root: str) -> dict[str, str]:
     """Return the Spark settings of a warehouse, besides those of every job; none outside S3."""
-    if not in_s3(root):
+    if not is_in_s3(root):
         return {}
     where, hadoop = store(), "spark.hadoop.fs.s3a."
     conf = {
@@ -79,16 +79,16 @@ def spark_store_conf(root: str) -> dict[str, str]:
     return conf
 
 
-def delta_options() -> dict[str, str]:
+def build_delta_options() -> dict[str, str]:
     """Return the options with which delta-rs reaches the store; it finds credentials in the environment itself."""
     where = store()
     options = {"AWS_REGION": where.region}
     if where.address is not None:
         options |= {"AWS_ENDPOINT_URL": where.address, "AWS_ALLOW_HTTP": str(not where.encrypted).lower()}
-    return options | {f"AWS_{name.upper()}": value for name, value in credentials_of_file().items()}
+    return options | {f"AWS_{name.upper()}": value for name, value in read_credentials().items()}
 
 
-def credentials_of_file() -> dict[str, str]:
+def read_credentials() -> dict[str, str]:
     """Return the keys of the profile in `~/.aws/credentials`; none if the environment has keys or the file has none."""
     env = os.environ
     if env.get("AWS_ACCESS_KEY_ID") or env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):

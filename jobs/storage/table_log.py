@@ -35,10 +35,10 @@ from deltalake.transaction import (
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage import probe
-from jobs.storage.demands import absent_fields, other_type, refusal
-from jobs.storage.object_files import Seen
-from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, attempt_name, remove, write_parts
-from jobs.storage.table_rows import live_files, open_log
+from jobs.storage.demands import find_absent_fields, find_other_type, find_refusal
+from jobs.storage.object_files import FileStamp
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, name_attempt, remove, write_parts
+from jobs.storage.table_rows import list_live_files, open_log
 from jobs.storage.warehouse import Tables
 
 _CHECKPOINT_EVERY = 10
@@ -67,7 +67,7 @@ class Conflict(UserError):
     """Other commits came before this one at every attempt."""
 
 
-def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
+def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     """Return the files of a version of a table (`live_files`).
 
     None if the table cannot be read here, or uses deletion vectors or column mapping.
@@ -79,7 +79,7 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     protocol = log.protocol()
     if protocol.min_reader_version > 1 or protocol.reader_features:
         return None
-    return live_files(log)
+    return list_live_files(log)
 
 
 class FileTable:
@@ -104,7 +104,7 @@ class FileTable:
         self.path = warehouse.path(table)
         self._files = warehouse.files(table)
         self._log: DeltaTable | None = None
-        self._seen: Seen | None = None
+        self._seen: FileStamp | None = None
         self._asked: pa.Schema | None = None
         self._by_partition = False
         self.tried = False
@@ -124,10 +124,10 @@ class FileTable:
         """
         self._asked, self._by_partition = schema, by_partition
         log = self._need()
-        why = self._refusal(log, schema)
+        why = self._find_refusal(log, schema)
         if why is not None:
-            raise self._refused(why)
-        absent = absent_fields(log, schema)
+            raise self._build_refusal(why)
+        absent = find_absent_fields(log, schema)
         if absent:
             self.change(lambda log, properties: add_absent(log, absent, properties))
 
@@ -156,7 +156,7 @@ class FileTable:
         """Return the size in bytes from which a file of the table is full."""
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
-        return _bytes_of(asked) or TARGET_BYTES
+        return _parse_bytes(asked) or TARGET_BYTES
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
         """Return whether the table lacks a transaction (application, number) and all later ones of its application."""
@@ -182,7 +182,7 @@ class FileTable:
         def due(log: DeltaTable) -> Due | None:
             if transaction is None:
                 return Due()
-            return Due([transaction_of(*transaction)]) if is_due(log, transaction) else None
+            return Due([build_transaction(*transaction)]) if is_due(log, transaction) else None
 
         # A blind append reads nothing, so Delta in Java does not see a conflict with a concurrent delete.
         return self._commit(parts, due, {**metadata, "isBlindAppend": True})
@@ -207,7 +207,7 @@ class FileTable:
                     f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
                     RUN_FAILED,
                 )
-            return Due([transaction_of(*one) for one in transactions])
+            return Due([build_transaction(*one) for one in transactions])
 
         version = self._commit(parts, due, {**metadata, "isBlindAppend": True})
         assert version is not None
@@ -228,10 +228,10 @@ class FileTable:
 
         def write(log: DeltaTable, identity: str) -> int:
             before = log.version()
-            make(log, _properties(identity, {}))
+            make(log, _build_properties(identity, {}))
             return min(log.version(), before + 1)  # delta-rs may have read later commits of others
 
-        return self._tried(write)
+        return self._try_commit(write)
 
     def overwrite(self, parts: Sequence[PartFile], columns: DeltaSchema) -> int:
         """Replace all files of the table in one commit; return the version that it made.
@@ -246,17 +246,21 @@ class FileTable:
         """
         if not self._warehouse.exists(self.name):
             self.tried = True
-            if self._warehouse.make(self.name, columns, files=_added(parts)):
+            if self._warehouse.make(self.name, columns, files=_build_add_actions(parts)):
                 return 0
 
         def write(log: DeltaTable, identity: str) -> int:
             self._check(log, parts)
             self.tried = True
             return self._write(
-                log, _added(parts), "overwrite", columns, _properties(identity, _metrics(parts))
+                log,
+                _build_add_actions(parts),
+                "overwrite",
+                columns,
+                _build_properties(identity, _build_metrics(parts)),
             )
 
-        version = self._tried(write)
+        version = self._try_commit(write)
         assert version is not None
         return version
 
@@ -274,14 +278,18 @@ class FileTable:
                 return None
             self._check(log, parts)
             self.tried = True
-            properties = _properties(identity, {**_metrics(parts), **metadata}, found.transactions)
-            return self._write(log, [*_added(parts), *found.removed], "append", log.schema(), properties)
+            properties = _build_properties(
+                identity, {**_build_metrics(parts), **metadata}, found.transactions
+            )
+            return self._write(
+                log, [*_build_add_actions(parts), *found.removed], "append", log.schema(), properties
+            )
 
-        return self._tried(write)
+        return self._try_commit(write)
 
-    def _tried(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
+    def _try_commit(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
         """Make a commit right after the newest version; return its version, or None if it made none."""
-        probe.ready(self._warehouse.root)
+        probe.ensure_probed(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
                 log, identity = self._need(), uuid.uuid4().hex
@@ -293,7 +301,7 @@ class FileTable:
                     if self._made(before + 1, identity):
                         version = before + 1
                     elif left == 0:
-                        raise Conflict(f"{self.path}: {_reason(error)}", RUN_FAILED) from error
+                        raise Conflict(f"{self.path}: {_format_reason(error)}", RUN_FAILED) from error
                     else:
                         time.sleep(
                             random.uniform(*(_PAUSE_SECONDS if not self._warehouse.local else _LOCAL_SECONDS))
@@ -301,10 +309,10 @@ class FileTable:
                         continue
                 except (DeltaError, OSError) as error:
                     self._log = None
-                    if not self._arrived(before + 1, identity):
-                        raise self._problem(_reason(error)) from error
+                    if not self._has_arrived(before + 1, identity):
+                        raise self._problem(_format_reason(error)) from error
                     version = before + 1
-                if version is not None and version > before and version % _checkpoint_every(log) == 0:
+                if version is not None and version > before and version % _read_checkpoint_interval(log) == 0:
                     self._checkpoint()
                 return version
 
@@ -313,7 +321,7 @@ class FileTable:
         info = self._warehouse.commit_info(self.name, version)
         return info is not None and info.get(_COMMIT) == identity
 
-    def _arrived(self, version: int, identity: str) -> bool:
+    def _has_arrived(self, version: int, identity: str) -> bool:
         """Look for a commit whose answer was lost, which may still be on its way; return whether it was made."""
         for look in range(1 if self._warehouse.local else _LOOKS):
             time.sleep(_LOOK_SECONDS if look else 0.0)
@@ -322,15 +330,15 @@ class FileTable:
                     return self._made(version, identity)
         return False
 
-    def _refusal(self, log: DeltaTable, schema: pa.Schema) -> str | None:
+    def _find_refusal(self, log: DeltaTable, schema: pa.Schema) -> str | None:
         """Return why the table does not take files with these columns, or None."""
-        why = refusal(log, self._settings) or other_type(log, schema)
+        why = find_refusal(log, self._settings) or find_other_type(log, schema)
         if why is not None:
             return why
         lacking = set(log.metadata().partition_columns) - set(schema.names if self._by_partition else ())
         return f"it is partitioned by {', '.join(sorted(lacking))}: make it anew" if lacking else None
 
-    def _refused(self, why: str) -> UserError:
+    def _build_refusal(self, why: str) -> UserError:
         return UserError(f"{self.path}: the table cannot be written: {why}")
 
     def _need(self) -> DeltaTable:
@@ -343,8 +351,8 @@ class FileTable:
         """Check the table and the files again: minutes may have passed, or days in a frozen process."""
         again = "run the command again, which writes its rows again"
         if self._asked is not None:
-            why = self._refusal(log, self._asked)
-            if why is not None or absent_fields(log, self._asked):
+            why = self._find_refusal(log, self._asked)
+            if why is not None or find_absent_fields(log, self._asked):
                 raise UserError(
                     f"{self.path}: the table was changed while its files were written; {again}", RUN_FAILED
                 )
@@ -395,18 +403,18 @@ class FileTable:
         """Return the log, updated to now, or None if the table does not exist."""
         log, self._log = self._log, None
         try:
-            if log is None or self._at(log.version()) != self._seen:
+            if log is None or self._find_commit(log.version()) != self._seen:
                 log = open_log(self._warehouse.root, self.name)
-            elif self._at(log.version() + 1) is not None:
+            elif self._find_commit(log.version() + 1) is not None:
                 log.update_incremental()
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise self._problem(_reason(error)) from error
-        self._log, self._seen = log, self._at(log.version())
+            raise self._problem(_format_reason(error)) from error
+        self._log, self._seen = log, self._find_commit(log.version())
         return log
 
-    def _at(self, version: int) -> Seen | None:
+    def _find_commit(self, version: int) -> FileStamp | None:
         return self._files.seen(_commit_name(version))
 
     def _problem(self, why: str) -> UserError:
@@ -445,13 +453,13 @@ def append_rows(
     if not files.is_due(transaction):
         return None
     files.ready(rows.schema)
-    name = attempt_name(0, uuid.uuid4().hex, 0, 0)
+    name = name_attempt(0, uuid.uuid4().hex, 0, 0)
     parts = write_parts(files.path, name, [rows], full=files.file_bytes, indexed=files.indexed)
     metadata = {} if detail is None else {"userMetadata": detail}
     return commit_or_remove(files, parts, lambda parts: files.commit(parts, transaction, metadata))
 
 
-def _checkpoint_every(log: DeltaTable) -> int:
+def _read_checkpoint_interval(log: DeltaTable) -> int:
     asked = log.metadata().configuration.get("delta.checkpointInterval", "")
     return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
@@ -460,14 +468,14 @@ def _commit_name(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def _properties(
+def _build_properties(
     identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
     """Return the properties of one commit, which forbid a retry at a later version."""
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
 
 
-def _added(parts: Sequence[PartFile]) -> list[AddAction]:
+def _build_add_actions(parts: Sequence[PartFile]) -> list[AddAction]:
     return [AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts]
 
 
@@ -479,13 +487,13 @@ def add_absent(log: DeltaTable, fields: Sequence[Field], properties: CommitPrope
         log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
 
 
-def _metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
+def _build_metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
     rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
     found = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
     return {"operationMetrics": found}
 
 
-def _reason(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     """Return an error's message on one line: delta-rs prints its causes on several lines, in color."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
@@ -499,13 +507,13 @@ def is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
     return last is None or last < transaction[1]
 
 
-def transaction_of(application: str, number: int) -> Transaction:
+def build_transaction(application: str, number: int) -> Transaction:
     """Return a transaction as an action of a commit."""
     # Delta in Java may expire a transaction that has no time.
     return Transaction(application, number, int(time.time() * 1000))
 
 
-def _bytes_of(text: str | None) -> int | None:
+def _parse_bytes(text: str | None) -> int | None:
     """Parse a size such as `104857600`, `100mb` or `1g` into bytes; None if it is not a size."""
     if text is None:
         return None

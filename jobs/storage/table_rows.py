@@ -21,12 +21,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.core.roots import local_path, refuse_misread
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.core.roots import find_local_path, refuse_misread
 from jobs.storage.columns import UTC_MICROSECONDS
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.row_filters import find_files
-from jobs.storage.settings import delta_options, in_s3
+from jobs.storage.settings import build_delta_options, is_in_s3
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -55,11 +55,11 @@ def read_table(
     Raises:
         UserError: the table or version cannot be read without Spark.
     """
-    parts = list(parts_of(root, table, columns, partition, version, among))
+    parts = list(read_parts(root, table, columns, partition, version, among))
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
-def parts_of(
+def read_parts(
     root: str,
     table: str,
     columns: Sequence[str],
@@ -72,16 +72,16 @@ def parts_of(
     Raises:
         UserError: the table or version cannot be read without Spark.
     """
-    with reading(f"{root}/{table}"):
+    with report_unreadable_table(f"{root}/{table}"):
         try:
             log = open_log(root, table, version)
         except TableNotFoundError:
             return
-        for name in _names(root, table, log, partition or {}):
+        for name in _list_names(root, table, log, partition or {}):
             yield _read(open_parquet(f"{root}/{table}", name), columns, among)
 
 
-def live_files(log: DeltaTable) -> pa.Table:
+def list_live_files(log: DeltaTable) -> pa.Table:
     """Return the files of a log's version, as `DeltaTable.get_add_actions` flattens them.
 
     Their `path` is relative to the table's folder, as `open_parquet` expects.
@@ -105,14 +105,14 @@ def count_rows(folder: str, files: pa.Table) -> int:
     )
 
 
-def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
+def _read_files(root: str, table: str, log: DeltaTable) -> pa.Table:
     """Return the files of a log's version.
 
     Raises:
         UserError: the table uses deletion vectors or column mapping.
     """
     refuse_unreadable(f"{root}/{table}", log)
-    return live_files(log)
+    return list_live_files(log)
 
 
 def refuse_unreadable(path: str, log: DeltaTable) -> None:
@@ -126,44 +126,49 @@ def refuse_unreadable(path: str, log: DeltaTable) -> None:
         raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
 
 
-def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
+def _list_names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
     """Return the sorted names of the files of a log's version, or of one partition."""
-    found = _readable_files(root, table, log)
+    found = _read_files(root, table, log)
     if found.num_rows:
-        found = rows_with(found, {f"partition.{name}": value for name, value in partition.items()})
+        found = filter_rows(found, {f"partition.{name}": value for name, value in partition.items()})
     return sorted(found["path"].to_pylist())
 
 
 @contextmanager
-def reading(where: str) -> Iterator[None]:
+def report_unreadable_table(where: str) -> Iterator[None]:
     """Report an unreadable table, version or log as a `UserError`."""
     try:
         yield
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise UserError(f"{where} cannot be read: {first_line(error)}", RUN_FAILED) from error
+        raise UserError(f"{where} cannot be read: {extract_first_line(error)}", RUN_FAILED) from error
 
 
-def files_of(root: str, table: str, partition: Mapping[str, str], version: int | None = None) -> list[str]:
+def list_partition_files(
+    root: str, table: str, partition: Mapping[str, str], version: int | None = None
+) -> list[str]:
     """Return the sorted files of a partition, at a version or the newest, as `open_parquet` expects them.
 
     Raises:
         UserError: the table, or the version, cannot be read without Spark.
     """
-    with reading(f"{root}/{table}"):
-        return _names(root, table, open_log(root, table, version), partition)
+    with report_unreadable_table(f"{root}/{table}"):
+        return _list_names(root, table, open_log(root, table, version), partition)
 
 
-def place_of(root: str, table: str) -> dict[str, Any]:
+def build_location(root: str, table: str) -> dict[str, Any]:
     """Return the location of a table for delta-rs: its URI and the options of its store.
 
     Raises:
         UserError: delta-rs would misread the path.
     """
-    local = local_path(root)
+    local = find_local_path(root)
     if local is not None:
         return {"table_uri": refuse_misread(f"{local}/{table}", "a Delta table")}
-    if in_s3(root):
-        return {"table_uri": f"s3://{root.partition('://')[2]}/{table}", "storage_options": delta_options()}
+    if is_in_s3(root):
+        return {
+            "table_uri": f"s3://{root.partition('://')[2]}/{table}",
+            "storage_options": build_delta_options(),
+        }
     return {"table_uri": f"{root}/{table}"}
 
 
@@ -175,7 +180,7 @@ def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
         DeltaError: the log, or the version, cannot be read.
         UserError: as in `place_of`.
     """
-    return DeltaTable(**place_of(root, table), version=version)
+    return DeltaTable(**build_location(root, table), version=version)
 
 
 def open_parquet(folder: str, name: str) -> pq.ParquetFile:
@@ -184,7 +189,7 @@ def open_parquet(folder: str, name: str) -> pq.ParquetFile:
     Raises:
         OSError: the file does not exist.
     """
-    local = local_path(folder)
+    local = find_local_path(folder)
     source: Any = f"{local}/{name}"
     if local is None:
         content = ObjectFiles(folder).read(name)
@@ -195,7 +200,7 @@ def open_parquet(folder: str, name: str) -> pq.ParquetFile:
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
-def _existing(root: str, table: str) -> DeltaTable | None:
+def _open_existing(root: str, table: str) -> DeltaTable | None:
     """Open a table's log; None if the table does not exist or cannot be read."""
     try:
         return open_log(root, table)  # `is_deltatable` would block all threads until the store has answered
@@ -203,23 +208,23 @@ def _existing(root: str, table: str) -> DeltaTable | None:
         return None
 
 
-def column_types(root: str, table: str) -> dict[str, str]:
+def read_column_types(root: str, table: str) -> dict[str, str]:
     """Return Delta's types of a table's columns, such as `long`; none if the table does not exist or cannot be read."""
-    log = _existing(root, table)
+    log = _open_existing(root, table)
     fields = [] if log is None else log.schema().fields
     return {field.name: str(getattr(field.type, "type", "")) for field in fields}
 
 
-def file_sizes(root: str, table: str) -> tuple[int, int] | None:
+def measure_files(root: str, table: str) -> tuple[int, int] | None:
     """Return the number of files of a table and their bytes; None if the table does not exist or cannot be read."""
-    log = _existing(root, table)
+    log = _open_existing(root, table)
     if log is None:
         return None
-    actions = live_files(log)
+    actions = list_live_files(log)
     return actions.num_rows, sum(actions["size_bytes"].to_pylist())
 
 
-def written_at(root: str, table: str) -> datetime | None:
+def find_write_time(root: str, table: str) -> datetime | None:
     """Return when rows of a table were last written; None if its log does not record it."""
     for commit in open_log(root, table).history(20):
         if commit.get("operation") in ("MERGE", "WRITE"):
@@ -238,8 +243,8 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     schema: Any = log.schema().to_arrow()
     fields = {field.name: field.type for field in pa.schema(schema)}
     wanted = list(fields if names is None else names)
-    with reading(f"{root}/{table}"):
-        files = _readable_files(root, table, log).sort_by("path")
+    with report_unreadable_table(f"{root}/{table}"):
+        files = _read_files(root, table, log).sort_by("path")
         parts = [
             _add_partition(_read_or_count(open_parquet(f"{root}/{table}", name), wanted), files, place)
             for place, name in enumerate(files["path"].to_pylist())
@@ -248,7 +253,7 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
         return pa.table({name: pa.nulls(0, fields.get(name, pa.string())) for name in wanted})
     found = pa.concat_tables(parts, promote_options="default")
     columns = [
-        as_in_delta(found[name], fields[name])
+        cast_to_delta(found[name], fields[name])
         if name in found.column_names
         else pa.nulls(found.num_rows, fields.get(name, pa.string()))
         for name in wanted
@@ -283,19 +288,19 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
         UserError: the table cannot be read without Spark.
     """
     rows = [(name, "=", value) for name, value in where.items()]
-    with reading(f"{root}/{table}"):
-        met = find_files(_readable_files(root, table, open_log(root, table)), [rows])
+    with report_unreadable_table(f"{root}/{table}"):
+        met = find_files(_read_files(root, table, open_log(root, table)), [rows])
         if met.whole:
             return True
         for path in met.across:
             found = _read(open_parquet(f"{root}/{table}", path), list(where), None)
             if set(found.column_names) == set(where):
-                if rows_with(found, where).num_rows:
+                if filter_rows(found, where).num_rows:
                     return True
     return False
 
 
-def rows_with(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
+def filter_rows(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
     """Return the rows with these values, by column."""
     compute: Any = pc  # a filter by an expression would import Arrow's datasets and, with them, pandas
     for name, value in where.items():
@@ -314,10 +319,10 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
         is_in: Any = pc.is_in  # type: ignore[attr-defined]
         parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
-    return rows.cast(plain_schema(rows.schema))
+    return rows.cast(cast_schema(rows.schema))
 
 
-def plain_rows(
+def cast_rows(
     batch: pa.RecordBatch, schema: pa.Schema, partition: Mapping[str, str | None] = MappingProxyType({})
 ) -> pa.RecordBatch:
     """Return rows of a file with the columns and plain types of a table.
@@ -330,7 +335,7 @@ def plain_rows(
     """
 
     def column(field: pa.Field) -> pa.Array:
-        kind, value = _plain(field.type), partition.get(field.name)
+        kind, value = _find_plain_type(field.type), partition.get(field.name)
         if field.name in batch.schema.names:
             return batch.column(field.name).cast(kind)
         if value is None:
@@ -341,10 +346,10 @@ def plain_rows(
     return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
+def cast_schema(schema: pa.Schema) -> pa.Schema:
     """Return columns in the types that all files have."""
     # Writers differ in Arrow's type of text, and releases in that of times.
-    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
+    return pa.schema([field.with_type(_find_plain_type(field.type)) for field in schema])
 
 
 def to_arrow(batches: Any) -> pa.Table:
@@ -352,7 +357,7 @@ def to_arrow(batches: Any) -> pa.Table:
     return pa.RecordBatchReader.from_stream(batches).read_all()
 
 
-def as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def cast_to_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return a column in the type of Delta's schema; Parquet files differ in their types of texts and times."""
     return column.cast(UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind)
 
@@ -360,11 +365,11 @@ def as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 def to_rows(found: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a small table as dictionaries, with times in UTC."""
     # Arrow would import pandas for its times, which takes longer than the rest.
-    lists = [_values(column) for column in found.columns]
+    lists = [_list_values(column) for column in found.columns]
     return [dict(zip(found.column_names, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
-def groups(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
+def group_rows(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
     """Return the distinct combinations of values of N rows, and for each row the index of its combination (N,)."""
     # `Table.group_by` imports Arrow's datasets and, with them, pandas.
     combinations: list[tuple[Any, ...]] = [()]
@@ -381,14 +386,14 @@ def groups(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
     return combinations, group_of
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
+def _list_values(column: pa.ChunkedArray) -> list[Any]:
     if not pa.types.is_timestamp(column.type):
         return column.to_pylist()
     micros = column.cast(UTC_MICROSECONDS).cast(pa.int64()).to_pylist()
     return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _find_plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that files have for a column of this type."""
     if pa.types.is_string_view(kind):
         return pa.string()

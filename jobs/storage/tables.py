@@ -133,7 +133,7 @@ def forecast_skill_history(model: str) -> str:
     return f"forecast_skill_history/{model}"
 
 
-def history_tables(model: str) -> tuple[str, ...]:
+def list_history_tables(model: str) -> tuple[str, ...]:
     """Return the names of the tables of a model's history, existing or not."""
     names = (estimates_history, windows_history, alerts_history, forecast_skill_history)
     return tuple(name(model) for name in names)

@@ -21,22 +21,22 @@ from deltalake import Field, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.core.roots import local_path
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.core.roots import find_local_path
 from jobs.storage import probe
-from jobs.storage.columns import schema_of
-from jobs.storage.dictionary import comments
-from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
-from jobs.storage.log_transactions import last_numbers
+from jobs.storage.columns import parse_schema
+from jobs.storage.dictionary import list_comments
+from jobs.storage.files import ChecksummedFiles, WarehouseFiles, open_files, open_lock
+from jobs.storage.log_transactions import read_last_numbers
 from jobs.storage.table_rows import (
+    build_location,
     count_rows,
-    groups,
+    group_rows,
     has_rows,
-    live_files,
+    list_live_files,
     open_log,
-    place_of,
     read_small,
-    reading,
+    report_unreadable_table,
     to_rows,
 )
 
@@ -58,7 +58,7 @@ class Tables:
     @property
     def local(self) -> bool:
         """Return whether the warehouse is a local folder."""
-        return local_path(self.root) is not None
+        return find_local_path(self.root) is not None
 
     def at(self, root: str) -> Self:
         """Return the tables below another root."""
@@ -70,20 +70,20 @@ class Tables:
 
     def files(self, folder: str) -> WarehouseFiles:
         """Return the small files of a folder of the warehouse."""
-        return files_of(self.path(folder))
+        return open_files(self.path(folder))
 
-    def spark_files(self, folder: str) -> WarehouseFiles:
+    def open_spark_files(self, folder: str) -> WarehouseFiles:
         """Return the files of a folder that Spark writes; in a local folder with Spark's checksums."""
-        local = local_path(self.path(folder))
-        return files_of(self.path(folder)) if local is None else ChecksummedFiles(local)
+        local = find_local_path(self.path(folder))
+        return open_files(self.path(folder)) if local is None else ChecksummedFiles(local)
 
     def exists(self, table: str) -> bool:
         """Return whether a table exists."""
-        return bool(self._versions(table))
+        return bool(self._list_versions(table))
 
     def latest_version(self, table: str) -> int:
         """Return the latest version of a table, by the names of the log's files."""
-        return max(self._versions(table))
+        return max(self._list_versions(table))
 
     def table_id(self, table: str) -> str:
         """Return the id that Delta gave a table when it was made."""
@@ -101,7 +101,7 @@ class Tables:
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Create a table with columns given as text (`jobs.storage.columns`), as `make` does."""
-        self.make(table, schema_of(columns), partition_by, properties)
+        self.make(table, parse_schema(columns), partition_by, properties)
 
     def make(
         self,
@@ -130,13 +130,13 @@ class Tables:
         """
         if self.exists(table):
             return False
-        probe.ready(self.root)
-        about = {name: {"comment": text} for name, text in comments(table).items()}
+        probe.ensure_probed(self.root)
+        about = {name: {"comment": text} for name, text in list_comments(table).items()}
         fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
         try:
             with self.lock(table):
                 create_table_with_add_actions(
-                    **place_of(self.root, table),
+                    **build_location(self.root, table),
                     schema=Schema(fields),
                     add_actions=list(files),
                     partition_by=list(partition_by) or None,
@@ -146,7 +146,7 @@ class Tables:
         except (DeltaError, OSError) as error:
             if not self.exists(table):
                 raise UserError(
-                    f"{self.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
+                    f"{self.path(table)} cannot be made: {extract_first_line(error)}", RUN_FAILED
                 ) from error
             return False
 
@@ -175,11 +175,11 @@ class Tables:
 
     def row_count(self, table: str) -> int:
         """Return the number of rows of a table, from its log."""
-        return count_rows(self.path(table), live_files(open_log(self.root, table)))
+        return count_rows(self.path(table), list_live_files(open_log(self.root, table)))
 
     def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
         """Count the rows (`count`) of each combination of values of some columns; an absent column is null."""
-        values, group_of = groups(self.columns(table, by))
+        values, group_of = group_rows(self.columns(table, by))
         counts = np.bincount(group_of, minlength=len(values)).tolist()
         return [
             {**dict(zip(by, group, strict=True)), "count": count}
@@ -188,27 +188,27 @@ class Tables:
 
     def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
-        with reading(self.path(table)):
+        with report_unreadable_table(self.path(table)):
             log = open_log(self.root, table, version)
         return read_small(self.root, table, log, names)
 
-    def log_entries(self, table: str) -> list[LogEntry]:
+    def read_log_entries(self, table: str) -> list[LogEntry]:
         """Return the commits of a table that its log still has, the newest first.
 
         Raises:
             UserError: the log cannot be read.
         """
-        with reading(self.path(table)):
+        with report_unreadable_table(self.path(table)):
             found = open_log(self.root, table).history()
         entries = [
-            LogEntry(int(one["version"]), str(one.get("operation")), _detail(one.get("userMetadata")))
+            LogEntry(int(one["version"]), str(one.get("operation")), _parse_detail(one.get("userMetadata")))
             for one in found
         ]
         return sorted(entries, key=lambda one: -one.version)
 
     def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
         """Return the `commitInfo` of a version; None if the log lacks the commit: not yet written, or removed."""
-        line = self.files(f"{table}/_delta_log").first_line(f"{version:020d}.json")
+        line = self.files(f"{table}/_delta_log").read_first_line(f"{version:020d}.json")
         if line is None:
             return None
         try:
@@ -225,7 +225,7 @@ class Tables:
         Raises:
             UserError: the log cannot be read.
         """
-        return last_numbers(self.root, table, self.files(f"{table}/_delta_log"))
+        return read_last_numbers(self.root, table, self.files(f"{table}/_delta_log"))
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -234,7 +234,7 @@ class Tables:
         A local file system cannot refuse the second of two simultaneous commits of one version. Object stores can, so
         nothing is locked there. The lock is released when its holder ends.
         """
-        root = local_path(self.root)
+        root = find_local_path(self.root)
         if root is None:
             yield
             return
@@ -244,13 +244,13 @@ class Tables:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
-    def _versions(self, table: str) -> list[int]:
+    def _list_versions(self, table: str) -> list[int]:
         """Return the versions that the log still has, in any order; an empty list without a log."""
         names = self.files(f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
 
-def _detail(text: str | None) -> dict[str, Any]:
+def _parse_detail(text: str | None) -> dict[str, Any]:
     """Return the JSON metadata that our writer added to a commit."""
     try:
         found = json.loads(text or "{}")
@@ -262,10 +262,10 @@ def _detail(text: str | None) -> dict[str, Any]:
 _AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
-def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
+def find_home(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
     """Return the warehouse that has a table, this one or one at another location, and the table's name in it."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
-    local = local_path(name)  # Spark would take an encoded URI literally
+    local = find_local_path(name)  # Spark would take an encoded URI literally
     folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
     return warehouse.at(folder), table

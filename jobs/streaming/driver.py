@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural, rate
+from jobs.core.report import Report, format_count, format_rate
 from jobs.core.settings import Settings
-from jobs.landing.topics import watched_topic, with_topic_id
+from jobs.landing.topics import watch_topic, with_topic_id
 from jobs.lineage import leases, live_table
-from jobs.lineage.compatibility import row_rules
-from jobs.lineage.damage import recovery_hint
-from jobs.lineage.generations import position_of
+from jobs.lineage.compatibility import collect_row_rules
+from jobs.lineage.damage import describe_recovery
+from jobs.lineage.generations import read_position
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.start_point import resolve
-from jobs.spark.job_labels import label
-from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
+from jobs.spark.job_labels import set_label
+from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.positions import describe, rank
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
-from jobs.streaming.former_states import hand_over
+from jobs.streaming.former_states import continue_former_states
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
-from jobs.streaming.recorder import recording
-from jobs.streaming.sinks.micro_batch import Totals
-from jobs.supervision.batch_profile import table_of
+from jobs.streaming.recorder import build_recorder
+from jobs.streaming.sinks.micro_batch import StreamTotals
+from jobs.supervision.batch_profile import build_profile_table
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.supervision.metrics import LOOPBACK, Metrics
@@ -105,20 +105,22 @@ class Driver:
         start = resolve(self.model, adopt, name, allow_missing)
         spark = self.model.warehouse.spark
         jvm: Any = spark._jvm
-        owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+        owner = DriverIdentity.identify_process(int(jvm.java.lang.ProcessHandle.current().pid()))
         if Checkpoint(self.model.warehouse, start.generation.checkpoint).has_states_of_format_1():
             with self._progress() as progress:
-                start = hand_over(self.model, start, owner, self.stop, progress.note, allow_missing_rows)
+                start = continue_former_states(
+                    self.model, start, owner, self.stop, progress.note, allow_missing_rows
+                )
         chosen, manifest, self.spec, is_new, notes = start
-        label(spark, doing, "acquire the lease")
-        lease = leases.acquire(self.model.warehouse, chosen, owner, row_rules(self.spec))
+        set_label(spark, doing, "acquire the lease")
+        lease = leases.acquire_lease(self.model.warehouse, chosen, owner, collect_row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:
-            label(spark, doing, "tell readers what is live")
+            set_label(spark, doing, "tell readers what is live")
             self._tell_readers()
-            label(spark, doing, "start the query")
-            with leases.heartbeat(self.model.warehouse, lease, self.stop), self._progress() as progress:
+            set_label(spark, doing, "start the query")
+            with leases.keep_lease(self.model.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
                 if totals.batches and not lease.lost.is_set():
                     self._comment_estimates()  # a first run creates the table
@@ -130,19 +132,19 @@ class Driver:
                 )
             return self._report(generation, is_new, notes, totals)
         except BaseException as problem:
-            error = first_line(problem, 500)
+            error = extract_first_line(problem, 500)
             raise
         finally:
             try:
-                label(spark, doing, "release the lease")
-                leases.release(self.model.warehouse, lease, self._how(lease, error), error)
+                set_label(spark, doing, "release the lease")
+                leases.release(self.model.warehouse, lease, self._find_end_reason(lease, error), error)
             except Exception:
                 if error is None:
                     raise  # otherwise report the first error, which may have caused this one (a full disk)
 
     def _tell_readers(self) -> None:
         """Update the views of live rows and the table comments that other tools read."""
-        live_table.refresh(self.model.warehouse, self.model.name)
+        live_table.refresh_live_table(self.model.warehouse, self.model.name)
         self._comment_estimates()
 
     def _comment_estimates(self) -> None:
@@ -156,7 +158,7 @@ class Driver:
             named = estimate_comments(self.model.spec.states, self.model.spec.key, self.model.spec.version)
             describe_columns(self.model.warehouse, table, named)
 
-    def _how(self, lease: Lease, error: str | None) -> str:
+    def _find_end_reason(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():
             return LOST
         if error is not None:
@@ -164,7 +166,7 @@ class Driver:
         return STOPPED if self.stop.is_set() else CAUGHT_UP
 
     @contextmanager
-    def _metrics(self, generation: Generation) -> Iterator[list[Outlet]]:
+    def _serve_metrics(self, generation: Generation) -> Iterator[list[Outlet]]:
         """Serve or write metrics while the query runs, if the command's options ask for them."""
         if self.metrics_port is None and self.metrics_file is None:
             yield []
@@ -183,37 +185,37 @@ class Driver:
             return self.display(self.model.name)
         return Progress(f"stream {self.model.name}", None, self.settings.quiet, "micro-batch", "es")
 
-    def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
+    def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> StreamTotals:
         lease.generation = with_topic_id(self.model.warehouse, lease.generation)
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
-            return Totals()
+            return StreamTotals()
 
-        def advance(totals: Totals) -> None:
+        def advance(totals: StreamTotals) -> None:
             rows = totals.counts["rows"]
             progress.advance(
-                1, f"{plural(rows, 'row')} · {rate(rows, totals.seconds)}" if rows else "no rows"
+                1, f"{format_count(rows, 'row')} · {format_rate(rows, totals.seconds)}" if rows else "no rows"
             )
 
         try:
             with (
-                self._metrics(generation) as outlets,
-                watched_topic(self.model.warehouse, self.spec, generation) as check_source,
+                self._serve_metrics(generation) as outlets,
+                watch_topic(self.model.warehouse, self.spec, generation) as check_source,
             ):
                 query, totals = start_query(
                     self.model, self.spec, lease, manifest, self.seconds, advance, check_source
                 )
-                with recording(self.model.warehouse, query, totals, generation, outlets) as recorder:
+                with build_recorder(self.model.warehouse, query, totals, generation, outlets) as recorder:
                     await_end(query, self.stop)
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
-            problem = f"the stream of {self.model.name} failed: {cause_of(error)}"
+            problem = f"the stream of {self.model.name} failed: {find_cause(error)}"
             if LOG_TAKEN in str(error):
                 lease.check()
                 raise CommittedElsewhere(problem, RUN_FAILED) from error
             if STATE_LOST in str(error):
-                hint = recovery_hint(self.model.warehouse, generation)
+                hint = describe_recovery(self.model.warehouse, generation)
                 problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error
         return totals
@@ -226,7 +228,7 @@ class Driver:
         """
         if generation.topic is not None:
             return True
-        if Checkpoint(self.model.warehouse, generation.checkpoint).last_planned() is not None:
+        if Checkpoint(self.model.warehouse, generation.checkpoint).find_last_planned() is not None:
             return True
         table = measurements(self.model.name)
         while self.model.warehouse.latest_version(table) <= generation.start_version:
@@ -237,13 +239,15 @@ class Driver:
                 return False
         return True
 
-    def _report(self, generation: Generation, is_new: bool, notes: Sequence[str], totals: Totals) -> Report:
-        position = position_of(self.model.warehouse, generation)
+    def _report(
+        self, generation: Generation, is_new: bool, notes: Sequence[str], totals: StreamTotals
+    ) -> Report:
+        position = read_position(self.model.warehouse, generation)
         start = f"began from snapshot {generation.snapshot_id}" if is_new else "resumed from its checkpoint"
         lines = [f"generation {generation.generation} {start}", self._work_line(totals, describe(position))]
-        for name, verb, noun, rest in self._sentences():
+        for name, verb, noun, rest in self._list_sentences():
             if totals.counts[name]:
-                lines.append(f"{verb} {plural(totals.counts[name], noun)}{rest}")
+                lines.append(f"{verb} {format_count(totals.counts[name], noun)}{rest}")
         lines += [f"note: {note}" for note in notes]
         data = {
             "model": self.model.name,
@@ -260,20 +264,22 @@ class Driver:
         profile = profiler().found
         if profile is None:
             return Report(lines, data)
-        return Report(lines, {**data, "profile": profile.data()}, tables=[table_of(profile, self.model.name)])
+        return Report(
+            lines, {**data, "profile": profile.data()}, tables=[build_profile_table(profile, self.model.name)]
+        )
 
-    def _work_line(self, totals: Totals, where: str) -> str:
+    def _work_line(self, totals: StreamTotals, where: str) -> str:
         if totals.batches == 0:
             # A stopped driver may not have read all available rows.
             start = "stopped before the first micro-batch, at" if self.stop.is_set() else "no new rows after"
             return f"{start} {where}"
         rows, seconds = totals.counts["rows"], totals.seconds
         return (
-            f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
-            f"{seconds:.1f} s{f' ({rate(rows, seconds)})' if rows else ''}, up to {where}"
+            f"estimated {format_count(rows, 'row')} in {format_count(totals.batches, 'micro-batch', 'es')}, "
+            f"{seconds:.1f} s{f' ({format_rate(rows, seconds)})' if rows else ''}, up to {where}"
         )
 
-    def _sentences(self) -> list[tuple[str, str, str, str]]:
+    def _list_sentences(self) -> list[tuple[str, str, str, str]]:
         """Return a sentence for each optional count: the count's name, verb, noun, and the rest."""
         spec = self.spec
         late_by = {"strict": "older than the watermark", "replay": "older than the rows kept for replay"}.get(

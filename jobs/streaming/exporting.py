@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.catalog import export_id
-from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
+from jobs.lineage.compatibility import add_commit_to_position, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import REMOVED
-from jobs.lineage.generations import origin as origin_of
+from jobs.lineage.generations import read_origin_manifest as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
 from jobs.lineage.model import DeployedModel
-from jobs.lineage.pinned_inputs import version_of
+from jobs.lineage.pinned_inputs import read_pinned_version
 from jobs.snapshots.store import find_whole, write
-from jobs.spark.job_labels import labelled
+from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.streaming.state_reader import read_states, read_waiting
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -51,7 +51,7 @@ def export(
     refuse_damaged(warehouse, generation)
     refuse_other_measurements(warehouse, generation, origin)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    if checkpoint.last_commit() is None:
+    if checkpoint.find_last_commit() is None:
         if batch is not None:
             raise UserError(f"{generation.generation} has no micro-batch {batch}: it has committed none")
         return origin, False
@@ -69,7 +69,7 @@ def export(
     made = replace(
         origin,
         snapshot_id=identity,
-        position=position_with_commit(
+        position=add_commit_to_position(
             warehouse, generation, checkpoint.position(batch, generation.start_position)
         ),
         generation=generation.generation,
@@ -78,19 +78,19 @@ def export(
         cut=None,
         committed_at=None,
         numerics=generation.numerics,
-        inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
+        inputs=None if origin.inputs is None else read_pinned_version(warehouse, generation, batch),
     )
-    states = states_at(model, generation, origin, batch)
+    states = read_states(model, generation, origin, batch)
     held = None
     if origin.model_spec().timed:
-        held = waiting_at(model, generation, origin, batch)
-    with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
+        held = read_waiting(model, generation, origin, batch)
+    with label_jobs(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
         return write(warehouse, replace(made, waiting=None), states, held, check=check), True
 
 
 def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> tuple[int, int]:
     """Return a committed micro-batch and the version of the measurements that it completes."""
-    last = checkpoint.last_commit()
+    last = checkpoint.find_last_commit()
     assert last is not None
     if batch is not None and not 0 <= batch <= last:
         raise UserError(
@@ -104,7 +104,7 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
             f"micro-batch {batch} of {generation.generation} ends within a version of the measurements, so no "
             f"stream could start exactly after it: export another"
         )
-    whole = last_whole_batch(checkpoint)
+    whole = find_last_whole_batch(checkpoint)
     if whole is not None:
         return whole
     raise UserError(
@@ -114,7 +114,7 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
     )
 
 
-def last_whole_batch(checkpoint: Checkpoint) -> tuple[int, int] | None:
+def find_last_whole_batch(checkpoint: Checkpoint) -> tuple[int, int] | None:
     """Return the last committed micro-batch that completes a version, and that version; None if there is none.
 
     Several micro-batches may share a version that has many files.

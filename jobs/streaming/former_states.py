@@ -2,7 +2,7 @@
 
 Releases before 0.3.0 used format 1. There, attempts of a micro-batch write files with the same names, and a frozen
 driver may overwrite them at any time. So this release only reads such states, at the last committed micro-batch, and
-compares them with the estimates (`jobs.lineage.missing_rows`).
+compares them with the estimates (`jobs.lineage.find_missing_rows`).
 
 A hand-over that was killed at any moment is repeated by the next start: it finds the export by its id. One commit
 retires the former generation and makes the new one live. A driver of the former generation that wakes up detects this;
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from jobs.core.errors import UserError, first_line
+from jobs.core.errors import UserError, extract_first_line
 from jobs.lineage import generations, leases
 from jobs.lineage.generations import LIVE
 from jobs.lineage.model import DeployedModel
@@ -22,13 +22,13 @@ from jobs.lineage.start_point import StartPoint
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.streaming.exporting import export, last_whole_batch
+from jobs.streaming.exporting import export, find_last_whole_batch
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import FAILED, STOPPED
 from kalman import NUMERICS
 
 
-def hand_over(
+def continue_former_states(
     model: DeployedModel[Warehouse],
     start: StartPoint,
     owner: DriverIdentity,
@@ -55,18 +55,18 @@ def hand_over(
             f"the states of the shadow {former.generation} are of an earlier release's format, which this one only "
             f"reads: `kalman-pipeline upgrade --model {former.model}` makes the shadow anew"
         )
-    lease, error = leases.acquire(warehouse, former, owner), None
+    lease, error = leases.acquire_lease(warehouse, former, owner), None
     try:
-        with leases.heartbeat(warehouse, lease, stop):
+        with leases.keep_lease(warehouse, lease, stop):
             note(f"{former.generation} hands its states over to a new generation")
-            manifest, batch = _states_of(model, start, note, allow_missing_rows)
+            manifest, batch = _export_states(model, start, note, allow_missing_rows)
             lease.check()
             place = former.partitions, former.blocks, lease.generation
             made = generations.begin(
                 warehouse, manifest, *place, parent=(former.generation, batch), numerics=NUMERICS
             )
     except BaseException as problem:
-        error = first_line(problem, 500)
+        error = extract_first_line(problem, 500)
         raise
     finally:
         leases.release(warehouse, lease, STOPPED if error is None else FAILED, error)
@@ -77,11 +77,11 @@ def hand_over(
     return StartPoint(made, manifest, start.spec, True, (*start.notes, said))
 
 
-def _states_of(
+def _export_states(
     model: DeployedModel[Warehouse], start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
 ) -> tuple[Manifest, int]:
     """Return a generation's export and its micro-batch, or its start if no micro-batch completes a version."""
-    if last_whole_batch(Checkpoint(model.warehouse, start.generation.checkpoint)) is None:
+    if find_last_whole_batch(Checkpoint(model.warehouse, start.generation.checkpoint)) is None:
         return start.manifest, -1
     manifest, _ = export(model, start.generation, None, note, allow_missing_rows)
     assert manifest.batch_id is not None

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import AccumulatorParam
 
-from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, Into, Seconds, added, watched
+from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, Into, Seconds, add_seconds, time_batches
 from jobs.state.encoding.rows import Packer
 from jobs.streaming.operators.wrappers import DelegatingProcessor
-from jobs.supervision.batch_profile import Lap, Profile, Profiled, mean_of, profile_of
+from jobs.supervision.batch_profile import Lap, Profile, Profiled, average_profiles, compute_profile
 from jobs.supervision.job_times import Job, JobTimes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ KEPT = 200
 """Number of micro-batches that are reported one by one; the mean covers all micro-batches."""
 
 
-class Sum(AccumulatorParam[Seconds]):
+class StepSeconds(AccumulatorParam[Seconds]):
     """Accumulator of seconds by step."""
 
     def zero(self, value: Seconds) -> Seconds:
@@ -46,7 +46,7 @@ class Sum(AccumulatorParam[Seconds]):
 
     def addInPlace(self, value1: Seconds, value2: Seconds) -> Seconds:  # noqa: N802
         """Return the sum as a new value: the driver may be reading the old one."""
-        return added(value1, value2)
+        return add_seconds(value1, value2)
 
 
 class TimedProcessor(DelegatingProcessor):
@@ -63,7 +63,7 @@ class TimedProcessor(DelegatingProcessor):
             self.inner.handleInitialState(key, initialState, timerValues)
             yield
 
-        for _ in watched(take_over, STATE_WRITE, self._into)(iter(())):
+        for _ in time_batches(take_over, STATE_WRITE, self._into)(iter(())):
             pass
 
     def handleInputRows(  # noqa: N802
@@ -74,7 +74,7 @@ class TimedProcessor(DelegatingProcessor):
         def take(frames: Iterator[Any]) -> Iterator[Any]:
             return self.inner.handleInputRows(key, frames, timerValues)
 
-        return watched(take, KALMAN, self._into)(rows)
+        return time_batches(take, KALMAN, self._into)(rows)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
         """Let the processor handle its timers."""
@@ -82,7 +82,7 @@ class TimedProcessor(DelegatingProcessor):
         def wake(_: Iterator[Any]) -> Iterator[Any]:
             return self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
-        return watched(wake, KALMAN, self._into)(iter(()))
+        return time_batches(wake, KALMAN, self._into)(iter(()))
 
 
 class NoProfiler:
@@ -92,7 +92,7 @@ class NoProfiler:
         """Return the stateful processor, timed."""
         return processor
 
-    def packing(self, pack: Packer) -> Packer:
+    def time_packing(self, pack: Packer) -> Packer:
         """Return the function that packs rows, timed."""
         return pack
 
@@ -117,7 +117,7 @@ class Profiler(NoProfiler):
 
     def __init__(self, spark: SparkSession) -> None:
         self._group: str | None = None
-        self._marks = spark.sparkContext.accumulator({}, Sum())
+        self._marks = spark.sparkContext.accumulator({}, StepSeconds())
         self._times = JobTimes(spark.sparkContext)
         self._laps: dict[int, list[Lap]] = {}
         self._jobs: list[Job] = []
@@ -128,8 +128,8 @@ class Profiler(NoProfiler):
     def operator(self, processor: StatefulProcessor) -> StatefulProcessor:
         return TimedProcessor(processor, self._marks)
 
-    def packing(self, pack: Packer) -> Packer:
-        return watched(pack, PACK, self._marks)
+    def time_packing(self, pack: Packer) -> Packer:
+        return time_batches(pack, PACK, self._marks)
 
     @contextmanager
     def step(self, batch_id: int, name: str) -> Iterator[None]:
@@ -148,9 +148,11 @@ class Profiler(NoProfiler):
         self._jobs += self._times.fresh(self._group)
         for one, count in zip(progress, rows, strict=True):
             laps = self._laps.pop(int(one["batchId"]), [])
-            profile = profile_of(one, count, laps, self._jobs)
+            profile = compute_profile(one, count, laps, self._jobs)
             self._kept.append(profile)
-            self._mean = profile if self._mean is None else mean_of([(self._mean, self._count), (profile, 1)])
+            self._mean = (
+                profile if self._mean is None else average_profiles([(self._mean, self._count), (profile, 1)])
+            )
             self._count += 1
             if laps:
                 self._jobs = [job for job in self._jobs if job.span[0] >= laps[-1].span[1]]
@@ -170,7 +172,7 @@ def profiler() -> NoProfiler:
 
 
 @contextmanager
-def profiling(warehouse: Warehouse, wanted: bool) -> Iterator[None]:
+def profile_stream(warehouse: Warehouse, wanted: bool) -> Iterator[None]:
     """Profile the stream that this thread drives inside the context, if `wanted`."""
     token = _profiler.set(Profiler(warehouse.spark) if wanted else _NOTHING)
     try:

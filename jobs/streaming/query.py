@@ -13,20 +13,20 @@ from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
-from jobs.lineage.joined_inputs import with_inputs
+from jobs.lineage.joined_inputs import join_inputs
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.pinned_inputs import InputPins, join_of
 from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
-from jobs.spark.planned import planned_once
-from jobs.spark.queries import with_trigger
+from jobs.snapshots.seeds import build_initial_state, is_importing_new_keys, read_offered_states
+from jobs.spark.planned import plan_once
+from jobs.spark.queries import set_trigger
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.state.encoding.routing import Routing, make_routing
-from jobs.state.encoding.rows import Packer, event_time_packer, row_packer, select_columns
+from jobs.state.encoding.rows import Packer, build_event_time_packer, build_row_packer, select_columns
 from jobs.state.plan import Plan
 from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint
@@ -36,12 +36,12 @@ from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
 from jobs.streaming.profiler import profiler
-from jobs.streaming.sinks.archive import ended_states
+from jobs.streaming.sinks.archive import build_ended_states
 from jobs.streaming.sinks.latest_states import Latest
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
-from jobs.streaming.sinks.publishing import Publisher, sinks_of
+from jobs.streaming.sinks.micro_batch import MicroBatchWriter, StreamTotals
+from jobs.streaming.sinks.publishing import Publisher, open_sinks
 from jobs.streaming.sinks.written_files import EstimateFiles
-from jobs.streaming.state_reader import states_at
+from jobs.streaming.state_reader import read_states
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -60,9 +60,9 @@ def start_query(
     lease: Lease,
     manifest: Manifest,
     seconds: float | None,
-    on_progress: Callable[[Totals], None],
+    on_progress: Callable[[StreamTotals], None],
     check_source: Callable[[], None],
-) -> tuple[StreamingQuery, Totals]:
+) -> tuple[StreamingQuery, StreamTotals]:
     """Start a generation's query from its checkpoint, or from its snapshot if it has committed nothing.
 
     `spec` defines the generation's states; the deployed model defines the sinks. If `seconds` is None, the query
@@ -75,8 +75,8 @@ def start_query(
     spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
     context = QueryContext(to_run, runtime, lease, manifest)
     pins = None if spec.inputs is None else InputPins(to_run, runtime.kind, lease.generation)
-    packed, processor = open_source(context), stateful_operator(context)
-    writer = sinks(context, model.spec, pins, on_progress, check_source)
+    packed, processor = open_source(context), build_operator(context)
+    writer = build_sinks(context, model.spec, pins, on_progress, check_source)
     return start(context, packed, processor, writer, seconds), writer.totals
 
 
@@ -108,7 +108,7 @@ class QueryContext:
     @cached_property
     def committed(self) -> int | None:
         """Return the last committed micro-batch."""
-        return self.checkpoint.last_commit()
+        return self.checkpoint.find_last_commit()
 
     @cached_property
     def states(self) -> DataFrame | None:
@@ -120,11 +120,11 @@ class QueryContext:
 
     @cached_property
     def event_time(self) -> EventTimePolicy | None:
-        return self.runtime.event_time_policy(self.manifest) if self.spec.timed else None
+        return self.runtime.build_event_time_policy(self.manifest) if self.spec.timed else None
 
     @cached_property
     def imports_keys(self) -> bool:
-        return imports_new_keys(self.model.warehouse, self.checkpoint, self.spec)
+        return is_importing_new_keys(self.model.warehouse, self.checkpoint, self.spec)
 
     @cached_property
     def corrects(self) -> bool:
@@ -146,9 +146,9 @@ def open_source(context: QueryContext) -> DataFrame:
     """Return the rows after the generation's snapshot as a stream of packets, with the states of new keys."""
     warehouse, spec, runtime = context.model.warehouse, context.spec, context.runtime
     generation, rows = context.generation, runtime.rows
-    packer = _packer(context)
+    packer = _build_packer(context)
     if generation.topic is None:
-        source = _measurements(context.model, generation)
+        source = _read_measurements(context.model, generation)
         # A table that another tool wrote may lack the column.
         if context.imports_keys and "_origin" in source.columns:
             source = source.filter(f"NOT {measurements_table.IS_HISTORY}")
@@ -162,21 +162,21 @@ def open_source(context: QueryContext) -> DataFrame:
         packed = pack_messages(messages, rows, packer, context.typed)
     if context.imports_keys:
         # After the measurements: the checkpoint's offset of the first source is the position of the stream.
-        packed = packed.unionByName(offered(warehouse, runtime, context.routing))
+        packed = packed.unionByName(read_offered_states(warehouse, runtime, context.routing))
     return packed
 
 
-def _packer(context: QueryContext) -> Packer:
+def _build_packer(context: QueryContext) -> Packer:
     spec, rows, routing = context.spec, context.runtime.rows, context.routing
-    packer = row_packer(rows, routing, context.typed)
+    packer = build_row_packer(rows, routing, context.typed)
     if context.event_time is not None:
-        packer = event_time_packer(rows, routing)
+        packer = build_event_time_packer(rows, routing)
     if spec.inputs is not None:
-        packer = with_inputs(packer, join_of(spec, rows), context.typed)
-    return profiler().packing(packer)
+        packer = join_inputs(packer, join_of(spec, rows), context.typed)
+    return profiler().time_packing(packer)
 
 
-def stateful_operator(context: QueryContext) -> StatefulProcessor:
+def build_operator(context: QueryContext) -> StatefulProcessor:
     """Return the wrapped processor that filters packets of rows."""
     spec, runtime, generation = context.spec, context.runtime, context.generation
     plan = Plan(
@@ -189,7 +189,7 @@ def stateful_operator(context: QueryContext) -> StatefulProcessor:
         apply_late=spec.late == "apply",
         begin=runtime.begin,
         event_time=context.event_time,
-        text=context.checkpoint.keeps_text(),
+        text=context.checkpoint.has_text_values(),
     )
     processor = FilterProcessor(plan) if plan.event_time is None else EventTimeProcessor(plan)
     wrappers: list[Callable[[StatefulProcessor], StatefulProcessor]] = []
@@ -202,18 +202,22 @@ def stateful_operator(context: QueryContext) -> StatefulProcessor:
     return profiler().operator(EstimateWriter(processor, context.files.rows))
 
 
-def sinks(
+def build_sinks(
     context: QueryContext,
     deployed: ModelSpec,
     pins: InputPins | None,
-    on_progress: Callable[[Totals], None],
+    on_progress: Callable[[StreamTotals], None],
     check_source: Callable[[], None],
 ) -> MicroBatchWriter:
     """Prepare each sink of the deployed spec, and return the writer of micro-batches to them."""
     warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
-    planned = context.checkpoint.last_planned()
+    planned = context.checkpoint.find_last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
-    ended = None if spec.expiry is None else ended_states(runtime.kernel, runtime.state.layout, runtime.kind)
+    ended = (
+        None
+        if spec.expiry is None
+        else build_ended_states(runtime.kernel, runtime.state.layout, runtime.kind)
+    )
     return MicroBatchWriter(
         generation=context.generation,
         rows=runtime.rows,
@@ -221,16 +225,16 @@ def sinks(
         fence=fence,
         on_progress=on_progress,
         limit=spec.quarantine,
-        latest=_latest(context, fence, deployed.sinks),
-        publisher=_publisher(warehouse, lease, deployed, context.committed),
+        latest=_begin_latest(context, fence, deployed.sinks),
+        publisher=_begin_publisher(warehouse, lease, deployed, context.committed),
         pins=pins,
         ended=ended,
-        reached=_reached(context),
+        reached=_build_reached(context),
         check_source=check_source,
     )
 
 
-def _reached(context: QueryContext) -> ReachedCommits | None:
+def _build_reached(context: QueryContext) -> ReachedCommits | None:
     """Return the recorder of the commits that the generation reads, or None if it reads a topic."""
     generation = context.generation
     if generation.topic is not None:
@@ -256,20 +260,20 @@ def start(
         )
     seeds = None
     if states is not None:
-        seeds = initial_state(warehouse, context.runtime, context.manifest, states, context.routing)
-        seeds = planned_once(warehouse.spark, seeds).groupBy("bucket")
+        seeds = build_initial_state(warehouse, context.runtime, context.manifest, states, context.routing)
+        seeds = plan_once(warehouse.spark, seeds).groupBy("bucket")
     operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", clock, seeds)
     stream = packets.writeStream.queryName(f"{context.spec.name} {generation.generation}").foreachBatch(
         writer
     )
     stream = stream.option("checkpointLocation", warehouse.path(generation.checkpoint))
-    query = with_trigger(stream, seconds).start()
+    query = set_trigger(stream, seconds).start()
     profiler().started(query)
     return query
 
 
-def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
+def _begin_latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
     """Return the table of latest states with a row for each key, or None if the spec has no such sink."""
     generation = context.generation
 
@@ -277,7 +281,7 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
         if context.states is not None:
             return context.states
         assert context.committed is not None
-        return states_at(context.model, generation, context.manifest, context.committed).frame
+        return read_states(context.model, generation, context.manifest, context.committed).frame
 
     if not sinks.latest:
         fence.forget(latest(generation.model))  # no driver would update its rows
@@ -287,16 +291,16 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
     return sink
 
 
-def _publisher(
+def _begin_publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
     """Return the publisher of estimates, resumed at its position, or None if the spec has no such sink."""
-    publisher = Publisher(warehouse, lease, sinks_of(warehouse, deployed.sinks, deployed.folder))
+    publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.folder))
     publisher.begin(committed)
     return publisher if publisher.sinks else None
 
 
-def _measurements(model: DeployedModel[Warehouse], generation: Generation) -> DataFrame:
+def _read_measurements(model: DeployedModel[Warehouse], generation: Generation) -> DataFrame:
     """Return the measurements after the generation's snapshot as a stream."""
     spec = model.spec
     reader = model.warehouse.spark.readStream.format("delta").option(
@@ -309,7 +313,7 @@ def _measurements(model: DeployedModel[Warehouse], generation: Generation) -> Da
     rows = reader.load(model.warehouse.path(measurements(spec.name)))
     if spec.migrate is not None and spec.migrate.keys is not None:
         rows = rows.filter(_has_keys(spec))
-    return replayed_late_rows.for_generation(model.warehouse, rows, generation)
+    return replayed_late_rows.drop_foreign_copies(model.warehouse, rows, generation)
 
 
 def _has_keys(spec: ModelSpec) -> Column:

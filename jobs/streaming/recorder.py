@@ -13,19 +13,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from jobs.core.errors import first_line
-from jobs.spark.job_labels import label
+from jobs.core.errors import extract_first_line
+from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.profiler import profiler
-from jobs.supervision.lag import lag_of
-from jobs.supervision.progress import Lag, executed, record
+from jobs.supervision.lag import build_lag_meter
+from jobs.supervision.progress import Lag, has_executed, record
 from jobs.supervision.progress_log import ProgressLog, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.lineage.generations import Generation
-    from jobs.streaming.sinks.micro_batch import Totals
+    from jobs.streaming.sinks.micro_batch import StreamTotals
 
 PERIOD = 1.0
 FINISH_SECONDS = 10.0
@@ -40,7 +40,7 @@ class Recorder:
     def __init__(
         self,
         query: StreamingQuery,
-        totals: Totals,
+        totals: StreamTotals,
         generation: Generation,
         lag: Callable[[dict[str, Any]], Lag],
         outlets: list[Outlet],
@@ -86,7 +86,7 @@ class Recorder:
         try:
             step()
         except Exception as problem:
-            self.problem = first_line(problem)
+            self.problem = extract_first_line(problem)
 
     def take(self) -> None:
         """Record the micro-batches that have finished since the last call."""
@@ -98,7 +98,7 @@ class Recorder:
         try:
             lag = self._lag((fresh[-1].get("sources") or [{}])[0])
         except Exception as problem:  # a record without lag is better than none
-            lag, self.problem = Lag(), first_line(problem)
+            lag, self.problem = Lag(), extract_first_line(problem)
         names = (self._generation.model, self._generation.generation, self._run)
         records = [
             record(one, self._totals.of_batch.pop(int(one["batchId"]), {}), lag, *names) for one in fresh
@@ -118,15 +118,15 @@ class Recorder:
             if int(recent[place].batchId()) <= self._seen:
                 break
             progress = json.loads(recent[place].json())
-            if executed(progress):
+            if has_executed(progress):
                 fresh.append(progress)
         return fresh[::-1]
 
 
-def recording(
+def build_recorder(
     warehouse: Warehouse,
     query: StreamingQuery,
-    totals: Totals,
+    totals: StreamTotals,
     generation: Generation,
     outlets: list[Outlet],
 ) -> Recorder:
@@ -140,7 +140,7 @@ def recording(
             )
         waiting[0].write(records, last)
 
-    lag = lag_of(warehouse, generation.model)
+    lag = build_lag_meter(warehouse, generation.model)
     last = partial(write, [], last=True)
-    first = partial(label, warehouse.spark, f"{generation.generation}: record progress")
+    first = partial(set_label, warehouse.spark, f"{generation.generation}: record progress")
     return Recorder(query, totals, generation, lag, [*outlets, write], first, last)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from jobs.core.errors import UserError, first_line
+from jobs.core.errors import UserError, extract_first_line
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -22,13 +22,13 @@ from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.model import DeployedModel
-from jobs.spark.conf import stream_conf, with_local_paths
-from jobs.spark.session import warehouse_of
+from jobs.spark.conf import set_local_paths, stream_conf
+from jobs.spark.session import open_warehouse
 from jobs.spark.warehouse import Warehouse
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import need_measurements
 from jobs.streaming.driver import Driver
-from jobs.streaming.profiler import profiling
+from jobs.streaming.profiler import profile_stream
 from jobs.supervision.metrics import LOOPBACK
 
 POLL_SECONDS = 0.2
@@ -74,13 +74,13 @@ def run(
             lock.enter_context(stream_lock(settings.warehouse, name))
         kafka = any(spec.speaks_to_kafka for spec in specs)
         conf = {**stream_conf(kafka), "spark.scheduler.mode": "FAIR"}
-        shared = warehouse_of(settings, f"streams {', '.join(names)}", conf, kafka)
+        shared = open_warehouse(settings, f"streams {', '.join(names)}", conf, kafka)
         for name in names:
             need_measurements(shared, name)
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
             # Each stream changes SQL settings for its query, so it needs a separate Spark session.
-            session = with_local_paths(shared.spark.newSession(), settings.warehouse)
+            session = set_local_paths(shared.spark.newSession(), settings.warehouse)
             model = DeployedModel(spec, Warehouse(session, settings.warehouse))
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
@@ -110,10 +110,12 @@ class _Stream:
         try:
             # The pool is a property of this thread; Spark passes it on to the query's thread, which this thread starts.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
-            with profiling(self.driver.model.warehouse, self.profile):
+            with profile_stream(self.driver.model.warehouse, self.profile):
                 self.report = self.driver.drive()
         except Exception as problem:
-            self.error = problem.message if isinstance(problem, UserError) else first_line(problem, 500)
+            self.error = (
+                problem.message if isinstance(problem, UserError) else extract_first_line(problem, 500)
+            )
             print(f"error: {self.error} (the other streams continue)", file=sys.stderr, flush=True)
         finally:
             self.lock.close()
@@ -128,7 +130,7 @@ class _Display(Progress):
 
     def of(self, model: str) -> Progress:
         """Return the progress of one stream, shown as a part of this line."""
-        return _Part(model, self)
+        return _StreamProgress(model, self)
 
     def show(self, model: str, text: str) -> None:
         """Show the latest note of a stream."""
@@ -137,7 +139,7 @@ class _Display(Progress):
         self.note("; ".join(f"{name}: {note}" for name, note in sorted(self._notes.items())))
 
 
-class _Part(Progress):
+class _StreamProgress(Progress):
     """The progress of one stream."""
 
     def __init__(self, title: str, whole: _Display) -> None:

@@ -25,7 +25,7 @@ from jobs.core.stopwatch import (
     WRITE,
     Seconds,
 )
-from jobs.supervision.job_times import Job, Span, Stage, shares
+from jobs.supervision.job_times import Job, Span, Stage, share_seconds
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
 """Steps of the sink that are divided further: the Spark action that runs the filter; the write of the estimates."""
@@ -106,12 +106,14 @@ class Profiled(NamedTuple):
         """Return the profile as JSON data, in seconds of wall time."""
         return {
             "count": self.count,
-            "mean": _plain(self.mean),
-            "micro_batches": [_plain(one) for one in self.last],
+            "mean": _convert_to_plain(self.mean),
+            "micro_batches": [_convert_to_plain(one) for one in self.last],
         }
 
 
-def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs: Sequence[Job]) -> Profile:
+def compute_profile(
+    progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs: Sequence[Job]
+) -> Profile:
     """Return the profile of a micro-batch.
 
     Args:
@@ -133,7 +135,7 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
         COMMIT_STATE: sum(int(one.get("commitTimeMs") or 0) for one in operators) / 1e3,
     }
     for lap in laps:
-        mine = [job for job in jobs if _within(job.span, lap.span)]
+        mine = [job for job in jobs if _is_within(job.span, lap.span)]
         if lap.step == FILTER:
             found = _filter(mine, lap, state)
         elif lap.step == TO_DELTA:
@@ -148,7 +150,7 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
     return Profile(int(progress["batchId"]), rows, wall, steps)
 
 
-def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
+def average_profiles(parts: Sequence[tuple[Profile, int]]) -> Profile:
     """Return the mean of (profile, number of its micro-batches) pairs, with the id of the last micro-batch."""
     count = sum(number for _, number in parts)
     steps: Seconds = {}
@@ -160,15 +162,15 @@ def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
     return Profile(parts[-1][0].batch_id, rows, seconds, steps)
 
 
-def in_order(steps: Iterable[str]) -> list[str]:
+def sort_steps(steps: Iterable[str]) -> list[str]:
     """Return step names in display order; steps of further sinks come after the estimates' commit."""
     known = list(MEANING)
     place = {name: float(number) for number, name in enumerate(known)}
     return sorted(steps, key=lambda name: (place.get(name, place[COMMIT] + 0.5), name))
 
 
-def _plain(profile: Profile) -> dict[str, Any]:
-    steps = {name: profile.steps[name] for name in in_order(profile.steps)}
+def _convert_to_plain(profile: Profile) -> dict[str, Any]:
+    steps = {name: profile.steps[name] for name in sort_steps(profile.steps)}
     return {
         "batch_id": profile.batch_id,
         "rows": profile.rows,
@@ -185,7 +187,7 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
     before = [stage for job in jobs for stage in job.stages[:-1]]
     packing = max(before, key=lambda stage: stage.task, default=None)  # the other stage reads a snapshot
     busy = 0.0
-    for stage, seconds in shares(stage for job in jobs for stage in job.stages):
+    for stage, seconds in share_seconds(stage for job in jobs for stage in job.stages):
         busy += seconds
         shuffle = {SHUFFLE: stage.shuffle_read + stage.shuffle_write}
         if stage.number in last:
@@ -194,13 +196,13 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
         else:
             packed = lap.marks.get(PACK, 0.0) if stage is packing else 0.0
             parts, other = {**shuffle, PACK: packed}, READ
-        for name, part in _shared(seconds, stage, parts, other).items():
+        for name, part in _share_stage(seconds, stage, parts, other).items():
             _add(steps, name, part)
     _add(steps, SCHEDULING, lap.span[1] - lap.span[0] - busy)
     return steps
 
 
-def _shared(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
+def _share_stage(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
     """Divide a stage's wall time in proportion to its task seconds; `other` gets the remainder.
 
     Java and Python run in parallel within a task, so the parts may exceed the task: then the remainder is zero.
@@ -217,12 +219,12 @@ def _add(steps: Seconds, name: str, seconds: float) -> None:
     steps[name] = steps.get(name, 0.0) + seconds
 
 
-def _within(span: Span, lap: Span) -> bool:
+def _is_within(span: Span, lap: Span) -> bool:
     """Return whether a job began during a step; Spark's times are in whole milliseconds."""
     return lap[0] - 0.001 <= span[0] < lap[1]
 
 
-def table_of(found: Profiled, model: str) -> Table:
+def build_profile_table(found: Profiled, model: str) -> Table:
     """Return the mean times of a run's steps as a rich table."""
     mean = found.mean
     title = (
@@ -234,7 +236,7 @@ def table_of(found: Profiled, model: str) -> Table:
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     table.add_column("meaning", style="dim")
-    seconds = {name: mean.steps[name] for name in in_order(mean.steps)} | {REST: mean.rest}
+    seconds = {name: mean.steps[name] for name in sort_steps(mean.steps)} | {REST: mean.rest}
     for name, took in seconds.items():
         share = 100 * took / mean.seconds if mean.seconds else 0.0
         table.add_row(name, f"{took:.3f}", f"{share:.1f} %", MEANING.get(name, "a further step of the sink"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from jobs.storage.files import files_of
+from jobs.storage.files import open_files
 from jobs.supervision.driver_log import Crashes, DriverLog
 from jobs.supervision.driver_status import LIVE, DriverStatus
 
@@ -22,7 +22,7 @@ class CrashCounter:
     def __init__(self, root: str, log: DriverLog) -> None:
         self.root, self.log = root, log
 
-    def before_start(self) -> None:
+    def record_progress(self) -> None:
         """Record the progress of all checkpoints before a driver is started."""
         known = self.log.crashes()
         done = self.committed()
@@ -33,7 +33,7 @@ class CrashCounter:
         """Count a crash; return how many consecutive drivers have crashed without progress.
 
         Args:
-            error: text about the crash. The caller must have called `before_start` before it started this driver.
+            error: text about the crash. The caller must have called `record_progress` before it started this driver.
             lived: seconds that the driver lived.
         """
         known, done = self.log.crashes(), self.committed()
@@ -44,13 +44,13 @@ class CrashCounter:
 
     def committed(self) -> dict[str, int]:
         """Return the newest committed micro-batch, or -1, of each checkpoint of the log's last driver."""
-        live = [one for one in self.log.drivers() if one.status == LIVE]
+        live = [one for one in self.log.list_drivers() if one.status == LIVE]
         if not live:
             return {}
         names = [live[-1].generation] if live[-1].queries is None else live[-1].queries
         found = {}
         for name in names:
-            commits = files_of(f"{self.root}/checkpoints/{name}/commits").names("")
+            commits = open_files(f"{self.root}/checkpoints/{name}/commits").names("")
             found[name] = max((int(one) for one in commits if one.isdigit()), default=-1)
         return found
 

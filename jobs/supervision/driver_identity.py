@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from jobs.core import clock
-from jobs.core.processes import started_at
+from jobs.core.processes import read_start_time
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine is treated as dead if its heartbeat is older than this."""
@@ -36,10 +36,17 @@ class DriverIdentity:
     token: str
 
     @classmethod
-    def this_process(cls, jvm: int) -> DriverIdentity:
+    def identify_process(cls, jvm: int) -> DriverIdentity:
         """Return the identity of the current process, whose Spark runs in process `jvm`."""
         pid = os.getpid()
-        return cls(machine(), pid, started_at(pid) or 0.0, jvm, started_at(jvm) or 0.0, uuid.uuid4().hex)
+        return cls(
+            read_machine_name(),
+            pid,
+            read_start_time(pid) or 0.0,
+            jvm,
+            read_start_time(jvm) or 0.0,
+            uuid.uuid4().hex,
+        )
 
     @classmethod
     def parse(cls, text: str | None) -> DriverIdentity | None:
@@ -53,29 +60,29 @@ class DriverIdentity:
     @property
     def here(self) -> bool:
         """Return whether the process runs on this machine."""
-        return self.host == machine()
+        return self.host == read_machine_name()
 
     def alive(self, heartbeat: datetime | None) -> bool:
         """Return whether the driver runs: by its processes on this machine, by its heartbeat on others."""
         if self.here:
-            return started_at(self.pid) == self.started or started_at(self.jvm) == self.jvm_started
+            return read_start_time(self.pid) == self.started or read_start_time(self.jvm) == self.jvm_started
         return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
 
-    def alive_after_waiting(self, heartbeat: datetime | None) -> bool:
+    def is_alive_after_waiting(self, heartbeat: datetime | None) -> bool:
         """Return whether the driver runs, after a wait in which the processes of a killed driver can end.
 
         Spark's process ends by itself after its Python process; until then it could still write.
         """
         deadline = time.monotonic() + ORPHAN_SECONDS
         while self.alive(heartbeat):
-            orphan = self.here and started_at(self.pid) != self.started
+            orphan = self.here and read_start_time(self.pid) != self.started
             if not orphan or time.monotonic() > deadline:
                 return True
             time.sleep(0.2)
         return False
 
 
-def machine() -> str:
+def read_machine_name() -> str:
     """Return this machine's name: KALMAN_HOST if set (containers may share a name), else the host's name."""
     return os.environ.get("KALMAN_HOST") or socket.gethostname()
 

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jobs.core import clock
-from jobs.storage.files import Files, files_of
+from jobs.storage.files import SmallFiles, open_files
 from jobs.supervision.driver_identity import DriverIdentity
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Record:
 
     def text(self) -> bytes:
         """Return the file's content."""
-        return json.dumps(asdict(self), default=_json, sort_keys=True).encode()  # pyright: ignore[reportArgumentType]
+        return json.dumps(asdict(self), default=_convert_to_json, sort_keys=True).encode()  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
@@ -56,7 +56,7 @@ class Record:
         try:
             values: dict[str, Any] = json.loads(content or b"")
             known = [one for one in fields(cls) if one.name in values]  # pyright: ignore[reportArgumentType]
-            return cls(**{one.name: _parsed(str(one.type), values[one.name]) for one in known})
+            return cls(**{one.name: _parse_field(str(one.type), values[one.name]) for one in known})
         except (ValueError, TypeError):
             return None
 
@@ -66,7 +66,7 @@ class DriverRecord(Record):
     """One driver of a generation, from the time when it got the lease.
 
     beat_at: its last sign of life; how: the kind of its end (`STOPPED`, ...); rules: the fields of the spec that decide
-    how rows are processed (`jobs.lineage.compatibility.row_rules`), or `QUERIES`; suspect: the latest earlier epoch
+    how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`; suspect: the latest earlier epoch
     without a recorded end when this driver began (`jobs.lineage.leases`), 0 if none, None in old records.
     """
 
@@ -162,20 +162,20 @@ class Stop(Record):
 class DriverLog:
     """The log of one model's drivers."""
 
-    def __init__(self, files: Files, model: str) -> None:
+    def __init__(self, files: SmallFiles, model: str) -> None:
         self.files, self.model = files, model
 
     @classmethod
     def at(cls, root: str, model: str) -> Self:
         """Open the log of a model below a warehouse's root, without Spark."""
-        return cls(files_of(f"{root}/{FOLDER}/{model}"), model)
+        return cls(open_files(f"{root}/{FOLDER}/{model}"), model)
 
     @classmethod
     def of(cls, warehouse: Tables, model: str) -> Self:
         """Open the log of a model through Spark's file system."""
         return cls(warehouse.files(f"{FOLDER}/{model}"), model)
 
-    def drivers(self) -> list[DriverRecord]:
+    def list_drivers(self) -> list[DriverRecord]:
         """Return the latest driver of each generation, in the order of their start."""
         found = []
         for generation in self.files.names(""):
@@ -186,27 +186,27 @@ class DriverLog:
                 found.append(DriverRecord.parse(self.files.read(f"{generation}/{epochs[-1]}")))
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
-    def next_time(self) -> datetime:
+    def compute_next_time(self) -> datetime:
         """Return the current time, or a later time after the start of every known driver and launch.
 
         So the driver that starts last stays last in the log even if the clock was set back.
         """
-        began = [one.began_at for one in (*self.drivers(), *self.launches())]
+        began = [one.began_at for one in (*self.list_drivers(), *self.list_launches())]
         return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
 
     def history(self, generation: str) -> list[DriverRecord]:
         """Return a generation's drivers, oldest first."""
-        return self._all(DriverRecord, generation)
+        return self._read_records(DriverRecord, generation)
 
     def last(self, generation: str) -> DriverRecord | None:
         """Return a generation's last driver, or None."""
         return next(reversed(self.history(generation)), None)
 
-    def launches(self) -> list[LaunchRecord]:
+    def list_launches(self) -> list[LaunchRecord]:
         """Return the launches in the log, oldest first."""
-        return sorted(self._all(LaunchRecord, LAUNCHES), key=lambda one: one.began_at)
+        return sorted(self._read_records(LaunchRecord, LAUNCHES), key=lambda one: one.began_at)
 
-    def _all(self, kind: type[R], folder: str) -> list[R]:
+    def _read_records(self, kind: type[R], folder: str) -> list[R]:
         """Return the records of a folder, in the order of their names."""
         names = (name for name in self.files.names(folder) if name.endswith(".json"))
         found = (kind.parse(self.files.read(f"{folder}/{name}")) for name in names)
@@ -229,7 +229,7 @@ class DriverLog:
         stop = Stop(reason, clock.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
-    def asked_to_stop(self, record: DriverRecord | LaunchRecord) -> Stop | None:
+    def read_stop_request(self, record: DriverRecord | LaunchRecord) -> Stop | None:
         """Return the request that a driver stop, or None."""
         return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
 
@@ -260,7 +260,7 @@ class DriverLog:
     def prune(self, folder: str, keep: int = KEPT) -> None:
         """Remove all but the last `keep` drivers of a generation, or launches."""
         if folder == LAUNCHES:
-            old = [one.name.removesuffix(".json") for one in self.launches()][:-keep]
+            old = [one.name.removesuffix(".json") for one in self.list_launches()][:-keep]
         else:
             stems = sorted({name.split(".")[0] for name in self.files.names(folder)})
             old = [f"{folder}/{stem}" for stem in stems[:-keep]]
@@ -269,7 +269,7 @@ class DriverLog:
                 self.files.remove(f"{stem}.{ending}")
 
 
-def _parsed(kind: str, value: Any) -> Any:
+def _parse_field(kind: str, value: Any) -> Any:
     """Parse a JSON value by the annotation of its field."""
     kind = kind.removesuffix(" | None")
     if value is None or kind not in ("datetime", "DriverIdentity"):
@@ -277,7 +277,7 @@ def _parsed(kind: str, value: Any) -> Any:
     return datetime.fromisoformat(value) if kind == "datetime" else DriverIdentity(**value)
 
 
-def _json(value: Any) -> Any:
+def _convert_to_json(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(type(value).__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from jobs.core.processes import started_at
+from jobs.core.processes import read_start_time
 from jobs.supervision import driver_identity
-from jobs.supervision.driver_identity import DriverIdentity, machine
+from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 
 START = timedelta(minutes=10)
@@ -17,7 +17,7 @@ NONE, STARTING, RUNNING, SILENT, ENDED = "none", "starting", "running", "silent"
 LIVE = "live"
 
 
-def log_name(verb: str, model: str) -> str:
+def format_log_name(verb: str, model: str) -> str:
     """Return the name of the log of drivers of a model's stream, monitor or skill (`verb`)."""
     return model if verb == "stream" else f"{verb}-{model}"  # no model's name has a dash
 
@@ -60,7 +60,7 @@ class DriverStatus:
             return "there has been no driver"
         generation = self.driver.generation if self.driver else "its driver"
         if self.state == STARTING:
-            return f"a driver is starting{_where(self.launch)}"
+            return f"a driver is starting{_format_place(self.launch)}"
         if self.state in (RUNNING, SILENT):
             assert self.driver is not None
             what = "drives" if self.state == RUNNING else "gives no sign of life, and has the lease of"
@@ -75,13 +75,13 @@ class DriverStatus:
         return f"the driver ended{code}{f' ({self.how})' if self.how else ''}{f': {self.error}' if self.error else ''}"
 
 
-def driver_status(log: DriverLog) -> DriverStatus:
+def read_driver_status(log: DriverLog) -> DriverStatus:
     """Return the status of the driver of a model's live generation."""
-    drivers = [one for one in log.drivers() if one.status == LIVE]
-    launches = log.launches()
+    drivers = [one for one in log.list_drivers() if one.status == LIVE]
+    launches = log.list_launches()
     driver, launch = (drivers or [None])[-1], (launches or [None])[-1]
     for one in reversed(drivers):
-        its_launch, state = _launch_of(one.launch, launches), state_of(one)
+        its_launch, state = _launch_of(one.launch, launches), find_driver_state(one)
         if state == ENDED and its_launch is not None and _has_process(its_launch):
             state = (
                 RUNNING  # it is ending: its process, or the launcher that records its exit code, still runs
@@ -89,7 +89,7 @@ def driver_status(log: DriverLog) -> DriverStatus:
         if state in (RUNNING, SILENT):
             return DriverStatus(state, one, its_launch)
     known = {one.launch for one in drivers}
-    if launch is not None and launch.token not in known and _starting(launch):
+    if launch is not None and launch.token not in known and _is_starting(launch):
         return DriverStatus(STARTING, None, launch)
     if launch is None and driver is None:
         return DriverStatus(NONE)
@@ -97,10 +97,10 @@ def driver_status(log: DriverLog) -> DriverStatus:
         launch = _launch_of(driver.launch, launches)
     elif launch is not None:
         driver = next((one for one in drivers if one.launch == launch.token), None)
-    return _ended(driver, launch)
+    return _describe_end(driver, launch)
 
 
-def state_of(driver: DriverRecord) -> str:
+def find_driver_state(driver: DriverRecord) -> str:
     """Return the state of a driver: running, silent or ended.
 
     A driver on another machine without a fresh heartbeat is treated as ended: the lease lets the next driver begin, and
@@ -110,35 +110,35 @@ def state_of(driver: DriverRecord) -> str:
         return ENDED
     fresh = driver_identity.is_fresh(driver.beat_at, driver_identity.LEASE_SECONDS)
     if driver.owner.here:
-        if started_at(driver.owner.pid) != driver.owner.started:
+        if read_start_time(driver.owner.pid) != driver.owner.started:
             return ENDED
         return RUNNING if fresh else SILENT
     return RUNNING if fresh else ENDED
 
 
-def processes(owner: DriverIdentity) -> list[int]:
+def list_processes(owner: DriverIdentity) -> list[int]:
     """Return the process ids of a driver's running processes."""
     pairs = ((owner.pid, owner.started), (owner.jvm, owner.jvm_started))
-    return [pid for pid, started in pairs if started_at(pid) == started]
+    return [pid for pid, started in pairs if read_start_time(pid) == started]
 
 
-def _starting(launch: LaunchRecord) -> bool:
+def _is_starting(launch: LaunchRecord) -> bool:
     if launch.ended_at is not None:
         return False
-    if launch.host == machine() and launch.pid is not None:
+    if launch.host == read_machine_name() and launch.pid is not None:
         return _has_process(launch)
     return driver_identity.is_fresh(launch.began_at, START.total_seconds())
 
 
 def _has_process(launch: LaunchRecord) -> bool:
     """Return whether a launch has not ended and its process or its launcher runs on this machine."""
-    if launch.ended_at is not None or launch.host != machine():
+    if launch.ended_at is not None or launch.host != read_machine_name():
         return False
     pairs = ((launch.pid, launch.started), (launch.keeper, launch.keeper_started))
-    return any(pid is not None and started_at(pid) == started for pid, started in pairs)
+    return any(pid is not None and read_start_time(pid) == started for pid, started in pairs)
 
 
-def _ended(driver: DriverRecord | None, launch: LaunchRecord | None) -> DriverStatus:
+def _describe_end(driver: DriverRecord | None, launch: LaunchRecord | None) -> DriverStatus:
     records = [one for one in (driver, launch) if one is not None]
     began = min(one.began_at for one in records)
     ends = [one.ended_at for one in records if one.ended_at is not None]
@@ -158,5 +158,5 @@ def _launch_of(token: str | None, launches: list[LaunchRecord]) -> LaunchRecord 
     return next((one for one in launches if token is not None and one.token == token), None)
 
 
-def _where(launch: LaunchRecord | None) -> str:
+def _format_place(launch: LaunchRecord | None) -> str:
     return "" if launch is None or launch.pid is None else f" (process {launch.pid} on {launch.host})"

@@ -61,7 +61,7 @@ class JobTimes:
         found: list[Job] = []
         known: set[int] = set()
         running: set[int] = set()
-        for job in _each(self._store.jobsList(None)):
+        for job in _iterate_sequence(self._store.jobsList(None)):
             number = int(job.jobId())
             if number < self._next:
                 break
@@ -71,24 +71,24 @@ class JobTimes:
             known.add(number)
             belongs = None if job.jobGroup().isEmpty() else str(job.jobGroup().get())
             if number not in self._returned and group in (None, belongs):
-                found.append(self._job(job, belongs))
+                found.append(self._read_job(job, belongs))
         self._next = min(running, default=max(known, default=self._next - 1) + 1)
         self._returned = {number for number in known if number >= self._next}
         return sorted(found)
 
-    def _job(self, job: Any, group: str | None) -> Job:
+    def _read_job(self, job: Any, group: str | None) -> Job:
         description = "" if job.description().isEmpty() else str(job.description().get())
-        stages = [self._stage(int(number)) for number in _each(job.stageIds())]
+        stages = [self._read_stage(int(number)) for number in _iterate_sequence(job.stageIds())]
         return Job(
             int(job.jobId()),
             str(job.name()),
             description,
             group,
-            (_seconds(job.submissionTime()), _seconds(job.completionTime())),
+            (_parse_seconds(job.submissionTime()), _parse_seconds(job.completionTime())),
             tuple(sorted(stage for stage in stages if stage is not None)),
         )
 
-    def _stage(self, number: int) -> Stage | None:
+    def _read_stage(self, number: int) -> Stage | None:
         try:
             stage = self._store.lastStageAttempt(number)
         except Py4JJavaError:  # Spark no longer has the stage
@@ -98,7 +98,7 @@ class JobTimes:
         return Stage(
             number,
             str(stage.name()),
-            (_seconds(stage.submissionTime()), _seconds(stage.completionTime())),
+            (_parse_seconds(stage.submissionTime()), _parse_seconds(stage.completionTime())),
             int(stage.numTasks()),
             (int(stage.executorRunTime()) + int(stage.executorDeserializeTime())) / 1e3,
             int(stage.shuffleFetchWaitTime()) / 1e3,
@@ -107,7 +107,7 @@ class JobTimes:
         )
 
 
-def covered(spans: Iterable[Span]) -> float:
+def compute_covered_seconds(spans: Iterable[Span]) -> float:
     """Return the seconds that at least one of the spans covers."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
@@ -116,20 +116,20 @@ def covered(spans: Iterable[Span]) -> float:
     return total
 
 
-def shares(stages: Iterable[Stage]) -> list[tuple[Stage, float]]:
+def share_seconds(stages: Iterable[Stage]) -> list[tuple[Stage, float]]:
     """Return each stage with its seconds that earlier stages do not cover; the sum is the covered time."""
     found, spans = [], list[Span]()
     for stage in sorted(stages, key=lambda one: one.span):
-        before = covered(spans)
+        before = compute_covered_seconds(spans)
         spans.append(stage.span)
-        found.append((stage, covered(spans) - before))
+        found.append((stage, compute_covered_seconds(spans) - before))
     return found
 
 
-def _each(sequence: Any) -> Iterator[Any]:
+def _iterate_sequence(sequence: Any) -> Iterator[Any]:
     for place in range(sequence.size()):
         yield sequence.apply(place)
 
 
-def _seconds(date: Any) -> float:
+def _parse_seconds(date: Any) -> float:
     return int(date.get().getTime()) / 1e3

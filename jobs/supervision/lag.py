@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress import Lag, offsets_behind
+from jobs.supervision.progress import Lag, count_offsets_behind
 
 MOST_VERSIONS = 1000
 """Maximum number of versions per measurement; a larger lag is complete after several measurements."""
@@ -34,7 +34,7 @@ class TableLag:
             text = self._read(version)
             if text is None:
                 break
-            self._known[version] = _added(text)
+            self._known[version] = _count_added_rows(text)
             version += 1
         waiting = [(rows, landed) for rows, landed in self._known.values() if rows]
         if not waiting:
@@ -42,7 +42,7 @@ class TableLag:
         return Lag(sum(rows for rows, _ in waiting), max(0.0, self._now() - min(at for _, at in waiting)))
 
 
-def _added(log: str) -> tuple[int, float]:
+def _count_added_rows(log: str) -> tuple[int, float]:
     """Return the number of rows that a version added, and its commit time (seconds since 1970)."""
     for line in log.splitlines():
         action = json.loads(line) if line.strip() else {}
@@ -53,25 +53,25 @@ def _added(log: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def table_lag(warehouse: Tables, table: str, done: int) -> Lag:
+def measure_table_lag(warehouse: Tables, table: str, done: int) -> Lag:
     """Return the lag of a stream that has read all versions of a table up to `done`."""
-    return TableLag(_reader(warehouse, table), most=1_000_000).measure(done)
+    return TableLag(_build_reader(warehouse, table), most=1_000_000).measure(done)
 
 
-def lag_of(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
+def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
     """Return a function that computes a stream's lag behind its table or topic from the source's progress."""
-    table = TableLag(_reader(warehouse, measurements(model)))
+    table = TableLag(_build_reader(warehouse, measurements(model)))
 
     def lag(source: dict[str, Any]) -> Lag:
         end = source.get("endOffset")
         if isinstance(end, dict) and "reservoirVersion" in end:
             return table.measure(int(end["reservoirVersion"]) - 1)
-        return Lag(offsets_behind(source))
+        return Lag(count_offsets_behind(source))
 
     return lag
 
 
-def _reader(warehouse: Tables, table: str) -> Reader:
+def _build_reader(warehouse: Tables, table: str) -> Reader:
     log = warehouse.files(f"{table}/_delta_log")
 
     def read(version: int) -> str | None:

@@ -1,7 +1,7 @@
 """Start a driver that outlives its parent process, and record how it ends.
 
 `python -m jobs.supervision.launcher ROOT MODEL TOKEN LOG ABOUT -- COMMAND...` runs the command as a child process in a
-new session. It writes the child's process id to the log of drivers (`jobs.supervision.driver_log`), and after the
+new session. It writes the child's process id to the log of drivers (`jobs.supervision.open_driver_log`), and after the
 child's end its exit code and its last `error:` line. If the launcher is killed, the driver runs on, and only its
 process shows its end.
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.processes import started_at
-from jobs.supervision.driver_identity import machine
+from jobs.core.processes import read_start_time
+from jobs.supervision.driver_identity import read_machine_name
 from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord
 
 POLL_SECONDS = 0.5
@@ -31,7 +31,7 @@ LAUNCH_VARIABLE = "KALMAN_LAUNCH"
 """The environment variable with the token of a driver's launch."""
 
 
-def new_token() -> str:
+def make_token() -> str:
     """Return a unique name for a launch."""
     return uuid.uuid4().hex[:12]
 
@@ -49,7 +49,7 @@ def detach(
 
     Args:
         root: the warehouse's root.
-        model: name of the log of drivers (`jobs.supervision.driver_status.log_name`).
+        model: name of the log of drivers (`jobs.supervision.driver_status.format_log_name`).
         command: the program and its arguments.
         environment: all environment variables of the command.
         log: file for the command's output.
@@ -59,7 +59,7 @@ def detach(
     Raises:
         UserError: the command could not be started.
     """
-    token = new_token()
+    token = make_token()
     log.parent.mkdir(parents=True, exist_ok=True)
     launcher = [sys.executable, "-m", "jobs.supervision.launcher"]
     words = [*launcher, root, model, token, str(log), about, "--", *command]
@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
     root, model, token, log, about, dashes, *command = words
     assert dashes == "--"
     drivers = DriverLog.at(root, model)
-    began = drivers.next_time()
+    began = drivers.compute_next_time()
     child = subprocess.Popen(command, env={**os.environ, LAUNCH_VARIABLE: token})
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -95,29 +95,39 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     pid, keeper = child.pid, os.getpid()
     launch = LaunchRecord(
-        token, machine(), began, pid, started_at(pid), keeper, started_at(keeper), log, about
+        token,
+        read_machine_name(),
+        began,
+        pid,
+        read_start_time(pid),
+        keeper,
+        read_start_time(keeper),
+        log,
+        about,
     )
     drivers.write(launch)
     drivers.prune(LAUNCHES)
     asked = False
     while child.poll() is None:
-        if not asked and drivers.asked_to_stop(launch) is not None:
+        if not asked and drivers.read_stop_request(launch) is not None:
             asked = True
             child.send_signal(signal.SIGTERM)
         time.sleep(POLL_SECONDS)
     drivers.write(
-        replace(launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=last_error(Path(log)))
+        replace(
+            launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=find_last_error(Path(log))
+        )
     )
     return 0
 
 
-def last_error(log: Path, size: int = 20_000) -> str | None:
+def find_last_error(log: Path, size: int = 20_000) -> str | None:
     """Return the last `error:` line in the last `size` bytes of a driver's log."""
-    lines = tail(log, size).splitlines()
+    lines = read_tail(log, size).splitlines()
     return next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), None)
 
 
-def tail(log: Path, size: int = 4_000) -> str:
+def read_tail(log: Path, size: int = 4_000) -> str:
     """Return the last `size` bytes of a log; empty if the log is not on this machine."""
     try:
         with log.open("rb") as file:

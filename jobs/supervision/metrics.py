@@ -18,7 +18,7 @@ from prometheus_client import (
 )
 
 from jobs.core.errors import UserError
-from jobs.supervision.progress import OUTCOMES, ended_at
+from jobs.supervision.progress import OUTCOMES, parse_end_time
 
 LABELS = ("model", "generation")
 GAUGES = {
@@ -68,10 +68,10 @@ class Metrics:
         )  # fmt: skip
         self._server: Any = None
         if self._file is not None:
-            with _refused(f"--metrics-file {self._file}"):
+            with _raise_option_error(f"--metrics-file {self._file}"):
                 self.write()
         if port is not None:
-            with _refused(f"--metrics-port {port} (--metrics-host {host})"):
+            with _raise_option_error(f"--metrics-port {port} (--metrics-host {host})"):
                 self._server, _ = start_http_server(port, host, registry=self.registry)
 
     def take(self, records: list[dict[str, Any]]) -> None:
@@ -85,7 +85,7 @@ class Metrics:
             for field, gauge in self._gauges.items():
                 if newest.get(field) is not None:
                     gauge.labels(*self._labels).set(newest[field])
-            self._last.labels(*self._labels).set(ended_at(newest).timestamp())
+            self._last.labels(*self._labels).set(parse_end_time(newest).timestamp())
             if self._file is not None:
                 self.write()
 
@@ -118,12 +118,12 @@ def write_verification(file: str, model: str, outcome: str, counts: dict[str, in
     gauge("kalman_verify_rows", "Landed rows that it recomputed", counts["rows"])
     gauge("kalman_verify_outcome", "1, with the outcome as its label", 1, outcome=outcome)
     gauge("kalman_verify_timestamp_seconds", "When it ended", time.time())
-    with _refused(f"--metrics-file {file}"):
+    with _raise_option_error(f"--metrics-file {file}"):
         write_to_textfile(file, registry)
 
 
 @contextmanager
-def _refused(option: str) -> Iterator[None]:
+def _raise_option_error(option: str) -> Iterator[None]:
     """Turn an error of an option's file or port into a `UserError`."""
     try:
         yield

@@ -45,7 +45,7 @@ def record(
     seconds = durations.get("triggerExecution", 0) / 1000
     operators = progress.get("stateOperators") or []
     sources = progress.get("sources") or [{}]
-    rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else _rows(progress)
+    rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else _count_rows(progress)
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if "watermark" in counts:
         watermark = (EPOCH + timedelta(microseconds=counts["watermark"])).isoformat()
@@ -72,25 +72,27 @@ def record(
     }
 
 
-def started_at(one: dict[str, Any]) -> datetime:
+def parse_start_time(one: dict[str, Any]) -> datetime:
     """Return the start time of a record's micro-batch, from the record's JSON."""
     return datetime.fromisoformat(one["started_at"]).astimezone(UTC)
 
 
-def ended_at(one: dict[str, Any]) -> datetime:
+def parse_end_time(one: dict[str, Any]) -> datetime:
     """Return the end time of a record's micro-batch, from the record's JSON."""
-    return started_at(one) + timedelta(seconds=one["seconds"])
+    return parse_start_time(one) + timedelta(seconds=one["seconds"])
 
 
-def executed(progress: dict[str, Any]) -> bool:
+def has_executed(progress: dict[str, Any]) -> bool:
     """Return whether a progress report belongs to a micro-batch that ran; an idle query reports progress too."""
     return "addBatch" in (progress.get("durationMs") or {})
 
 
-def offsets_behind(source: dict[str, Any]) -> int | None:
+def count_offsets_behind(source: dict[str, Any]) -> int | None:
     """Return the lag in messages over all topics and partitions, or None for another kind of source."""
     latest, end = source.get("latestOffset"), source.get("endOffset")
-    if not (isinstance(latest, dict) and isinstance(end, dict) and _of_topics(latest) and _of_topics(end)):
+    if not (
+        isinstance(latest, dict) and isinstance(end, dict) and _is_by_topic(latest) and _is_by_topic(end)
+    ):
         return None
     return sum(
         max(0, int(newest) - int(end.get(topic, {}).get(partition, newest)))
@@ -99,9 +101,9 @@ def offsets_behind(source: dict[str, Any]) -> int | None:
     )
 
 
-def _of_topics(offset: dict[str, Any]) -> bool:
+def _is_by_topic(offset: dict[str, Any]) -> bool:
     return all(isinstance(value, dict) for value in offset.values())
 
 
-def _rows(progress: dict[str, Any]) -> int:
+def _count_rows(progress: dict[str, Any]) -> int:
     return int(progress.get("numInputRows") or 0)

@@ -19,10 +19,10 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jobs.storage.files import Files, LocalFiles
+from jobs.storage.files import LocalFiles, SmallFiles
 from jobs.storage.table_rows import read_table, to_rows
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress import COLUMNS, SCHEMA, started_at
+from jobs.supervision.progress import COLUMNS, SCHEMA, parse_start_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,7 +37,7 @@ REMOTE_SECONDS = 60.0
 _COMPACTION = "fold-"
 
 
-def table_of(model: str) -> str:
+def format_table_name(model: str) -> str:
     """Return the name of a model's progress table."""
     return f"progress/{model}"
 
@@ -54,18 +54,18 @@ class ProgressLog:
         """Return the names of the files and of unfinished folds, sorted."""
         return [name for name in self.files.names("") if not name.startswith("_")]
 
-    def closed(self) -> list[str]:
+    def list_closed_files(self) -> list[str]:
         """Return the files that no driver writes to: all but the last of each generation."""
         files = [name for name in self.names() if not name.startswith(_COMPACTION)]
-        last = {_generation_of(name): name for name in files}
-        return [name for name in files if last[_generation_of(name)] != name]
+        last = {_parse_generation(name): name for name in files}
+        return [name for name in files if last[_parse_generation(name)] != name]
 
     def compact(self) -> int:
         """Move the lines of closed files into the table; return the number of files."""
         with self.warehouse.lock(f"fold-progress-{self.model}"):
             for folder in (name for name in self.names() if name.startswith(_COMPACTION)):
                 self._complete(folder)
-            closed = self.closed()
+            closed = self.list_closed_files()
             if closed:
                 folder = f"{_COMPACTION}{uuid.uuid4().hex}"
                 for name in closed:
@@ -74,34 +74,34 @@ class ProgressLog:
         return len(closed)
 
     def _complete(self, folder: str) -> None:
-        self.warehouse.create(table_of(self.model), SCHEMA)
-        rows = _typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
-        self.warehouse.append(rows, table_of(self.model), (folder, 1))
+        self.warehouse.create(format_table_name(self.model), SCHEMA)
+        rows = _read_typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
+        self.warehouse.append(rows, format_table_name(self.model), (folder, 1))
         self.files.remove_tree(folder)
 
 
-def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
+def read_newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
     """Return the newest record of a generation, or None."""
     files = warehouse.files(f"_progress/{model}")
-    for name in reversed([one for one in files.names("") if _generation_of(one) == generation]):
-        records = _records(files, name)
+    for name in reversed([one for one in files.names("") if _parse_generation(one) == generation]):
+        records = _read_records(files, name)
         if records:
             return records[-1]
     return None
 
 
-def all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
+def read_all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
     """Return the records of a model's micro-batches, from the table and the files, ordered by start time."""
-    table = read_table(warehouse.root, table_of(model), list(COLUMNS))
+    table = read_table(warehouse.root, format_table_name(model), list(COLUMNS))
     found = [] if table is None else to_rows(table)
     files = warehouse.files(f"_progress/{model}")
     for name in files.names(""):
         if name.endswith(".jsonl"):
-            found += [{**one, "started_at": started_at(one)} for one in _records(files, name)]
+            found += [{**one, "started_at": parse_start_time(one)} for one in _read_records(files, name)]
     return sorted(found, key=lambda one: one["started_at"])
 
 
-def _records(files: Files, name: str) -> list[dict[str, Any]]:
+def _read_records(files: SmallFiles, name: str) -> list[dict[str, Any]]:
     """Return the records of a file, without a line that a killed driver left incomplete."""
     found = []
     for line in (files.read(name) or b"").decode(errors="replace").split("\n"):
@@ -128,7 +128,7 @@ class Writer:
             return
         if not self._started:
             self._started = True
-            if len(self.log.closed()) >= COMPACT_FILES:
+            if len(self.log.list_closed_files()) >= COMPACT_FILES:
                 self.log.compact()
         files, content = self.log.files, ("\n".join(self._waiting) + "\n").encode()
         local = isinstance(files, LocalFiles)
@@ -154,15 +154,15 @@ def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
     """Return all progress of a model, from the table and from files that are not yet compacted."""
     log = ProgressLog(warehouse, model)
     rows = warehouse.spark.createDataFrame([], SCHEMA)
-    if warehouse.exists(table_of(model)):
-        rows = rows.unionByName(warehouse.read(table_of(model)))
+    if warehouse.exists(format_table_name(model)):
+        rows = rows.unionByName(warehouse.read(format_table_name(model)))
     files = [f"{log.path}/{name}" for name in log.names()]
-    return rows.unionByName(_typed(warehouse, files)) if files else rows
+    return rows.unionByName(_read_typed(warehouse, files)) if files else rows
 
 
-def _typed(warehouse: Warehouse, paths: list[str]) -> DataFrame:
+def _read_typed(warehouse: Warehouse, paths: list[str]) -> DataFrame:
     return warehouse.spark.read.schema(SCHEMA).json(paths, mode="DROPMALFORMED").select(*COLUMNS)
 
 
-def _generation_of(name: str) -> str:
+def _parse_generation(name: str) -> str:
     return name.split(".")[0]

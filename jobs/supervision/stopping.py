@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import SILENT, DriverStatus, driver_status
+from jobs.supervision.driver_status import SILENT, DriverStatus, read_driver_status
 
 POLL_SECONDS = 0.5
 
@@ -18,7 +18,7 @@ def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
     Raises:
         UserError: the driver has not ended in time, or gives no sign of life.
     """
-    before = status = driver_status(log)
+    before = status = read_driver_status(log)
     request_stop(log, status, reason)
     deadline = time.monotonic() + longest.total_seconds()
     while is_there(status):
@@ -30,7 +30,7 @@ def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
                 f"{status.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
             )
         time.sleep(POLL_SECONDS)
-        status = driver_status(log)
+        status = read_driver_status(log)
         if status.launch != before.launch or status.driver is not None and before.driver is None:
             request_stop(log, status, reason)  # it has only now got its lease, or another driver has begun
     return before
@@ -44,5 +44,5 @@ def is_there(status: DriverStatus) -> bool:
 def request_stop(log: DriverLog, status: DriverStatus, reason: str) -> None:
     """Write a request to stop for a driver that runs or starts, unless there is a request."""
     for record in (status.driver, status.launch):
-        if status.driven and record is not None and log.asked_to_stop(record) is None:
+        if status.driven and record is not None and log.read_stop_request(record) is None:
             log.ask_to_stop(record, reason)

@@ -14,7 +14,7 @@ from pyspark import SparkContext
 from rich.table import Table
 
 from jobs.supervision.batch_profile import DELTA
-from jobs.supervision.job_times import Job, JobTimes, Span, covered
+from jobs.supervision.job_times import Job, JobTimes, Span, compute_covered_seconds
 
 if TYPE_CHECKING:
     from jobs.core.report import Report
@@ -23,7 +23,7 @@ BEFORE, BETWEEN = "before the first job", "between the jobs"
 DELTAS, OTHERS = "Delta's log", "jobs without a label"
 
 
-class Step(NamedTuple):
+class VerbStep(NamedTuple):
     """Jobs with one label: their number, wall time, and the summed seconds of their tasks.
 
     task_seconds includes shuffle_seconds, for writing and awaiting shuffles, and gc_seconds, for Java's garbage
@@ -55,38 +55,38 @@ class VerbProfiler:
         if self._times is None:
             started = SparkContext._active_spark_context
             self._times = None if started is None else JobTimes(started, all_of_them=True)
-        steps = steps_of([] if self._times is None else self._times.fresh(), span)
+        steps = list_steps([] if self._times is None else self._times.fresh(), span)
         report.data["profile"] = {"seconds": span[1] - span[0], "steps": [one._asdict() for one in steps]}
-        report.tables.append(table_of(steps, span[1] - span[0]))
+        report.tables.append(build_step_table(steps, span[1] - span[0]))
         return report
 
 
-def steps_of(jobs: Sequence[Job], span: Span) -> list[Step]:
+def list_steps(jobs: Sequence[Job], span: Span) -> list[VerbStep]:
     """Return the steps of a verb that ran during `span`, in order of their start; their seconds add up to the span."""
     named: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda one: one.span):
-        named.setdefault(_name(job), []).append(job)
+        named.setdefault(_find_step_name(job), []).append(job)
     steps, spans = [], list[Span]()
     for name, some in named.items():
-        before = covered(spans)
+        before = compute_covered_seconds(spans)
         spans += [job.span for job in some]
         stages = [stage for job in some for stage in job.stages]
         steps.append(
-            Step(
+            VerbStep(
                 name,
                 len(some),
-                covered(spans) - before,
+                compute_covered_seconds(spans) - before,
                 sum(stage.task for stage in stages),
                 sum(stage.shuffle_read + stage.shuffle_write for stage in stages),
                 sum(stage.gc for stage in stages),
             )
         )
     first = min((begin for begin, _ in spans), default=span[1])
-    started = Step(BEFORE, 0, first - span[0])
-    return [started, *steps, Step(BETWEEN, 0, span[1] - first - covered(spans))]
+    started = VerbStep(BEFORE, 0, first - span[0])
+    return [started, *steps, VerbStep(BETWEEN, 0, span[1] - first - compute_covered_seconds(spans))]
 
 
-def table_of(steps: Sequence[Step], seconds: float) -> Table:
+def build_step_table(steps: Sequence[VerbStep], seconds: float) -> Table:
     """Return the steps as a rich table."""
     table = Table(title=f"where {seconds:.1f} s went", title_justify="left", box=None, pad_edge=False)
     table.add_column("step")
@@ -100,7 +100,7 @@ def table_of(steps: Sequence[Step], seconds: float) -> Table:
     return table
 
 
-def _name(job: Job) -> str:
+def _find_step_name(job: Job) -> str:
     if job.description.startswith(DELTA):
         return DELTAS
     return job.description.partition(": ")[2] or job.description or OTHERS

@@ -17,18 +17,18 @@ from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.leases import stream_lock
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.answers import Answer
-from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
+from jobs.upgrades.comparison.decision import format_comparison, format_refusal, suggest_next_action
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
-    migrated,
-    migration_preview,
-    migration_steps,
+    find_migration_steps,
+    find_shadow,
+    migrate_live_state,
+    preview_migration,
     refuse_other_keys,
-    shadow_of,
 )
-from jobs.upgrades.migration.apply import left_out_lines
-from jobs.upgrades.migration.report import parameters_changed
+from jobs.upgrades.migration.apply import format_left_out
+from jobs.upgrades.migration.report import format_changed_parameters
 
 CATCH_UPS = 1
 """Number of further runs of a shadow before the comparison if the live generation has moved ahead meanwhile."""
@@ -37,25 +37,25 @@ LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """Timeout and poll interval for a shadow that must reach the position of a live generation that still receives rows."""
 
 
-def blue_green(context: UpgradeContext) -> Outcome:
+def upgrade_blue_green(context: UpgradeContext) -> Outcome:
     """Start the deployed version in shadow from the migrated state, compare it, and promote it."""
-    refuse_other_keys(context, migration_steps(context), in_shadow=True)
+    refuse_other_keys(context, find_migration_steps(context), in_shadow=True)
     if context.dry_run:
-        return migration_preview(context)
-    shadow, changed = _shadow(context)
+        return preview_migration(context)
+    shadow, changed = _find_or_start_shadow(context)
     lines, data = prove(context, shadow)
     return [*changed, *lines], data
 
 
-def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
+def _find_or_start_shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
     """Return the shadow of this upgrade (from an earlier attempt, or new), and lines on the losses of its snapshot."""
-    found = shadow_of(context, context.model.spec.fingerprint())
+    found = find_shadow(context, context.model.spec.fingerprint())
     if found is not None:
         return found, []
-    manifest, change = migrated(context)
+    manifest, change = migrate_live_state(context)
     assert manifest is not None
     shadow = start_point.begin_exported(context.model, manifest, context.live, SHADOW)
-    return shadow, [*left_out_lines(change), *parameters_changed(context.model.name, change)]
+    return shadow, [*format_left_out(change), *format_changed_parameters(context.model.name, change)]
 
 
 def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
@@ -77,8 +77,8 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     lines = [
         f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
         f"{live.model_version}) from snapshot {shadow.snapshot_id}; {rows:,} rows now",
-        *comparison_lines(comparison),
-        *([_lag_line(live, name)] if lags else []),
+        *format_comparison(comparison),
+        *([_format_lag(live, name)] if lags else []),
         f"report: {report}",
     ]
     data: dict[str, Any] = {
@@ -97,11 +97,12 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         "promoted": False,
     }
     if not context.promote:
-        return [*lines, what_next(comparison, shadow.generation, name)], data
+        return [*lines, suggest_next_action(comparison, shadow.generation, name)], data
     if not comparison.good and not context.force:
         waits = context.needed and comparison.answer == Answer.UNKNOWN
         raise UserError(
-            refusal(comparison, shadow.generation, name, report), ALREADY_RUNNING if waits else RUN_FAILED
+            format_refusal(comparison, shadow.generation, name, report),
+            ALREADY_RUNNING if waits else RUN_FAILED,
         )
     if not comparison.good:
         lines.append("forced: it is promoted whatever the verdict")
@@ -109,7 +110,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {**data, "promoted": True}
 
 
-def _lag_line(live: Generation, model: str) -> str:
+def _format_lag(live: Generation, model: str) -> str:
     """Return the reason for missing rows in a comparison: the live generation has read fewer rows than its shadow."""
     return (
         f"lag: {live.generation} has not read all rows that its shadow has, and what it has not estimated is not "
@@ -135,7 +136,7 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
     except promotion.ShadowLags:
         context.progress.note(f"{shadow.generation} runs beside {context.live.generation} until it is level")
     deadline = time.monotonic() + LEVEL_SECONDS
-    with _running(context, shadow) as ended:
+    with _drive_shadow(context, shadow) as ended:
         while True:
             late = time.monotonic() > deadline
             if late or ended.wait(LEVEL_POLL_SECONDS) or _is_level(context, shadow):
@@ -148,7 +149,7 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
 
 
 @contextmanager
-def _running(context: UpgradeContext, shadow: Generation) -> Iterator[threading.Event]:
+def _drive_shadow(context: UpgradeContext, shadow: Generation) -> Iterator[threading.Event]:
     """Drive a shadow in a thread, as fast as rows arrive; yield an event that is set if the driver ends early.
 
     If the driver fails, its error replaces an error of the `with` body.

@@ -12,17 +12,17 @@ from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.model import DeployedModel
-from jobs.lineage.pausing import exclusive_stream
+from jobs.lineage.pausing import hold_stream
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
-from jobs.upgrades.comparison.decision import Comparison
+from jobs.upgrades.comparison.decision import VersionComparison
 from jobs.upgrades.migration.migrating import migrate
-from jobs.upgrades.migration.report import change_lines
-from jobs.upgrades.migration.versions import Step, path_from
+from jobs.upgrades.migration.report import format_change
+from jobs.upgrades.migration.versions import MigrationStep, find_path_forward
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -33,7 +33,7 @@ REPARTITION = "repartition"
 
 Outcome = tuple[list[str], dict[str, Any]]
 """The lines of a report, and its data."""
-Compare = Callable[[Tables, ModelSpec, Generation, Generation], tuple[Comparison, str]]
+Compare = Callable[[Tables, ModelSpec, Generation, Generation], tuple[VersionComparison, str]]
 
 
 class UpgradeContext(NamedTuple):
@@ -61,10 +61,10 @@ class UpgradeContext(NamedTuple):
         """Lock the live generation's stream, so that no driver runs it meanwhile."""
         _ = self.model.warehouse.spark  # Start Spark before stopping the stream: a shorter pause
         reason = f"an upgrade to version {self.model.spec.version} ({mode})"
-        return exclusive_stream(self.model.warehouse, self.live, reason, self.drain, self.progress.note)
+        return hold_stream(self.model.warehouse, self.live, reason, self.drain, self.progress.note)
 
 
-def shadow_of(
+def find_shadow(
     context: UpgradeContext, fingerprint: str, fits: Callable[[Generation], bool] = lambda shadow: True
 ) -> Generation | None:
     """Return the live generation's shadow of a definition from an earlier attempt, or None.
@@ -72,7 +72,7 @@ def shadow_of(
     A shadow with states of format 1, which this release cannot continue, is retired, so that a new shadow is made.
     """
     warehouse, live = context.model.warehouse, context.live
-    known = generations.all_of(warehouse, live.model)
+    known = generations.read_generations(warehouse, live.model)
     for one in known:
         if (one.status, one.parent, one.fingerprint) != (SHADOW, live.generation, fingerprint):
             continue
@@ -83,7 +83,7 @@ def shadow_of(
     return None
 
 
-def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
+def check_already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     """Return the outcome if the live generation already has the deployed version, else None.
 
     Raises:
@@ -100,7 +100,7 @@ def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     return None
 
 
-def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
+def report_replacement(context: UpgradeContext, new: Generation, details: str) -> Outcome:
     """Return the outcome of an upgrade whose new generation replaced the live one; details: of the new generation."""
     live = context.live
     return [
@@ -115,14 +115,16 @@ def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
     }
 
 
-def migration_steps(context: UpgradeContext) -> list[Step]:
+def find_migration_steps(context: UpgradeContext) -> list[MigrationStep]:
     """Return the migrations from the live generation's version to the deployed version.
 
     Raises:
         UserError: no path leads to the deployed version, or it reads another source.
     """
-    steps = path_from(
-        context.model, generations.origin(context.model.warehouse, context.live), context.model.spec.version
+    steps = find_path_forward(
+        context.model,
+        generations.read_origin_manifest(context.model.warehouse, context.live),
+        context.model.spec.version,
     )
     refuse_other_source(context)
     return steps
@@ -135,21 +137,23 @@ def refuse_other_source(context: UpgradeContext) -> None:
         UserError: the version reads another source.
     """
     spec, live = context.model.spec, context.live
-    began_from = generations.origin(context.model.warehouse, live)
-    built = compatibility.generation_built_with(context.model, live, began_from)
-    difference = compatibility.other_source(built, spec)
+    began_from = generations.read_origin_manifest(context.model.warehouse, live)
+    built = compatibility.describe_generation_build(context.model, live, began_from)
+    difference = compatibility.explain_source_change(built, spec)
     if difference is not None:
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {difference}")
 
 
-def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow: bool = False) -> None:
+def refuse_other_keys(
+    context: UpgradeContext, steps: Sequence[MigrationStep], in_shadow: bool = False
+) -> None:
     """Refuse a version with other keys if it would read the live generation's rows.
 
     In shadow it always would. Otherwise it would read landed rows that the live generation has not read.
 
     Args:
         context: context of the upgrade.
-        steps: migrations to the version (`migration_steps`).
+        steps: migrations to the version (`find_migration_steps`).
         in_shadow: whether the version will run in shadow of the live generation.
 
     Raises:
@@ -165,14 +169,14 @@ def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow:
             f"--model {spec.name} --mode stop-start`"
         )
     newest = warehouse.latest_version(measurements(spec.name))
-    if live.topic is None and generations.progress_rank(warehouse, live) < newest:
+    if live.topic is None and generations.compute_progress_rank(warehouse, live) < newest:
         raise UserError(
             f"rows with the keys of version {live.model_version} have landed that {live.generation} has not read: "
             f"run `kalman-pipeline stream --model {spec.name}` first"
         )
 
 
-def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
+def migrate_live_state(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     """Export and migrate the live state; return the snapshot and the changes of states.
 
     In a dry run the snapshot is the one of an earlier attempt, or None.
@@ -183,12 +187,12 @@ def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     return manifest, change
 
 
-def migration_preview(context: UpgradeContext) -> Outcome:
+def preview_migration(context: UpgradeContext) -> Outcome:
     """Return the changes of states, without writing anything but the export."""
-    manifest, change = migrated(context)
+    manifest, change = migrate_live_state(context)
     live = context.live
     lines = [f"{live.generation} (version {live.model_version}) to version {context.model.spec.version}"]
     if manifest is not None:
         lines.append(f"migrated before: snapshot {manifest.snapshot_id}")
-    lines += [*change_lines(context.model.name, change), "dry run: nothing was written but the export"]
+    lines += [*format_change(context.model.name, change), "dry run: nothing was written but the export"]
     return lines, {"dry_run": True, "change": change}

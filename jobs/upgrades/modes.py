@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jobs.upgrades.blue_green import blue_green
+from jobs.upgrades.blue_green import upgrade_blue_green
 from jobs.upgrades.context import (
     BLUE_GREEN,
     REPARTITION,
@@ -13,13 +13,13 @@ from jobs.upgrades.context import (
     STOP_START,
     Outcome,
     UpgradeContext,
-    already_upgraded,
+    check_already_upgraded,
 )
 from jobs.upgrades.repartition import repartition
 from jobs.upgrades.replace import retrain, start_stateless, stop_start
 
 MODES: dict[str, Callable[[UpgradeContext], Outcome]] = {
-    BLUE_GREEN: blue_green,
+    BLUE_GREEN: upgrade_blue_green,
     STOP_START: stop_start,
     RETRAIN: retrain,
     STATELESS: start_stateless,
@@ -33,5 +33,5 @@ def upgrade(context: UpgradeContext, mode: str) -> Outcome:
     Raises:
         UserError: the deployed version is not later than the live version, or the mode raises it.
     """
-    done = None if mode == REPARTITION else already_upgraded(context.model.spec, context.live)
+    done = None if mode == REPARTITION else check_already_upgraded(context.model.spec, context.live)
     return MODES[mode](context) if done is None else done

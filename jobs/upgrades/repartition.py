@@ -19,10 +19,10 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.upgrades.blue_green import prove
-from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, replaced, shadow_of
+from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, find_shadow, report_replacement
 
 
-class Layout(NamedTuple):
+class RequestedLayout(NamedTuple):
     """Wanted layout of a generation's state: the spec of the state, and the number of partitions.
 
     reasons: differences from the generation's present layout; empty if there are none.
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 def repartition(context: UpgradeContext) -> Outcome:
     """Continue the live generation's state in a generation with the same version and the wanted layout."""
     live = context.live
-    layout = _wanted_layout(context)
+    layout = _select_layout(context)
     if not layout.reasons:
         present = f"{live.generation} has {live.partitions} state partitions of {live.blocks} blocks"
         return [f"{present}, as wanted: nothing to do"], {
@@ -49,17 +49,17 @@ def repartition(context: UpgradeContext) -> Outcome:
     if context.dry_run:
         return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
     if not context.drain and _has_driver(live):
-        shadow = _shadow(context, layout)
+        shadow = _find_or_make_shadow(context, layout)
         lines, data = prove(context, shadow)
         return [*layout.reasons, *lines], {**data, "partitions": shadow.partitions, "blocks": shadow.blocks}
     with context.exclusive(REPARTITION):
         new = _relayout(context, layout, LIVE)
     details = f"is live, with {new.partitions} state partitions of {new.blocks} blocks"
-    lines, data = replaced(context, new, f"{details}, from snapshot {new.snapshot_id}")
+    lines, data = report_replacement(context, new, f"{details}, from snapshot {new.snapshot_id}")
     return [*layout.reasons, *lines], {**data, "partitions": new.partitions, "blocks": new.blocks}
 
 
-def _wanted_layout(context: UpgradeContext) -> Layout:
+def _select_layout(context: UpgradeContext) -> RequestedLayout:
     """Return the layout that the option or the spec requests; by default the number of partitions stays.
 
     Raises:
@@ -72,31 +72,31 @@ def _wanted_layout(context: UpgradeContext) -> Layout:
             f"--partitions {option}: the spec of {spec.name} says stream.partitions: {of_spec}, which a new generation "
             f"would take: change it there"
         )
-    built, findings = _differences(context.model, live)
+    built, findings = _compare_with_spec(context.model, live)
     number = option or of_spec or live.partitions
     reasons = [one.text for one in findings if one.verdict == HAND_OVER]
     if number != live.partitions and of_spec is None:
         reasons.append(f"{number} state partitions are wanted, and {live.generation} has {live.partitions}")
-    return Layout(compatibility.spec_to_run(built.spec, spec), number, reasons)
+    return RequestedLayout(compatibility.select_spec(built.spec, spec), number, reasons)
 
 
 def _has_driver(generation: Generation) -> bool:
     """Return whether a driver holds a generation's lease."""
     holder = DriverIdentity.parse(generation.owner)
-    return holder is not None and holder.alive_after_waiting(generation.heartbeat)
+    return holder is not None and holder.is_alive_after_waiting(generation.heartbeat)
 
 
-def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
+def _find_or_make_shadow(context: UpgradeContext, layout: RequestedLayout) -> Generation:
     """Return the shadow of this repartitioning: from an earlier attempt with the same layout, or new."""
 
     def fits(shadow: Generation) -> bool:
         wanted = shadow.partitions == layout.partitions
         return wanted and not _needs_relayout(context.model.with_spec(layout.spec), shadow)
 
-    return shadow_of(context, context.live.fingerprint, fits) or _relayout(context, layout, SHADOW)
+    return find_shadow(context, context.live.fingerprint, fits) or _relayout(context, layout, SHADOW)
 
 
-def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generation:
+def _relayout(context: UpgradeContext, layout: RequestedLayout, status: str) -> Generation:
     """Return a new generation in a layout, from an export of the live generation."""
     model, live = context.model.with_spec(layout.spec), context.live
     manifest, _ = export(model, live, on_progress=context.progress.note)
@@ -104,11 +104,11 @@ def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generatio
 
 
 def _needs_relayout(model: DeployedModel[Warehouse], generation: Generation) -> bool:
-    _, findings = _differences(model, generation)
+    _, findings = _compare_with_spec(model, generation)
     return any(one.verdict == HAND_OVER for one in findings)
 
 
-def _differences(
+def _compare_with_spec(
     model: DeployedModel[Warehouse], generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
     """Return the properties that a generation was built with, and its differences from the spec.
@@ -116,9 +116,9 @@ def _differences(
     Raises:
         UserError: a difference is refused.
     """
-    built = compatibility.generation_built_with(
-        model, generation, generations.origin(model.warehouse, generation)
+    built = compatibility.describe_generation_build(
+        model, generation, generations.read_origin_manifest(model.warehouse, generation)
     )
-    deployed = compatibility.deployment(model, built.settings)
+    deployed = compatibility.describe_deployment(model, built.settings)
     compatibility.check(built, deployed)
-    return built, compatibility.differences(built, deployed)
+    return built, compatibility.find_differences(built, deployed)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.batch.batch_filter import Interval
-from jobs.batch.pretraining import snapshot_at
+from jobs.batch.pretraining import pretrain_snapshot
 from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, start_point
-from jobs.lineage.generations import origin
-from jobs.lineage.hand_over import last_position
+from jobs.lineage.generations import read_origin_manifest
+from jobs.lineage.hand_over import find_last_position
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
@@ -28,16 +28,20 @@ from jobs.upgrades.context import (
     STOP_START,
     Outcome,
     UpgradeContext,
-    migrated,
-    migration_preview,
-    migration_steps,
+    find_migration_steps,
+    migrate_live_state,
+    preview_migration,
     refuse_other_keys,
     refuse_other_source,
-    replaced,
+    report_replacement,
 )
-from jobs.upgrades.migration.apply import left_out_lines
-from jobs.upgrades.migration.parameters import carried_without_states, changes_of, changes_of_retraining
-from jobs.upgrades.migration.report import parameters_changed
+from jobs.upgrades.migration.apply import format_left_out
+from jobs.upgrades.migration.parameters import (
+    carry_over_without_states,
+    list_parameter_changes,
+    list_retraining_changes,
+)
+from jobs.upgrades.migration.report import format_changed_parameters
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -47,49 +51,51 @@ if TYPE_CHECKING:
 
 def stop_start(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one that starts from its migrated state."""
-    steps = migration_steps(context)
+    steps = find_migration_steps(context)
     if context.dry_run:
         refuse_other_keys(context, steps)
-        return migration_preview(context)
+        return preview_migration(context)
     with context.exclusive(STOP_START):
         refuse_other_keys(context, steps)
-        manifest, change = migrated(context)
+        manifest, change = migrate_live_state(context)
         assert manifest is not None
         new = start_point.begin_exported(context.model, manifest, context.live)
-    lines, data = _outcome(context, manifest, new)
-    changed = [*left_out_lines(change), *parameters_changed(context.model.name, change)]
+    lines, data = _report_outcome(context, manifest, new)
+    changed = [*format_left_out(change), *format_changed_parameters(context.model.name, change)]
     more = {"left_out": change.get("left_out", 0), "parameters": change["parameters"]}
     return [*lines, *changed], {**data, **more}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one that is trained on history up to its last position (`last_position`)."""
-    old, learned = _live_model(context)
+    """Replace the live generation by one that is trained on history up to its last position (`find_last_position`)."""
+    old, learned = _read_live_model(context)
     if context.dry_run:
-        return _preview_without_state(context, changes_of_retraining(old, context.model.spec, learned, None))
+        return _preview_without_state(
+            context, list_retraining_changes(old, context.model.spec, learned, None)
+        )
     with context.exclusive(RETRAIN):
-        position, batch = last_position(context.model.warehouse, context.live)
-        manifest = _pretrained_snapshot(context, position)
-        changes = changes_of_retraining(old, context.model.spec, learned, manifest.parameters)
+        position, batch = find_last_position(context.model.warehouse, context.live)
+        manifest = _pretrain_snapshot(context, position)
+        changes = list_retraining_changes(old, context.model.spec, learned, manifest.parameters)
         return _replace(context, manifest, batch, changes)
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one without any key's state."""
     refuse_other_source(context)
-    old, learned = _live_model(context)
-    carried = carried_without_states(old, context.model.spec, learned)
-    changes = changes_of(old, context.model.spec, learned, carried.parameters, carried)
+    old, learned = _read_live_model(context)
+    carried = carry_over_without_states(old, context.model.spec, learned)
+    changes = list_parameter_changes(old, context.model.spec, learned, carried.parameters, carried)
     if context.dry_run:
         return _preview_without_state(context, changes)
     with context.exclusive(STATELESS):
-        position, batch = last_position(context.model.warehouse, context.live)
-        return _replace(context, _empty_snapshot(context, position, carried.parameters), batch, changes)
+        position, batch = find_last_position(context.model.warehouse, context.live)
+        return _replace(context, _write_empty_snapshot(context, position, carried.parameters), batch, changes)
 
 
-def _live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
+def _read_live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the live generation and its learned parameters."""
-    began_from = origin(context.model.warehouse, context.live)
+    began_from = read_origin_manifest(context.model.warehouse, context.live)
     return began_from.model_spec(context.model.spec.folder), began_from.parameters
 
 
@@ -99,49 +105,49 @@ def _replace(
     """Make a generation from a snapshot live; it continues after a micro-batch of the former generation."""
     parent = context.live.generation, batch
     new = start_point.begin(context.model, manifest, parent, context.live)
-    lines, data = _outcome(context, manifest, new)
+    lines, data = _report_outcome(context, manifest, new)
     told = {"parameters": changes}
-    return [*lines, *parameters_changed(context.model.name, told)], {**data, **told}
+    return [*lines, *format_changed_parameters(context.model.name, told)], {**data, **told}
 
 
-def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
+def _report_outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
     place = describe(manifest.position)
     details = f"of version {new.model_version} is live, from snapshot {manifest.snapshot_id} ({place})"
-    return replaced(context, new, details)
+    return report_replacement(context, new, details)
 
 
 def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:
     spec, told = context.model.spec, {"parameters": changes}
     line = f"dry run: version {spec.version} would start without the states of {context.live.generation}"
-    return [line, *parameters_changed(spec.name, told)], {"dry_run": True, **told}
+    return [line, *format_changed_parameters(spec.name, told)], {"dry_run": True, **told}
 
 
-def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
+def _pretrain_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
     """Train the new version on history up to a position of the live generation."""
     warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     table = measurements(spec.name)
-    compatibility.refuse_other_measurements(warehouse, live, origin(warehouse, live))
+    compatibility.refuse_other_measurements(warehouse, live, read_origin_manifest(warehouse, live))
     if live.topic is None:
         cut = Cut(rank(position), None)
     else:
         # The stream may be ahead of the landed rows. So land the rest, and train up to the stream's offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
-    manifest = snapshot_at(
+    manifest = pretrain_snapshot(
         DeployedModel(spec, warehouse), table, cut, Interval(None, None), context.progress
     ).manifest
     return manifest
 
 
-def _empty_snapshot(
+def _write_empty_snapshot(
     context: UpgradeContext, position: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
     """Write a snapshot without keys, with these learned parameters, at a position of the live generation."""
     warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
-    began_from = origin(warehouse, live)
+    began_from = read_origin_manifest(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
-    position = compatibility.position_with_commit(warehouse, live, position)
-    snapshot_id = _empty_id(spec, position, parameters)
+    position = compatibility.add_commit_to_position(warehouse, live, position)
+    snapshot_id = _compute_empty_id(spec, position, parameters)
     found = find(warehouse, snapshot_id)
     if found is not None:
         return found
@@ -151,7 +157,7 @@ def _empty_snapshot(
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=parameters,
-        spec=spec.stored_text(),
+        spec=spec.format_stored_text(),
         position=position,
         cut=None,
         learn_from=None,
@@ -167,7 +173,7 @@ def _empty_snapshot(
     return write(warehouse, manifest, no_rows)
 
 
-def _empty_id(spec: ModelSpec, position: dict[str, Any], parameters: dict[str, Any]) -> str:
+def _compute_empty_id(spec: ModelSpec, position: dict[str, Any], parameters: dict[str, Any]) -> str:
     """Return the id of the snapshot without keys at a position."""
     learned = [parameters] if parameters else []
     inputs = json.dumps([spec.fingerprint(), position, *learned], sort_keys=True)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, with_ancestors
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, walk_ancestors
 from jobs.lineage.model import DeployedModel
-from jobs.lineage.pausing import exclusive_stream
+from jobs.lineage.pausing import hold_stream
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.exporting import export
-from jobs.upgrades.migration.inverse import path_back_to
+from jobs.upgrades.migration.inverse import find_path_back
 from jobs.upgrades.migration.migrating import migrate_along
-from jobs.upgrades.migration.versions import Step
+from jobs.upgrades.migration.versions import MigrationStep
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -34,7 +34,7 @@ class ReversedMigration(NamedTuple):
     """Outcome of a reverse migration: the live generation, and the generation that it replaced, if any.
 
     snapshot: the snapshot that the live generation started from; in a dry run, the snapshot of an earlier attempt.
-    change: the changes of states (`change_of` in `migration.apply`), empty if an earlier attempt had migrated them.
+    change: the changes of states (`compute_change_summary` in `migration.apply`), empty if an earlier attempt had migrated them.
     """
 
     live: Generation
@@ -49,7 +49,7 @@ class _Path(NamedTuple):
 
     live: Generation
     target: Generation
-    steps: list[Step]
+    steps: list[MigrationStep]
     parameters: dict[str, Any]
 
 
@@ -73,35 +73,35 @@ def reverse_migration(
             state.
     """
     warehouse = model.warehouse
-    known = generations.all_of(warehouse, model.name)
-    live = generations.named_of(known, model.name)
-    target = target_of(known, live, name)
+    known = generations.read_generations(warehouse, model.name)
+    live = generations.select_named(known, model.name)
+    target = find_target(known, live, name)
     if target is None:
         return ReversedMigration(live, None, live.snapshot_id, {})
-    with _alternative_named(live, target):
-        path = _path(model, live, target)
+    with _add_alternative(live, target):
+        path = _find_path(model, live, target)
     if dry_run:
-        manifest, change = _snapshot(model, path, True, on_progress)
+        manifest, change = _migrate_back(model, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
     reason = f"a roll-back to version {target.model_version}"
     _ = warehouse.spark  # Start Spark before stopping the stream: a shorter pause
-    with exclusive_stream(warehouse, live, reason, True, on_progress):
-        manifest, change = _snapshot(model, path, False, on_progress)
+    with hold_stream(warehouse, live, reason, True, on_progress):
+        manifest, change = _migrate_back(model, path, False, on_progress)
         assert manifest is not None
-        to_run = compatibility.spec_to_run(path.steps[-1].new, model.spec)
+        to_run = compatibility.select_spec(path.steps[-1].new, model.spec)
         partitions = to_run.stream.partitions or live.partitions
         new = start_point.begin_exported(model.with_spec(to_run), manifest, live, LIVE, partitions)
     return ReversedMigration(new, live, manifest.snapshot_id, change)
 
 
-def _snapshot(
+def _migrate_back(
     model: DeployedModel[Warehouse], path: _Path, dry_run: bool, on_progress: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it back; return the snapshot and the changes of states.
 
     In a dry run the snapshot is None, or the one of an earlier attempt.
     """
-    with _alternative_named(path.live, path.target):
+    with _add_alternative(path.live, path.target):
         source, _ = export(model, path.live, on_progress=on_progress)
         manifest, change, _ = migrate_along(
             model.warehouse, source, path.steps, path.parameters, dry_run, on_progress
@@ -110,7 +110,7 @@ def _snapshot(
 
 
 @contextmanager
-def _alternative_named(live: Generation, target: Generation) -> Iterator[None]:
+def _add_alternative(live: Generation, target: Generation) -> Iterator[None]:
     """Extend an error with the name of the live generation, and the alternative: roll back without the state."""
     try:
         yield
@@ -122,7 +122,7 @@ def _alternative_named(live: Generation, target: Generation) -> Iterator[None]:
         raise UserError(message, error.exit_code) from error
 
 
-def target_of(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
+def find_target(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
     """Return the generation whose version will become live; None if that version is live already.
 
     Raises:
@@ -130,7 +130,7 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     """
     by_name = {one.generation: one for one in known}
     if name is None:
-        others = (one for one in with_ancestors(known, live) if one.model_version != live.model_version)
+        others = (one for one in walk_ancestors(known, live) if one.model_version != live.model_version)
         ancestor = next(others, None)
         if ancestor is None:
             raise UserError(
@@ -155,16 +155,16 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     return found
 
 
-def _path(model: DeployedModel[Tables], live: Generation, target: Generation) -> _Path:
+def _find_path(model: DeployedModel[Tables], live: Generation, target: Generation) -> _Path:
     """Return the path from the live generation back to the target's version.
 
     Raises:
         UserError: there is no path.
     """
-    origin, target_origin = (generations.origin(model.warehouse, one) for one in (live, target))
-    steps = path_back_to(model, origin, target_origin)
-    built = compatibility.generation_built_with(model, live, origin)
-    difference = compatibility.other_source(built, steps[-1].new)
+    origin, target_origin = (generations.read_origin_manifest(model.warehouse, one) for one in (live, target))
+    steps = find_path_back(model, origin, target_origin)
+    built = compatibility.describe_generation_build(model, live, origin)
+    difference = compatibility.explain_source_change(built, steps[-1].new)
     if difference is not None:
         raise UserError(
             f"the state of {live.generation} is no state of version {target.model_version} of {model.name}: "

@@ -7,15 +7,15 @@ from typing import Any
 
 from jobs.core.errors import UserError
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import REMOVED, Generation, origin
+from jobs.lineage.generations import REMOVED, Generation, read_origin_manifest
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.source_ranges import end_place
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import KAFKA, describe, is_whole, offsets_of, to_position
-from jobs.streaming.exporting import last_whole_batch
+from jobs.storage.positions import KAFKA, describe, is_whole, parse_offsets, to_position
+from jobs.streaming.exporting import find_last_whole_batch
 
 STATE = "state"
 """`Segment.end` of the live generation: its checkpoint has the states at the end."""
@@ -50,7 +50,7 @@ class Chain:
     overlaps: list[str]
 
 
-def chain_of(model: DeployedModel[Warehouse]) -> Chain:
+def find_chain(model: DeployedModel[Warehouse]) -> Chain:
     """Return the present chain of a model's live estimates; empty if no generation is live."""
     warehouse, catalog = model.warehouse, Catalog(model.warehouse)
     by_name = {one.generation: one for one in catalog.generations(model.name)}
@@ -61,15 +61,15 @@ def chain_of(model: DeployedModel[Warehouse]) -> Chain:
     successor: Generation | None = None
     for name, last_batch in catalog.lineage(model.name):
         generation = by_name[name]
-        seed = origin(warehouse, generation)
+        seed = read_origin_manifest(warehouse, generation)
         if seed.snapshot_id not in snapshots:
             snapshots.append(seed.snapshot_id)
         found: Segment | str | None = None
         if successor is None:
-            found = _live(warehouse, generation)
+            found = _find_live_segment(warehouse, generation)
         elif last_batch is not None and last_batch >= 0:
             exported = catalog.export_behind(successor.snapshot_id)
-            found = _ended(warehouse, generation, last_batch, successor, exported)
+            found = _find_ended_segment(warehouse, generation, last_batch, successor, exported)
         if isinstance(found, str):
             reasons.append(found)
         elif found is not None:
@@ -80,12 +80,12 @@ def chain_of(model: DeployedModel[Warehouse]) -> Chain:
     return Chain(segments, snapshots, reasons, overlaps)
 
 
-def _live(warehouse: Warehouse, generation: Generation) -> Segment | str | None:
+def _find_live_segment(warehouse: Warehouse, generation: Generation) -> Segment | str | None:
     """Return the segment of the live generation, up to the last micro-batch that completes a version."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     if not checkpoint.commits():
         return None
-    whole = last_whole_batch(checkpoint)
+    whole = find_last_whole_batch(checkpoint)
     if whole is not None:
         start = generation.start_position
         last = checkpoint.position(whole[0], start)
@@ -96,7 +96,7 @@ def _live(warehouse: Warehouse, generation: Generation) -> Segment | str | None:
     )
 
 
-def _ended(
+def _find_ended_segment(
     warehouse: Warehouse,
     generation: Generation,
     batch: int,
@@ -126,7 +126,7 @@ def _ended(
 
 def _check_joint(segment: Segment, successor: Generation, reasons: list[str], overlaps: list[str]) -> None:
     """Record missing or doubly estimated rows between a generation's end and its successor's start."""
-    ended, began = places_of(segment.last), places_of(successor.start_position)
+    ended, began = convert_to_places(segment.last), convert_to_places(successor.start_position)
     if ended == began:
         return
     names = f"{segment.generation} ended at {describe(segment.last)}"
@@ -139,9 +139,9 @@ def _check_joint(segment: Segment, successor: Generation, reasons: list[str], ov
         overlaps.append(f"{names}: both have estimated the rows between")
 
 
-def places_of(position: dict[str, Any]) -> dict[int, int]:
+def convert_to_places(position: dict[str, Any]) -> dict[int, int]:
     """Return a position as one place per partition of a topic; a version of the measurements is partition 0."""
-    return offsets_of(position) if position["source"] == KAFKA else {0: int(position["version"])}
+    return parse_offsets(position) if position["source"] == KAFKA else {0: int(position["version"])}
 
 
 def is_topic(segment: Segment) -> bool:

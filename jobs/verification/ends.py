@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
-from jobs.lineage.generations import origin
+from jobs.lineage.generations import read_origin_manifest
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
@@ -20,10 +20,10 @@ from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.tables import VERIFIED_ENDS
-from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.streaming.state_reader import read_states, read_waiting
 from jobs.verification import gathering
 from jobs.verification.chain import STATE, Segment
-from jobs.verification.gathering import CannotVerify, Sample
+from jobs.verification.gathering import CannotVerify, KeySample
 from jobs.verification.recomputing import Kind
 from jobs.verification.runs import CONTINUED_FOR
 
@@ -44,22 +44,22 @@ class End(NamedTuple):
 
 
 def copy_state(
-    model: DeployedModel[Warehouse], segment: Segment, sample: Sample, run_id: str
+    model: DeployedModel[Warehouse], segment: Segment, sample: KeySample, run_id: str
 ) -> dict[str, int]:
     """Copy the sampled states, and the waiting rows, of the live generation's pinned micro-batch.
 
     Returns the number of waiting rows of all keys, and the watermark.
     """
     warehouse = model.warehouse
-    generation = generations.named(warehouse, model.name, segment.generation)
-    begun = origin(warehouse, generation)
+    generation = generations.read_named(warehouse, model.name, segment.generation)
+    begun = read_origin_manifest(warehouse, generation)
     own = begun.model_spec(model.spec.folder)
     runtime = ModelRuntime.of(warehouse, own, begun.parameters)
     batch = segment.last_batch
-    rows = gathering.states_of(Kind.END, states_at(model, generation, begun, batch).frame, runtime)
-    held = waiting_at(model, generation, begun, batch) if own.timed else None
+    rows = gathering.convert_states(Kind.END, read_states(model, generation, begun, batch).frame, runtime)
+    held = read_waiting(model, generation, begun, batch) if own.timed else None
     if held is not None:
-        rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
+        rows = rows.unionByName(gathering.convert_waiting_rows(Kind.WAITING, held.rows))
     columns = {
         "run_id": F.lit(run_id),
         "model": F.lit(model.name),
@@ -98,10 +98,10 @@ def end_of(
     exported = manifests.find(warehouse, segment.end)
     if exported is None:
         raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
-    rows = gathering.states_of(Kind.END, gathering.states_in(warehouse, exported), runtime)
-    held = gathering.held_in(warehouse, exported) if runtime.spec.timed else None
+    rows = gathering.convert_states(Kind.END, gathering.read_states(warehouse, exported), runtime)
+    held = gathering.read_waiting_rows(warehouse, exported) if runtime.spec.timed else None
     if held is not None:
-        rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
+        rows = rows.unionByName(gathering.convert_waiting_rows(Kind.WAITING, held.rows))
     return End(rows, _count(held), NEVER if held is None else held.watermark)
 
 

@@ -71,12 +71,12 @@ class Findings:
         return sum(self.counts[name] for name in ("equal", "close", "states", "states_close"))
 
 
-def difference(what: str, key: str | None = None, batch: int | None = None) -> dict[str, Any]:
+def describe_difference(what: str, key: str | None = None, batch: int | None = None) -> dict[str, Any]:
     """Return the description of a difference without a row of estimates: of a key, a micro-batch, or neither."""
     return {"key": key, "event_time": None, "batch": batch, "what": what}
 
 
-def added(parts: Iterable[Findings]) -> Findings:
+def sum_findings(parts: Iterable[Findings]) -> Findings:
     """Return the sum of findings, with the first few differences of all of them."""
     total = Findings()
     firsts: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def added(parts: Iterable[Findings]) -> Findings:
     return Findings(total.counts, firsts[:SHOWN])
 
 
-def sentence(difference: Mapping[str, Any]) -> str:
+def format_difference(difference: Mapping[str, Any]) -> str:
     """Return a difference as a sentence."""
     where = f"key {difference['key']}" if difference.get("key") is not None else "all keys"
     if difference.get("event_time") is not None:

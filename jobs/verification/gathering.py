@@ -11,14 +11,14 @@ from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import waiting_rows
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import extras_widths
+from jobs.snapshots.state_rows import find_state_extras_widths
 from jobs.snapshots.store import verify
-from jobs.spark.read_files import path_for_spark
+from jobs.spark.read_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.extras import SCALARS
-from jobs.state.encoding.keys import text_of
+from jobs.state.encoding.keys import build_key_text
 from jobs.storage import measurements_table
-from jobs.storage.positions import landed_position, offsets_of
+from jobs.storage.positions import find_landed_position, parse_offsets
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.sinks.publishing import JSON_TIME
@@ -42,7 +42,7 @@ class CannotVerify(Exception):
     """Raised when a part cannot be verified; the report names the reason."""
 
 
-def states_in(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
+def read_states(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     """Return the state rows of a snapshot.
 
     Raises:
@@ -54,19 +54,19 @@ def states_in(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
         raise CannotVerify(damage.message) from damage
 
 
-def held_in(warehouse: Warehouse, manifest: Manifest) -> Held | None:
+def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     """Return the waiting rows of a snapshot, or None if its model has no watermark.
 
     Raises:
         CannotVerify: the waiting rows are damaged.
     """
     try:
-        return waiting_rows.verified(warehouse, manifest)
+        return waiting_rows.read_waiting_rows(warehouse, manifest)
     except UserError as damage:
         raise CannotVerify(damage.message) from damage
 
 
-class Sample(NamedTuple):
+class KeySample(NamedTuple):
     """Keys to verify: a share per million, chosen by a hash of key and seed; or these keys."""
 
     share: int
@@ -94,21 +94,21 @@ class Sources(NamedTuple):
     imports_keys: bool = False
 
 
-def landed(sources: Sources) -> DataFrame:
+def read_landed_rows(sources: Sources) -> DataFrame:
     """Return the landed rows of a segment, for all keys, with `_place`: the version or offset of each.
 
     Raises:
         CannotVerify: the segment's rows cannot be separated from other rows.
     """
-    rows = _of_topic(sources) if is_topic(sources.segment) else _of_versions(sources)
+    rows = _read_topic(sources) if is_topic(sources.segment) else _read_versions(sources)
     if sources.imports_keys and "_origin" in rows.columns:
         rows = rows.filter(f"NOT {measurements_table.IS_HISTORY}")
     if is_topic(sources.segment):
         return rows
-    return replayed_late_rows.for_generation(sources.warehouse, rows, sources.generation)
+    return replayed_late_rows.drop_foreign_copies(sources.warehouse, rows, sources.generation)
 
 
-def _of_versions(sources: Sources) -> DataFrame:
+def _read_versions(sources: Sources) -> DataFrame:
     warehouse, segment = sources.warehouse, sources.segment
     table = measurements(sources.generation.model)
     first, last = int(segment.first["version"]) + 1, int(segment.last["version"])
@@ -124,7 +124,7 @@ def _of_versions(sources: Sources) -> DataFrame:
             f"{segment.generation}: the log of {table} no longer has version {int(gone[0][:20])}, so which rows came "
             f"after {first - 1} cannot be told"
         )
-    root = path_for_spark(warehouse.spark, warehouse.root)
+    root = convert_path(warehouse.spark, warehouse.root)
     commits = warehouse.spark.read.schema("add struct<path string, dataChange boolean>").json(
         [f"{root}/{log}/{name}" for name in names]
     )
@@ -136,12 +136,12 @@ def _of_versions(sources: Sources) -> DataFrame:
     return placed.join(F.broadcast(files), "_file").drop("_file")
 
 
-def _of_topic(sources: Sources) -> DataFrame:
+def _read_topic(sources: Sources) -> DataFrame:
     warehouse, segment = sources.warehouse, sources.segment
     table, topic = measurements(sources.generation.model), segment.last["topic"]
-    begin, end = offsets_of(segment.first), offsets_of(segment.last)
-    landed = landed_position(warehouse, table, topic)
-    have = {} if landed is None else offsets_of(landed)
+    begin, end = parse_offsets(segment.first), parse_offsets(segment.last)
+    landed = find_landed_position(warehouse, table, topic)
+    have = {} if landed is None else parse_offsets(landed)
     behind = [number for number, offset in end.items() if have.get(number, 0) < offset]
     if behind:
         raise CannotVerify(
@@ -155,23 +155,29 @@ def _of_topic(sources: Sources) -> DataFrame:
     return warehouse.read(table).filter(inside).withColumn("_place", F.col("_offset"))
 
 
-def rows_of(sources: Sources, rows: DataFrame) -> DataFrame:
+def convert_rows(sources: Sources, rows: DataFrame) -> DataFrame:
     """Convert measurement rows to the checker's columns."""
     fmt = sources.runtime.rows.joined
     numbers = [F.col(f"`{name}`").cast("double") for name in (*fmt.measurement, *fmt.control)]
     return rows.select(
-        *_row(Kind.ROW, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), _array(numbers), F.lit(0)),
+        *_build_row(
+            Kind.ROW,
+            build_key_text(fmt.kind),
+            F.unix_micros(F.col(f"`{fmt.time}`")),
+            _build_array(numbers),
+            F.lit(0),
+        ),
         F.col("_place").cast("bigint").alias("place"),
-        *_none("flag", "count", "log_likelihood"),
+        *_build_empty_columns("flag", "count", "log_likelihood"),
     )
 
 
-def refused(sources: Sources) -> DataFrame | None:
+def read_refused_rows(sources: Sources) -> DataFrame | None:
     """Return the rows that a generation has refused up to the segment's end, or None if there are none."""
     warehouse, generation, fmt = sources.warehouse, sources.generation, sources.runtime.rows
     if sources.quarantine is None:
         return None
-    rows = in_segment(warehouse.read(QUARANTINE, sources.quarantine), sources)
+    rows = select_segment(warehouse.read(QUARANTINE, sources.quarantine), sources)
     rows = rows.filter(
         (F.col("model") == generation.model) & (F.col("source") == measurements(generation.model))
     )
@@ -184,19 +190,21 @@ def refused(sources: Sources) -> DataFrame | None:
     ).select("row.*", "_batch", "_reason")
     bad = F.col("_reason").startswith(_STATE_REASON)
     kind = F.when(bad, Kind.REFUSED_STATE.value).otherwise(Kind.REFUSED.value)
-    numbers = _array([F.col(f"`{name}`") for name in fmt.numbers])
+    numbers = _build_array([F.col(f"`{name}`") for name in fmt.numbers])
     return parsed.select(
-        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("_batch")),
-        *_none("place", "flag", "count", "log_likelihood"),
+        *_build_row(
+            kind, build_key_text(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("_batch")
+        ),
+        *_build_empty_columns("place", "flag", "count", "log_likelihood"),
     )
 
 
-def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame | None:
+def read_estimates(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame | None:
     """Return the estimates of a generation up to the segment's end, or None if there are none."""
     if sources.estimates is None:
         return None
     table = sources.warehouse.read(estimates(sources.generation.model), sources.estimates)
-    rows = in_segment(table, sources)
+    rows = select_segment(table, sources)
     correction = F.lit(0)
     if "correction" in rows.columns:
         correction = F.coalesce("correction", F.lit(False)).cast("int")
@@ -218,36 +226,36 @@ def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame
     numbers = F.concat(F.col("mean"), covariance, F.array("log_likelihood", "nis"), *beside)
     filled = F.transform(numbers, lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(
-        *_row(Kind.ESTIMATE, F.col("key"), F.unix_micros("event_time"), filled, F.col("batch_id")),
+        *_build_row(Kind.ESTIMATE, F.col("key"), F.unix_micros("event_time"), filled, F.col("batch_id")),
         correction.cast("bigint").alias("place"),
         F.col("flags").alias("flag"),
-        *_none("count", "log_likelihood"),
+        *_build_empty_columns("count", "log_likelihood"),
     )
 
 
-def states_of(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFrame:
+def convert_states(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFrame:
     """Convert state rows, with the columns of a snapshot, to the checker's columns."""
-    beside = [F.col("extras")[name] for name in extras_widths(runtime.kernel)]
+    beside = [F.col("extras")[name] for name in find_state_extras_widths(runtime.kernel)]
     numbers = F.concat(F.col("mean"), F.col("covariance"), *beside)
     return rows.select(
-        *_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
-        *_none("place", "flag"),
+        *_build_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
+        *_build_empty_columns("place", "flag"),
         F.col("state_index").alias("count"),
         "log_likelihood",
     )
 
 
-def waiting_of(kind: Kind, rows: DataFrame) -> DataFrame:
+def convert_waiting_rows(kind: Kind, rows: DataFrame) -> DataFrame:
     """Convert waiting rows, with a snapshot's columns, to the checker's columns; their place is before landed rows."""
     numbers = F.transform(F.concat("measurement", "control"), lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(
-        *_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
+        *_build_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
         F.lit(-1).cast("bigint").alias("place"),
-        *_none("flag", "count", "log_likelihood"),
+        *_build_empty_columns("flag", "count", "log_likelihood"),
     )
 
 
-def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
+def select_segment(rows: DataFrame, sources: Sources) -> DataFrame:
     """Return the segment's rows of a table with columns for generation and micro-batch."""
     segment = sources.segment
     return rows.filter(
@@ -255,7 +263,7 @@ def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
     )
 
 
-def versions_of(model: DeployedModel[Warehouse]) -> dict[str, int | None]:
+def read_table_versions(model: DeployedModel[Warehouse]) -> dict[str, int | None]:
     """Return the versions of the tables that a verification reads; None for a table that does not exist."""
 
     def version(table: str) -> int | None:
@@ -264,7 +272,9 @@ def versions_of(model: DeployedModel[Warehouse]) -> dict[str, int | None]:
     return {"estimates": version(estimates(model.name)), "quarantine": version(QUARANTINE)}
 
 
-def _row(kind: Kind | Column, key: Column, time: Column, numbers: Column, batch: Column) -> list[Column]:
+def _build_row(
+    kind: Kind | Column, key: Column, time: Column, numbers: Column, batch: Column
+) -> list[Column]:
     return [
         (F.lit(kind.value) if isinstance(kind, Kind) else kind).cast("int").alias("kind"),
         key.cast("string").alias("key"),
@@ -277,9 +287,9 @@ def _row(kind: Kind | Column, key: Column, time: Column, numbers: Column, batch:
 _TYPES = {"place": "bigint", "flag": "string", "count": "bigint", "log_likelihood": "double"}
 
 
-def _none(*names: str) -> list[Column]:
+def _build_empty_columns(*names: str) -> list[Column]:
     return [F.lit(None).cast(_TYPES[name]).alias(name) for name in names]
 
 
-def _array(numbers: list[Column]) -> Column:
+def _build_array(numbers: list[Column]) -> Column:
     return F.array(*(F.coalesce(one, F.lit(_NAN)) for one in numbers))

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Part(NamedTuple):
+class CodedRows(NamedTuple):
     """N rows of one kind: landed rows, refused rows, waiting rows, or estimates.
 
     code: number of each row's key; time: microseconds; batch: micro-batch; place: version or offset at which the row
@@ -28,9 +28,9 @@ class Part(NamedTuple):
     place: Ints
     numbers: Floats
 
-    def take(self, which: Ints | Bools) -> Part:
+    def take(self, which: Ints | Bools) -> CodedRows:
         """Return the rows that `which` selects."""
-        return Part(
+        return CodedRows(
             self.code[which],
             self.time[which],
             self.batch[which],
@@ -58,7 +58,9 @@ class Fates(NamedTuple):
     baseless: Bools
 
 
-def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part) -> Fates:
+def match_fates(
+    rows: CodedRows, refused: CodedRows, bad: Bools, waiting: CodedRows, estimates: CodedRows
+) -> Fates:
     """Match rows with their outcomes.
 
     Args:
@@ -69,9 +71,9 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
         estimates: estimates; for a key and time, the first micro-batch has the row that was landed first.
     """
     width = len(refused.numbers)
-    refusal = paired(
-        (rows.code, rows.time, *bits(rows.numbers[:width])),
-        (refused.code, refused.time, *bits(refused.numbers)),
+    refusal = pair_elements(
+        (rows.code, rows.time, *convert_to_bits(rows.numbers[:width])),
+        (refused.code, refused.time, *convert_to_bits(refused.numbers)),
         -rows.place,
         -refused.batch,
     )
@@ -79,9 +81,9 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
     some = rows.take(left)
     waits = np.zeros(len(rows.code), bool)
     waits[left] = (
-        paired(
-            (some.code, some.time, *bits(some.numbers)),
-            (waiting.code, waiting.time, *bits(waiting.numbers)),
+        pair_elements(
+            (some.code, some.time, *convert_to_bits(some.numbers)),
+            (waiting.code, waiting.time, *convert_to_bits(waiting.numbers)),
             -some.place,
             -waiting.place,
         )
@@ -89,7 +91,7 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
     )
     expects = np.flatnonzero((refusal < 0) & ~waits)
     estimate = np.full(len(rows.code), -1)
-    estimate[expects] = paired(
+    estimate[expects] = pair_elements(
         (rows.code[expects], rows.time[expects]),
         (estimates.code, estimates.time),
         rows.place[expects],
@@ -97,23 +99,27 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
     )
     free = np.ones(len(estimates.code), bool)
     free[estimate[estimate >= 0]] = False
-    has_row = _among((estimates.code, estimates.time), (rows.code[estimate >= 0], rows.time[estimate >= 0]))
+    has_row = _are_among(
+        (estimates.code, estimates.time), (rows.code[estimate >= 0], rows.time[estimate >= 0])
+    )
     baseless = np.ones(len(refused.code), bool)
     baseless[refusal[refusal >= 0]] = False
-    taken = (estimate >= 0) | (refusal >= 0) & _at(bad, refusal)
-    batch = np.where(estimate >= 0, _at(estimates.batch, estimate), _at(refused.batch, refusal))
-    batch = _filled(batch, taken, rows.place)
+    taken = (estimate >= 0) | (refusal >= 0) & _take_or_zero(bad, refusal)
+    batch = np.where(
+        estimate >= 0, _take_or_zero(estimates.batch, estimate), _take_or_zero(refused.batch, refusal)
+    )
+    batch = _fill_batches(batch, taken, rows.place)
     return Fates(refusal, estimate, waits, batch, free & has_row, free & ~has_row, baseless)
 
 
-def with_corrections(known: Fates, rows: Part, estimates: Part, first: Ints) -> Fates:
+def apply_corrections(known: Fates, rows: CodedRows, estimates: CodedRows, first: Ints) -> Fates:
     """Convert outcomes by the first estimate of each row to outcomes by its last estimate, from the latest micro-batch.
 
     estimates: all estimates; first: (E,) positions of the uncorrected estimates, from which `known` was made.
     """
     accepted = np.flatnonzero(known.estimate >= 0)
     estimate = known.estimate.copy()
-    estimate[accepted] = paired(
+    estimate[accepted] = pair_elements(
         (rows.code[accepted], rows.time[accepted]),
         (estimates.code, estimates.time),
         -rows.place[accepted],
@@ -122,34 +128,34 @@ def with_corrections(known: Fates, rows: Part, estimates: Part, first: Ints) -> 
     doubled, strange = (np.zeros(len(estimates.code), bool) for _ in range(2))
     doubled[first], strange[first] = known.doubled, known.strange
     return known._replace(
-        estimate=estimate, batch=_at(estimates.batch, estimate), doubled=doubled, strange=strange
+        estimate=estimate, batch=_take_or_zero(estimates.batch, estimate), doubled=doubled, strange=strange
     )
 
 
-def paired(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by: Ints) -> Ints:
+def pair_elements(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by: Ints) -> Ints:
     """Return the position of each left element's partner among the right ones, or -1.
 
     Partners agree in all columns. Among several, the first by `left_by` is paired with the first by `right_by`, and so
     on.
     """
     size = len(left_by)
-    group = numbered([np.concatenate(pair) for pair in zip(left, right, strict=True)])
+    group = number_elements([np.concatenate(pair) for pair in zip(left, right, strict=True)])
     rank = np.concatenate([_rank(group[:size], left_by), _rank(group[size:], right_by)])
-    place = numbered([group, rank])
+    place = number_elements([group, rank])
     partner = np.full(int(place.max(initial=-1)) + 1, -1)
     partner[place[size:]] = np.arange(len(right_by))
     return partner[place[:size]]
 
 
-def numbered(columns: Sequence[Ints]) -> Ints:
+def number_elements(columns: Sequence[Ints]) -> Ints:
     """Return a number for each element (N,), the same for those that agree in all columns."""
     order = np.lexsort(tuple(columns))
     result = np.empty(len(order), np.int64)
-    result[order] = np.cumsum(starts_of(*(column[order] for column in columns))) - 1
+    result[order] = np.cumsum(find_starts(*(column[order] for column in columns))) - 1
     return result
 
 
-def bits(values: Floats) -> Ints:
+def convert_to_bits(values: Floats) -> Ints:
     """Return the bits of numbers, equal for every NaN."""
     return np.where(np.isnan(values), np.nan, values).view(np.int64)
 
@@ -157,27 +163,27 @@ def bits(values: Floats) -> Ints:
 def _rank(group: Ints, by: Ints) -> Ints:
     """Return the rank (N,) of each element within its group."""
     order = np.lexsort((by, group))
-    starts = starts_of(group[order])
+    starts = find_starts(group[order])
     first = np.flatnonzero(starts)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order)) - first[np.cumsum(starts) - 1] if len(order) else 0
     return rank
 
 
-def _among(these: Sequence[Ints], those: Sequence[Ints]) -> Bools:
+def _are_among(these: Sequence[Ints], those: Sequence[Ints]) -> Bools:
     """Return whether each of these elements is among those."""
     size = len(these[0])
-    group = numbered([np.concatenate(pair) for pair in zip(these, those, strict=True)])
+    group = number_elements([np.concatenate(pair) for pair in zip(these, those, strict=True)])
     return np.isin(group[:size], group[size:])
 
 
-def _at(values: NDArray, index: Ints) -> NDArray:
+def _take_or_zero(values: NDArray, index: Ints) -> NDArray:
     """Return the values at an index; 0 where the index is -1."""
     none = np.zeros(len(index), values.dtype)
     return np.where(index >= 0, values[index], none) if len(values) else none
 
 
-def _filled(batch: Ints, known: Bools, place: Ints) -> Ints:
+def _fill_batches(batch: Ints, known: Bools, place: Ints) -> Ints:
     """Fill unknown micro-batches with the micro-batch of the nearest row that was not landed later."""
     if known.all() or not known.any():
         return np.where(known, batch, 0)

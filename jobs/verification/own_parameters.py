@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.snapshots.state_rows import extras_widths
-from jobs.state.encoding.arrow import matrix
-from jobs.state.encoding.keys import identity_arrays, identity_expressions
+from jobs.snapshots.state_rows import find_state_extras_widths
+from jobs.state.encoding.arrow import build_matrix
+from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns
 from jobs.state.encoding.rows import KeyedRows
 from kalman.types import Filter
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.snapshots.runtime import ModelRuntime
-    from jobs.verification.gathering import Sample
+    from jobs.verification.gathering import KeySample
 
 MOST_KEYS = 1_000_000
 """Maximum number of keys whose parameters are sent to the workers, some 50 bytes each."""
@@ -32,7 +32,7 @@ class TooManyKeys(ValueError):
 
 
 @dataclass(frozen=True)
-class OwnParameters:
+class LearnedInitialStates:
     """Function that returns the initial states of a bucket's keys, each with its parameters. Picklable.
 
     identity: arrays (K,) of the keys' identities, sorted by route; values (d, K): their parameters. A key that is not
@@ -56,21 +56,23 @@ class OwnParameters:
         return states
 
 
-def own_parameters(rows: DataFrame, runtime: ModelRuntime, sample: Sample) -> OwnParameters:
+def read_learned_states(rows: DataFrame, runtime: ModelRuntime, sample: KeySample) -> LearnedInitialStates:
     """Return the learned parameters of the sampled keys in a snapshot's rows.
 
     Raises:
         TooManyKeys: there are more keys than can be sent to the workers.
     """
     chosen = rows.filter(sample.has(F.col("key"))).select(
-        *identity_expressions(runtime.kind, F.col("key")), F.col("extras")[FIELD].alias(FIELD)
+        *build_identity_columns(runtime.kind, F.col("key")), F.col("extras")[FIELD].alias(FIELD)
     )
     table = chosen.drop("text").limit(MOST_KEYS + 1).toArrow().combine_chunks()
     if table.num_rows > MOST_KEYS:
         raise TooManyKeys
     columns = {name: table[name].to_numpy() for name in table.column_names if name != FIELD}
-    identity = identity_arrays(columns)
+    identity = build_identity_arrays(columns)
     order = np.argsort(identity["route"], kind="stable")
-    width = extras_widths(runtime.kernel)[FIELD]
-    values = matrix(table[FIELD].combine_chunks(), width, FIELD)
-    return OwnParameters(runtime.kernel, {name: a[order] for name, a in identity.items()}, values[:, order])
+    width = find_state_extras_widths(runtime.kernel)[FIELD]
+    values = build_matrix(table[FIELD].combine_chunks(), width, FIELD)
+    return LearnedInitialStates(
+        runtime.kernel, {name: a[order] for name, a in identity.items()}, values[:, order]
+    )

@@ -17,26 +17,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.state.encoding.estimates import EstimateFormat, full_of_packed
+from jobs.state.encoding.estimates import EstimateFormat, locate_packed_full
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packet_kinds import CONTROL, MEASURED, NEVER
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
-from jobs.verification.findings import COUNTS, SHOWN, Findings, added, difference
+from jobs.verification.findings import COUNTS, SHOWN, Findings, describe_difference, sum_findings
 from jobs.verification.matching import (
     Bools,
+    CodedRows,
     Fates,
     Floats,
     Ints,
-    Part,
-    bits,
-    fates,
-    numbered,
-    with_corrections,
+    apply_corrections,
+    convert_to_bits,
+    match_fates,
+    number_elements,
 )
 from kalman.filters.numerics import NUMERICS, may_differ
 from kalman.flags import FLAGS
@@ -131,7 +131,7 @@ class States(NamedTuple):
     numbers: Floats
 
 
-class Comparison(NamedTuple):
+class PairwiseComparison(NamedTuple):
     """Which of N pairs differ, which agree only within the tolerance, and the first number that differs (-1: none)."""
 
     differ: Bools
@@ -146,19 +146,21 @@ def check(recipe: Recipe, table: pa.Table) -> Findings:
         recipe: recipe of the generation.
         table: kind, key, time, batch, place, numbers, flag, count, log_likelihood; all rows of each key.
     """
-    inputs, width = _coded(table), recipe.measured + recipe.controls
+    inputs, width = _encode_keys(table), recipe.measured + recipe.controls
     rows = inputs.part(Kind.ROW, width)
-    refused, bad = _joined(*(inputs.part(one, recipe.landed) for one in (Kind.REFUSED, Kind.REFUSED_STATE)))
+    refused, bad = _join_refused(
+        *(inputs.part(one, recipe.landed) for one in (Kind.REFUSED, Kind.REFUSED_STATE))
+    )
     estimates, flags = inputs.part(Kind.ESTIMATE, len(recipe.names)), inputs.flags(Kind.ESTIMATE)
     corrected = np.flatnonzero(estimates.place) if recipe.replays else np.empty(0, np.int64)
     first = np.setdiff1d(np.arange(len(estimates.code)), corrected)
-    known = fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates.take(first))
+    known = match_fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates.take(first))
     if recipe.replays:
-        known = with_corrections(known, rows, estimates, first)
+        known = apply_corrections(known, rows, estimates, first)
     return _Check(recipe, inputs.keys, inputs, rows, known, estimates, flags, refused, bad).findings()
 
 
-def _coded(table: pa.Table) -> _Inputs:
+def _encode_keys(table: pa.Table) -> _Inputs:
     """Return a partition's table with numbered keys."""
     column = table.column("key")
     coded = pa.concat_arrays(column.chunks).dictionary_encode()
@@ -175,13 +177,13 @@ class _Inputs(NamedTuple):
     def where(self, kind: Kind) -> Ints:
         return np.flatnonzero(self.table.column("kind").to_numpy() == kind)
 
-    def part(self, kind: Kind, width: int) -> Part:
+    def part(self, kind: Kind, width: int) -> CodedRows:
         which = self.where(kind)
         some = self.table.take(pa.array(which))
         time, batch, place = (
             some.column(name).fill_null(0).to_numpy() for name in ("time", "batch", "place")
         )
-        return Part(self.code[which], time, batch, place, _matrix(some.column("numbers"), width))
+        return CodedRows(self.code[which], time, batch, place, _convert_matrix(some.column("numbers"), width))
 
     def flags(self, kind: Kind) -> NDArray[Any]:
         some = self.table.column("flag").take(pa.array(self.where(kind)))
@@ -199,7 +201,7 @@ class _Inputs(NamedTuple):
             return np.where(at >= 0, values[at], 0) if len(values) else np.zeros(size, values.dtype)
 
         numbers = np.zeros((width, size))
-        found = _matrix(some.column("numbers"), width)
+        found = _convert_matrix(some.column("numbers"), width)
         if len(which):
             numbers[:, at >= 0] = found[:, at[at >= 0]]
         return States(at >= 0, of("count"), of("time"), of("log_likelihood"), numbers)
@@ -219,21 +221,24 @@ class _Check(NamedTuple):
     recipe: Recipe
     keys: pa.Array
     inputs: _Inputs
-    rows: Part
+    rows: CodedRows
     fates: Fates
-    estimates: Part
+    estimates: CodedRows
     flags: NDArray[Any]
-    refused: Part
+    refused: CodedRows
     bad: Bools
 
     def findings(self) -> Findings:
         """Recompute, compare and count."""
         known, rows = self.fates, self.rows
-        applied, unrecorded = self._applied()
-        attempt, compared, ends, taken = self._best(applied)
-        undecided = self._undecided(applied, compared, ends)
-        compared, ends = _without(compared, undecided[rows.code[applied]]), ends and _without(ends, undecided)
-        explained = self._by_numerics(taken)
+        applied, unrecorded = self._find_applied_rows()
+        attempt, compared, ends, taken = self._choose_best(applied)
+        undecided = self._find_undecided_keys(applied, compared, ends)
+        compared, ends = (
+            _clear_differences(compared, undecided[rows.code[applied]]),
+            ends and _clear_differences(ends, undecided),
+        )
+        explained = self._find_numerics_keys(taken)
         numerics = compared.differ & explained[rows.code[applied]]
         compared = compared._replace(differ=compared.differ & ~numerics)
         expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
@@ -255,33 +260,35 @@ class _Check(NamedTuple):
             "strange": np.count_nonzero(known.strange),
             "baseless": np.count_nonzero(known.baseless),
         }
-        firsts = [*self._differing(applied, compared, attempt), *self._misplaced(missing)]
+        firsts = [*self._describe_differing(applied, compared, attempt), *self._describe_misplaced(missing)]
         if ends is not None:
             kept, made = self.inputs.states(Kind.END, self._width()).there, attempt.states.count > 0
             others = ends.differ & explained & kept & made
-            ends = _without(ends, others)
+            ends = _clear_differences(ends, others)
             counts["states_numerics"] = np.count_nonzero(others)
             counts["states_different"] = np.count_nonzero(ends.differ)
             counts["states_close"] = np.count_nonzero(ends.close)
             counts["states"] = np.count_nonzero((kept | made) & ~ends.differ & ~ends.close & ~others)
-            firsts += self._ends_named(ends)
+            firsts += self._describe_ends(ends)
         integers = {name: int(count) for name, count in counts.items()}
         return Findings.of(*firsts, **integers)
 
-    def _by_numerics(self, taken: Bools) -> Bools:
+    def _find_numerics_keys(self, taken: Bools) -> Bools:
         """Return the keys whose differences are excusable because the generation began with other numerics.
 
         taken: keys that began with their offered state.
         """
         recipe, fresh = self.recipe, self._fresh()
         begin = self._states(Kind.SEED, fresh)
-        values = np.where(taken, self._offered(begin).values, begin.values)
+        values = np.where(taken, self._build_offered_states(begin).values, begin.values)
         explained = may_differ(recipe.kernel, values, recipe.numerics)
         if recipe.idle is not None:  # a key that expires begins anew
             explained |= may_differ(recipe.kernel, fresh.values, recipe.numerics)
         return explained
 
-    def _undecided(self, applied: Ints, compared: Comparison, ends: Comparison | None) -> Bools:
+    def _find_undecided_keys(
+        self, applied: Ints, compared: PairwiseComparison, ends: PairwiseComparison | None
+    ) -> Bools:
         """Return the keys with excusable differences: of late rows with one time, some had left the replay window."""
         size, code = len(self.keys), self.rows.code[applied]
         wrong = np.bincount(code[compared.differ], minlength=size) > 0
@@ -292,40 +299,48 @@ class _Check(NamedTuple):
         tied = np.bincount(code[same], minlength=size) > 0
         return wrong & tied if self.recipe.replays else np.zeros(size, bool)
 
-    def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None, Bools]:
+    def _choose_best(
+        self, applied: Ints
+    ) -> tuple[_Attempt, PairwiseComparison, PairwiseComparison | None, Bools]:
         """Recompute and compare; a key with an offered state begins with it if that fits better.
 
         It cannot do so if it had rows before the stream took the offer. The last result marks the keys that do.
         """
         begin = self._states(Kind.SEED, self._fresh())
-        attempt = self._attempt(applied, begin)
-        compared, ends = self._both(applied, attempt)
-        offered, better = self._offered(begin), np.zeros(len(self.keys), bool)
+        attempt = self._filter_applied(applied, begin)
+        compared, ends = self._compare_both(applied, attempt)
+        offered, better = self._build_offered_states(begin), np.zeros(len(self.keys), bool)
         if offered is not begin:
-            other, size, code = self._attempt(applied, offered), len(self.keys), self.rows.code[applied]
-            also, other_ends = self._both(applied, other)
+            other, size, code = (
+                self._filter_applied(applied, offered),
+                len(self.keys),
+                self.rows.code[applied],
+            )
+            also, other_ends = self._compare_both(applied, other)
             wrong, wrong_too = (
                 np.bincount(code[one.differ], minlength=size)
                 + (0 if end is None else end.differ.astype(np.int64))
                 for one, end in ((compared, ends), (also, other_ends))
             )
             better = wrong_too < wrong
-            compared = _chosen(compared, also, better[code])
+            compared = _choose_pairs(compared, also, better[code])
             if ends is not None and other_ends is not None:
-                ends = _chosen(ends, other_ends, better)
+                ends = _choose_pairs(ends, other_ends, better)
         reach = self.rows.time[applied] >= self.recipe.since
-        reached = Comparison(compared.differ & reach, compared.close & reach, compared.first)
+        reached = PairwiseComparison(compared.differ & reach, compared.close & reach, compared.first)
         return attempt, reached, ends, better
 
-    def _offered(self, begin: KeyStates) -> KeyStates:
+    def _build_offered_states(self, begin: KeyStates) -> KeyStates:
         """Return the initial states of keys if offers were taken; keys in the snapshot take no offer."""
         return self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
 
-    def _both(self, applied: Ints, attempt: _Attempt) -> tuple[Comparison, Comparison | None]:
+    def _compare_both(
+        self, applied: Ints, attempt: _Attempt
+    ) -> tuple[PairwiseComparison, PairwiseComparison | None]:
         """Compare estimates, and states at the end if there are any to compare."""
-        return self._compared(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
+        return self._compare_estimates(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
 
-    def _applied(self) -> tuple[Ints, Ints]:
+    def _find_applied_rows(self) -> tuple[Ints, Ints]:
         """Return the positions of applied rows, in their order, and of late rows without a record."""
         known, rows, recipe = self.fates, self.rows, self.recipe
         taken = ~known.waits & ((known.refusal < 0) | self._is_bad())
@@ -340,7 +355,7 @@ class _Check(NamedTuple):
             return order[~lost], order[lost]
         if not lost.any() or recipe.in_order or recipe.apply_late:
             return order, np.empty(0, np.int64)
-        newest = _running_max(rows.code[order], np.where(lost, NEVER, rows.time[order]))
+        newest = _compute_running_max(rows.code[order], np.where(lost, NEVER, rows.time[order]))
         seeds = self.inputs.states(Kind.SEED, self._width())
         held = np.where(seeds.there & (seeds.count > 0), seeds.event_time, NEVER)
         late = lost & (rows.time[order] < np.maximum(newest, held[rows.code[order]]))
@@ -364,7 +379,7 @@ class _Check(NamedTuple):
             return fresh
         identity = {}
         if recipe.kind.integer:
-            identity = {"route": route_of(self.keys.cast(pa.int64()).to_numpy())}
+            identity = {"route": compute_routes(self.keys.cast(pa.int64()).to_numpy())}
         else:
             identity = {"route": np.arange(size, dtype=np.uint64)}
         keys = Records(identity, None if recipe.kind.integer else self.keys.cast(pa.string()))
@@ -395,7 +410,7 @@ class _Check(NamedTuple):
         states.log_likelihood[there] = given.log_likelihood[there]
         return states
 
-    def _attempt(self, applied: Ints, begin: KeyStates) -> _Attempt:
+    def _filter_applied(self, applied: Ints, begin: KeyStates) -> _Attempt:
         """Filter the applied rows."""
         recipe, rows = self.recipe, self.rows
         row_filter = RowFilter(recipe.kernel, recipe.unit, recipe.estimates.beside)
@@ -404,19 +419,19 @@ class _Check(NamedTuple):
         u = np.ascontiguousarray(rows.numbers[m:, applied])
         sorted_rows = SortedRows(rows.code[applied], rows.time[applied], y, u)
         if recipe.apply_late:
-            after, outputs = _each_batch(row_filter, begin, sorted_rows, self.fates.batch[applied])
+            after, outputs = _filter_batches(row_filter, begin, sorted_rows, self.fates.batch[applied])
         elif recipe.idle is not None and len(applied):
             lives = run_lives(row_filter, begin, self._fresh(), sorted_rows, recipe.idle)
             after, outputs = lives.after, lives.outputs
         else:
             after, outputs = row_filter.run(begin, sorted_rows)
         of_row = {MEASURED: y, CONTROL: u}
-        return _Attempt(_numbers(recipe.estimates, outputs, of_row), outputs.flag, after)
+        return _Attempt(_stack_numbers(recipe.estimates, outputs, of_row), outputs.flag, after)
 
-    def _compared(self, applied: Ints, attempt: _Attempt) -> Comparison:
+    def _compare_estimates(self, applied: Ints, attempt: _Attempt) -> PairwiseComparison:
         """Compare the applied rows' estimates."""
         size = len(applied)
-        result = Comparison(np.zeros(size, bool), np.zeros(size, bool), np.full(size, -1))
+        result = PairwiseComparison(np.zeros(size, bool), np.zeros(size, bool), np.full(size, -1))
         estimate = self.fates.estimate[applied]
         mine = np.flatnonzero(estimate >= 0)
         if len(mine) == 0:
@@ -428,7 +443,7 @@ class _Check(NamedTuple):
             omitted = np.isnan(numbers[np.ix_(section, theirs)]).all(axis=0)
             expected[np.ix_(section, np.flatnonzero(omitted))] = np.nan
         batch = self.fates.batch[applied[mine]]
-        theirs = _aligned(self.rows.take(applied[mine]), batch, expected, theirs, numbers)
+        theirs = _align_ties(self.rows.take(applied[mine]), batch, expected, theirs, numbers)
         found = compare(expected, numbers[:, theirs], self.recipe.tolerance)
         names = np.array(FLAGS, dtype=object)[attempt.flags[mine]]
         flagged = np.array([a != b for a, b in zip(names, self.flags[theirs], strict=True)], bool)
@@ -437,7 +452,7 @@ class _Check(NamedTuple):
         result.first[mine] = np.where(flagged & ~found.differ, len(expected), found.first)
         return result
 
-    def _ends(self, attempt: _Attempt) -> Comparison:
+    def _ends(self, attempt: _Attempt) -> PairwiseComparison:
         """Compare the states at the end."""
         recipe, width = self.recipe, self._width()
         found = self.inputs.states(Kind.END, width)
@@ -454,9 +469,11 @@ class _Check(NamedTuple):
         both = there & found.there
         absent = there & ~found.there & (attempt.states.event_time >= recipe.expired_before)
         differ = both & (numbers.differ | other) | found.there & ~there | absent
-        return Comparison(differ, both & numbers.close & ~differ, numbers.first)
+        return PairwiseComparison(differ, both & numbers.close & ~differ, numbers.first)
 
-    def _differing(self, applied: Ints, compared: Comparison, attempt: _Attempt) -> Iterator[dict[str, Any]]:
+    def _describe_differing(
+        self, applied: Ints, compared: PairwiseComparison, attempt: _Attempt
+    ) -> Iterator[dict[str, Any]]:
         """Yield the first estimate that differs, for some keys."""
         names = [*self.recipe.names, "flags"]
         which = np.flatnonzero(compared.differ)
@@ -467,9 +484,9 @@ class _Check(NamedTuple):
             if field < len(attempt.numbers):
                 found = self.estimates.numbers[field, self.fates.estimate[applied[i]]]
                 what = f"{names[field]} is {found!r}, and recomputed {attempt.numbers[field, i]!r}"
-            yield self._difference(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
+            yield self._describe_row(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
 
-    def _misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
+    def _describe_misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
         """Yield rows, estimates and refusals without a counterpart."""
         known = self.fates
         yield from self._named(self.rows, missing, "the row has no estimate and is not in quarantine")
@@ -480,24 +497,24 @@ class _Check(NamedTuple):
         ):
             yield from self._named(part, np.flatnonzero(which), what)
 
-    def _named(self, part: Part, which: Ints, what: str) -> Iterator[dict[str, Any]]:
+    def _named(self, part: CodedRows, which: Ints, what: str) -> Iterator[dict[str, Any]]:
         for i in which[:SHOWN].tolist():
-            yield self._difference(part, i, None if part is self.rows else int(part.batch[i]), what)
+            yield self._describe_row(part, i, None if part is self.rows else int(part.batch[i]), what)
 
-    def _difference(self, part: Part, i: int, batch: int | None, what: str) -> dict[str, Any]:
+    def _describe_row(self, part: CodedRows, i: int, batch: int | None, what: str) -> dict[str, Any]:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(part.time[i]))
         key = self.keys[int(part.code[i])].as_py()
         return {"key": key, "event_time": at.isoformat(), "batch": batch, "what": what}
 
-    def _ends_named(self, ends: Comparison) -> Iterator[dict[str, Any]]:
+    def _describe_ends(self, ends: PairwiseComparison) -> Iterator[dict[str, Any]]:
         for i in np.flatnonzero(ends.differ)[:SHOWN].tolist():
             what = "the state at the end is not the one that its rows give"
             yield {"key": self.keys[i].as_py(), "event_time": None, "batch": None, "what": what}
 
 
-def compare(expected: Floats, found: Floats, tolerance: float) -> Comparison:
+def compare(expected: Floats, found: Floats, tolerance: float) -> PairwiseComparison:
     """Compare two (d, N) arrays of numbers, bit by bit and within a relative tolerance."""
-    unequal = bits(expected) != bits(found)
+    unequal = convert_to_bits(expected) != convert_to_bits(found)
     near = np.zeros_like(unequal)
     if tolerance > 0 and unequal.any():
         scale = np.maximum(np.abs(expected), np.abs(found))
@@ -509,7 +526,7 @@ def compare(expected: Floats, found: Floats, tolerance: float) -> Comparison:
         if len(expected)
         else np.full(len(differ), -1)
     )
-    return Comparison(differ, unequal.any(axis=0) & ~differ, first)
+    return PairwiseComparison(differ, unequal.any(axis=0) & ~differ, first)
 
 
 def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: bool = False) -> Findings:
@@ -517,7 +534,7 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
 
     by_numerics: states may differ because they were filtered with other numerics; a missing state is always missing.
     """
-    inputs = _coded(table)
+    inputs = _encode_keys(table)
     expected, found = inputs.states(Kind.SEED, width), inputs.states(Kind.END, width)
     numbers = compare(
         np.vstack([expected.numbers, expected.log_likelihood]),
@@ -531,7 +548,7 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
     what = "the snapshot's state is not the one that its lineage gives"
     some = np.flatnonzero(differ)[:SHOWN].tolist()
     return Findings.of(
-        *(difference(what, inputs.keys[i].as_py()) for i in some),
+        *(describe_difference(what, inputs.keys[i].as_py()) for i in some),
         states_numerics=int(np.count_nonzero(others)),
         states_different=int(np.count_nonzero(differ)),
         states_close=int(np.count_nonzero(numbers.close & ~differ)),
@@ -539,14 +556,18 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
     )
 
 
-def findings_in(parts: DataFrame, check_one: Callable[[pa.Table], Findings], generation: str) -> Findings:
+def collect_findings(
+    parts: DataFrame, check_one: Callable[[pa.Table], Findings], generation: str
+) -> Findings:
     """Check the rows of each partition, and return the sum of the findings, labelled with generation or snapshot."""
-    rows = parts.mapInArrow(on_partitions(check_one), FINDINGS).collect()
-    total = added(Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in rows)
+    rows = parts.mapInArrow(check_partitions(check_one), FINDINGS).collect()
+    total = sum_findings(
+        Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in rows
+    )
     return Findings(total.counts, [{**one, "generation": generation} for one in total.firsts])
 
 
-def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
+def check_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
     """Return a function that checks the rows of a partition's Arrow batches, and yields `FINDINGS`."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -559,13 +580,13 @@ def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
     return work
 
 
-def _numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]) -> Floats:
+def _stack_numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]) -> Floats:
     """Return the numbers (D, N) of estimates, in the order of the table's columns; of_row: extras from the rows."""
     extra = [of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra]
     return np.vstack(
         [
             outputs.mean,
-            outputs.covariance[full_of_packed(fmt.states)],
+            outputs.covariance[locate_packed_full(fmt.states)],
             outputs.log_likelihood,
             outputs.nis,
             *extra,
@@ -573,7 +594,7 @@ def _numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]
     )
 
 
-def _each_batch(
+def _filter_batches(
     row_filter: RowFilter, states: KeyStates, rows: SortedRows, batch: Ints
 ) -> tuple[KeyStates, Outputs]:
     """Apply rows micro-batch by micro-batch, and late rows at their state's time."""
@@ -599,23 +620,23 @@ def _each_batch(
     return states, Outputs(**fields, extra=extra)
 
 
-def _aligned(rows: Part, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
+def _align_ties(rows: CodedRows, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
     """Return the estimates of rows, reordered within one key, time and micro-batch.
 
     The table does not record which estimate belongs to which row, so both sides are sorted by their bits.
     """
-    tie = numbered([rows.code, rows.time, batch])
+    tie = number_elements([rows.code, rows.time, batch])
     tied = np.flatnonzero(np.bincount(tie)[tie] > 1)
     if len(tied) == 0:
         return theirs
-    left = tied[np.lexsort((*bits(expected[:, tied]), tie[tied]))]
-    right = theirs[tied][np.lexsort((*bits(numbers[:, theirs[tied]]), tie[tied]))]
+    left = tied[np.lexsort((*convert_to_bits(expected[:, tied]), tie[tied]))]
+    right = theirs[tied][np.lexsort((*convert_to_bits(numbers[:, theirs[tied]]), tie[tied]))]
     result = theirs.copy()
     result[left] = right
     return result
 
 
-def _running_max(code: Ints, time: Ints) -> Ints:
+def _compute_running_max(code: Ints, time: Ints) -> Ints:
     """Return the maximum time of the earlier elements (N,) of the same key, `NEVER` without one; keys are adjacent."""
     result = np.full(len(code), NEVER)
     starts = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]])) if len(code) else []
@@ -624,20 +645,20 @@ def _running_max(code: Ints, time: Ints) -> Ints:
     return result
 
 
-def _without(one: Comparison, which: Bools) -> Comparison:
+def _clear_differences(one: PairwiseComparison, which: Bools) -> PairwiseComparison:
     """Return a comparison in which the pairs `which` do not differ."""
     return one._replace(differ=one.differ & ~which)
 
 
-def _chosen(one: Comparison, other: Comparison, which: Bools) -> Comparison:
+def _choose_pairs(one: PairwiseComparison, other: PairwiseComparison, which: Bools) -> PairwiseComparison:
     """Return the comparison `other` where `which` is true, else `one`."""
-    return Comparison(*(np.where(which, b, a) for a, b in zip(one, other, strict=True)))
+    return PairwiseComparison(*(np.where(which, b, a) for a, b in zip(one, other, strict=True)))
 
 
-def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
+def _join_refused(refused: CodedRows, bad: CodedRows) -> tuple[CodedRows, Bools]:
     """Return both kinds of refused rows together, and whether each is of the second kind."""
     which = np.repeat([False, True], [len(refused.code), len(bad.code)])
-    both = Part(
+    both = CodedRows(
         np.concatenate([refused.code, bad.code]),
         np.concatenate([refused.time, bad.time]),
         np.concatenate([refused.batch, bad.batch]),
@@ -647,7 +668,7 @@ def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
     return both, which
 
 
-def _matrix(column: pa.ChunkedArray, width: int) -> Floats:
+def _convert_matrix(column: pa.ChunkedArray, width: int) -> Floats:
     """Return N Arrow lists of numbers as (width, N); a list of another length becomes NaN."""
     lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     size = len(lists)

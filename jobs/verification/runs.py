@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jobs.storage.row_changes import NOW, Row, put_rows
 from jobs.storage.tables import VERIFICATIONS
 from jobs.storage.warehouse import Tables
-from jobs.verification.findings import Findings, added
+from jobs.verification.findings import Findings, sum_findings
 
 TABLE = "verifications"
 BEGAN, PART, ENDED = "began", "part", "ended"
@@ -20,7 +20,7 @@ CONTINUED_FOR = timedelta(days=1)
 """Time within which the next run with the same options continues a killed run."""
 
 
-class Run(NamedTuple):
+class VerificationRun(NamedTuple):
     """Run of `verify`: its plan, and the findings of its finished parts."""
 
     run_id: str
@@ -31,19 +31,21 @@ class Run(NamedTuple):
     @property
     def findings(self) -> Findings:
         """Return the sum of the findings of all parts."""
-        return added(self.done[name] for name in sorted(self.done))
+        return sum_findings(self.done[name] for name in sorted(self.done))
 
 
-def begin(warehouse: Tables, model: str, plan: dict[str, Any], run_id: str) -> Run:
+def begin(warehouse: Tables, model: str, plan: dict[str, Any], run_id: str) -> VerificationRun:
     """Record the start of a run."""
-    run = Run(run_id, model, plan, {})
+    run = VerificationRun(run_id, model, plan, {})
     _write(warehouse, run, BEGAN, plan=json.dumps(plan))
     return run
 
 
-def unfinished(warehouse: Tables, model: str, options: dict[str, Any], run_id: str | None) -> Run | None:
+def find_unfinished_run(
+    warehouse: Tables, model: str, options: dict[str, Any], run_id: str | None
+) -> VerificationRun | None:
     """Return the run to continue: the named run, or the last run with these options if it was killed recently."""
-    rows = _rows(warehouse, model)
+    rows = _read_rows(warehouse, model)
     ended = {row["run_id"] for row in rows if row["step"] == ENDED}
     began = [row for row in rows if row["step"] == BEGAN and row["run_id"] not in ended]
     if run_id is not None:
@@ -59,43 +61,43 @@ def unfinished(warehouse: Tables, model: str, options: dict[str, Any], run_id: s
         return None
     newest = max(began, key=lambda row: row["recorded_at"])
     mine = [row for row in rows if row["run_id"] == newest["run_id"] and row["step"] == PART]
-    done = {row["part"]: _findings(row) for row in mine}
-    return Run(newest["run_id"], model, json.loads(newest["plan"]), done)
+    done = {row["part"]: _parse_findings(row) for row in mine}
+    return VerificationRun(newest["run_id"], model, json.loads(newest["plan"]), done)
 
 
-def finished(warehouse: Tables, model: str, run_id: str) -> bool:
+def is_finished(warehouse: Tables, model: str, run_id: str) -> bool:
     """Return whether a run with this id has ended."""
-    return any(row["run_id"] == run_id and row["step"] == ENDED for row in _rows(warehouse, model))
+    return any(row["run_id"] == run_id and row["step"] == ENDED for row in _read_rows(warehouse, model))
 
 
-def record_part(warehouse: Tables, run: Run, part: str, findings: Findings) -> None:
+def record_part(warehouse: Tables, run: VerificationRun, part: str, findings: Findings) -> None:
     """Record a finished part of a run, only once even if two processes continue the run."""
     _write(warehouse, run, PART, part=part, findings=findings)
     run.done[part] = findings
 
 
-def end(warehouse: Tables, run: Run, outcome: str, not_verified: list[str]) -> None:
+def end(warehouse: Tables, run: VerificationRun, outcome: str, not_verified: list[str]) -> None:
     """Record the outcome of a run."""
     found = run.findings
     _write(warehouse, run, ENDED, outcome=outcome, findings=found, not_verified=json.dumps(not_verified))
 
 
-def last_outcomes(warehouse: Tables) -> dict[str, dict[str, Any]]:
+def read_last_outcomes(warehouse: Tables) -> dict[str, dict[str, Any]]:
     """Return the last finished run of each model: run_id, outcome, differences, first_difference, recorded_at."""
     names = ("run_id", "outcome", "differences", "first_difference", "recorded_at")
-    ended = [row for row in _rows(warehouse, None) if row["step"] == ENDED]
+    ended = [row for row in _read_rows(warehouse, None) if row["step"] == ENDED]
     ended.sort(key=lambda row: row["recorded_at"])
     return {row["model"]: {name: row[name] for name in names} for row in ended}
 
 
-def _rows(warehouse: Tables, model: str | None) -> list[dict[str, Any]]:
+def _read_rows(warehouse: Tables, model: str | None) -> list[dict[str, Any]]:
     mine = None if model is None else {"model": model}
     return warehouse.rows(TABLE, mine) if warehouse.exists(TABLE) else []
 
 
 def _write(
     warehouse: Tables,
-    run: Run,
+    run: VerificationRun,
     step: str,
     findings: Findings | None = None,
     part: str | None = None,
@@ -126,5 +128,5 @@ def _write(
     put_rows(warehouse, TABLE, _KEYS, absent)
 
 
-def _findings(row: dict[str, Any]) -> Findings:
+def _parse_findings(row: dict[str, Any]) -> Findings:
     return Findings(json.loads(row["counts"]), json.loads(row["firsts"]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import Begin, batch_of, bucket_rows, final_states
+from jobs.batch.batch_filter import Begin, build_batch, compute_final_states, pack_buckets
 from jobs.core.errors import UserError
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.catalog import Catalog
@@ -17,23 +17,23 @@ from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import StateRows, extras_widths
+from jobs.snapshots.state_rows import StateRows, find_state_extras_widths
 from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
-from jobs.state.encoding.keys import text_of
+from jobs.state.encoding.keys import build_key_text
 from jobs.state.encoding.packet_kinds import NEVER
-from jobs.storage.positions import KAFKA, offsets_of, to_datetime
+from jobs.storage.positions import KAFKA, parse_offsets, to_datetime
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import migrating
 from jobs.upgrades.migration.apply import apply_migration
-from jobs.upgrades.migration.inverse import path_back_to
-from jobs.upgrades.migration.rekey import merged, rekey_of, rekeyed
-from jobs.upgrades.migration.versions import Step, known_versions, path_between
+from jobs.upgrades.migration.inverse import find_path_back
+from jobs.upgrades.migration.rekey import build_rekey, merge_rows, rekey_rows
+from jobs.upgrades.migration.versions import MigrationStep, find_path_between, read_known_versions
 from jobs.verification import gathering
-from jobs.verification.findings import Findings, difference
-from jobs.verification.gathering import CannotVerify, Sample
-from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
-from jobs.verification.recomputing import Kind, check_states, findings_in
+from jobs.verification.findings import Findings, describe_difference
+from jobs.verification.gathering import CannotVerify, KeySample
+from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, read_learned_states
+from jobs.verification.recomputing import Kind, check_states, collect_findings
 from kalman.filters.numerics import may_differ
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 PARTITIONS = 8
 
 
-def verified(
+def check_snapshot(
     model: DeployedModel[Warehouse],
     manifest: Manifest,
-    sample: Sample,
+    sample: KeySample,
     tolerance: float,
     compared: Collection[str | None],
 ) -> Findings:
@@ -68,15 +68,15 @@ def verified(
     try:
         rows = verify(model.warehouse, manifest)
     except UserError as damage:
-        return Findings.of(difference(damage.message), states_different=1)
+        return Findings.of(describe_difference(damage.message), states_different=1)
     if manifest.without_state:
         expected = rows.limit(0)
     elif manifest.parent is not None and not Catalog(model.warehouse).is_export(manifest):
-        expected = _migrated(model, manifest)
+        expected = _recompute_migrated(model, manifest)
     elif manifest.imported:
         raise CannotVerify(f"{name} was made of a table of states, which nothing else gives")
     elif manifest.generation is None:
-        expected = _pretrained(model, manifest, rows, sample)
+        expected = _recompute_pretrained(model, manifest, rows, sample)
     elif manifest.snapshot_id in compared:
         return Findings()
     else:
@@ -85,22 +85,22 @@ def verified(
         )
     runtime = ModelRuntime.of(model.warehouse, manifest.model_spec(model.spec.folder), manifest.parameters)
     n = len(runtime.spec.states)
-    width = n + n * n + sum(extras_widths(runtime.kernel).values())
-    both = gathering.states_of(Kind.SEED, expected, runtime)
-    both = both.unionByName(gathering.states_of(Kind.END, rows, runtime))
+    width = n + n * n + sum(find_state_extras_widths(runtime.kernel).values())
+    both = gathering.convert_states(Kind.SEED, expected, runtime)
+    both = both.unionByName(gathering.convert_states(Kind.END, rows, runtime))
     parts = both.filter(sample.has(F.col("key"))).repartition(PARTITIONS, "key")
-    check = partial(check_states, width, tolerance, by_numerics=_other_numerics(manifest, runtime))
-    return findings_in(parts, check, name)
+    check = partial(check_states, width, tolerance, by_numerics=_has_other_numerics(manifest, runtime))
+    return collect_findings(parts, check, name)
 
 
-def _other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
+def _has_other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
     """Return whether a batch pass may give other bits than a snapshot has; filter changes do not affect migrations."""
     if manifest.parent is not None or manifest.without_state:
         return False
     return bool(may_differ(runtime.kernel, runtime.kernel.initial(1), manifest.numerics).any())
 
 
-def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
+def _recompute_migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
     """Return the states that the migration of a snapshot's parent gives."""
     warehouse = model.warehouse
     assert manifest.parent is not None
@@ -109,8 +109,8 @@ def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
     if source is None:
         raise CannotVerify(f"{name}: snapshot {manifest.parent}, which it was migrated from, was removed")
     try:
-        steps = _steps(model, source, manifest)
-        migration = migrating.migration_that_made(manifest, source, steps) if steps else None
+        steps = _find_steps(model, source, manifest)
+        migration = migrating.find_original_migration(manifest, source, steps) if steps else None
     except UserError:
         migration, steps = None, []
     if migration is None:
@@ -118,25 +118,27 @@ def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
             f"{name}: the migration that made it from {source.snapshot_id} is not the one that the specs have now"
         )
     migrating.ship_functions(warehouse, steps)
-    states = apply_migration(StateRows.of(gathering.states_in(warehouse, source)), migration).frame
-    rekey = rekey_of(warehouse, steps, migration.target)
-    return states if rekey is None else merged(rekeyed(states, rekey), rekey)
+    states = apply_migration(StateRows.of(gathering.read_states(warehouse, source)), migration).frame
+    rekey = build_rekey(warehouse, steps, migration.target)
+    return states if rekey is None else merge_rows(rekey_rows(states, rekey), rekey)
 
 
-def _steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest) -> list[Step]:
+def _find_steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest) -> list[MigrationStep]:
     """Return the migrations from a snapshot's version to the version of a snapshot made from it: forward, or back.
 
     Raises:
         UserError: no such path exists in the known specs.
     """
     if source.model_version > manifest.model_version:
-        return path_back_to(model, source, manifest)
+        return find_path_back(model, source, manifest)
     own = {one.model_version: one.model_spec(model.spec.folder) for one in (source, manifest)}
-    return path_between({**known_versions(model), **own}, source.model_version, manifest.model_version)
+    return find_path_between(
+        {**read_known_versions(model), **own}, source.model_version, manifest.model_version
+    )
 
 
-def _pretrained(
-    model: DeployedModel[Warehouse], manifest: Manifest, states: DataFrame, sample: Sample
+def _recompute_pretrained(
+    model: DeployedModel[Warehouse], manifest: Manifest, states: DataFrame, sample: KeySample
 ) -> DataFrame:
     """Return the states from a batch pass over the history, with the snapshot's parameters."""
     name = f"snapshot {manifest.snapshot_id}"
@@ -146,15 +148,15 @@ def _pretrained(
     version = position.get("measurements") if topic else position["version"]
     if version is None:
         raise CannotVerify(f"{name}: which version of {table} it was made from is not recorded")
-    rows = replayed_late_rows.without(model.warehouse, model.warehouse.read(table, int(version)))
+    rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, int(version)))
     if topic:
         before = F.col("_partition").isNull()
-        for number, offset in offsets_of(position).items():
+        for number, offset in parse_offsets(position).items():
             before = before | (F.col("_partition") == number) & (F.col("_offset") < offset)
         rows = rows.filter(before)
     runtime = ModelRuntime(own, manifest.parameters, rows.schema)
     runtime.ship(model.warehouse.spark)
-    frame = rows.select(*own.columns).filter(sample.has(text_of(runtime.kind)))
+    frame = rows.select(*own.columns).filter(sample.has(build_key_text(runtime.kind)))
     at = F.col(f"`{own.time}`")
     if manifest.cut is not None:
         frame = frame.filter(at < F.lit(manifest.cut))
@@ -166,18 +168,18 @@ def _pretrained(
             raise CannotVerify(f"{name}: the version of its keys' inputs is not recorded")
         joined = InputsTable(model.with_spec(own)).joined(frame, runtime.kind, manifest.inputs["version"])
         frame = joined.dropna(subset=own.input_names)
-    batch = batch_of(runtime)
-    packed = bucket_rows(frame, batch.rows, frame.count())
-    return final_states(packed, runtime.kernel, batch, _begin(runtime, states, sample, name)).frame
+    batch = build_batch(runtime)
+    packed = pack_buckets(frame, batch.rows, frame.count())
+    return compute_final_states(packed, runtime.kernel, batch, _begin(runtime, states, sample, name)).frame
 
 
-def _begin(runtime: ModelRuntime, states: DataFrame, sample: Sample, name: str) -> Begin | None:
+def _begin(runtime: ModelRuntime, states: DataFrame, sample: KeySample, name: str) -> Begin | None:
     """Return the initial states of keys: by group, or with the parameters in each key's own state."""
     learn = runtime.spec.learn
     if learn is None or learn.scope != "key":
         return runtime.begin
     try:
-        return own_parameters(states, runtime, sample)
+        return read_learned_states(states, runtime, sample)
     except TooManyKeys as error:
         raise CannotVerify(
             f"{name}: more than {MOST_KEYS:,} keys have learned parameters of their own; take a smaller --share"

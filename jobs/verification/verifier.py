@@ -13,31 +13,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.lineage import generations
-from jobs.lineage.compatibility import spec_to_run
+from jobs.lineage.compatibility import select_spec
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
-from jobs.lineage.pinned_inputs import version_of
+from jobs.lineage.pinned_inputs import read_pinned_version
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import imports_new_keys, meaning_of
-from jobs.spark.job_labels import labelled
+from jobs.snapshots.seeds import hash_meaning, is_importing_new_keys
+from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.extras import extra_widths
+from jobs.state.encoding.extras import find_extra_widths
 from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import new_keys
 from jobs.storage.tables import estimates
 from jobs.verification import gathering, runs, snapshot_check
-from jobs.verification.chain import STATE, Chain, Segment, chain_of
+from jobs.verification.chain import STATE, Chain, Segment, find_chain
 from jobs.verification.ends import End, copy_state, end_of, forget
-from jobs.verification.findings import DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added, difference
-from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
-from jobs.verification.recomputing import Kind, Recipe, check, findings_in
+from jobs.verification.findings import (
+    DIFFERENT,
+    EQUAL,
+    NOT_VERIFIED,
+    NOTHING,
+    Findings,
+    describe_difference,
+    sum_findings,
+)
+from jobs.verification.gathering import ALL, CannotVerify, KeySample, Sources
+from jobs.verification.recomputing import Kind, Recipe, check, collect_findings
 from kalman.filters.numerics import NUMERICS
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,9 +75,9 @@ class Options:
     chunk_rows: int = ROWS_A_CHUNK
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> KeySample:
         """Return the keys to verify."""
-        return Sample(self.share, self.seed, self.keys)
+        return KeySample(self.share, self.seed, self.keys)
 
 
 class Result(NamedTuple):
@@ -102,10 +110,10 @@ class Verifier:
             UserError: the run with this id has ended.
         """
         warehouse, name = self.model.warehouse, self.model.name
-        if run_id is not None and runs.finished(warehouse, name, run_id):
+        if run_id is not None and runs.is_finished(warehouse, name, run_id):
             raise UserError(f"verify {name}: run {run_id} has ended; give another --run-id, or none")
         options = {key: value for key, value in json.loads(json.dumps(asdict(self.options))).items()}
-        run = runs.unfinished(warehouse, name, options, run_id)
+        run = runs.find_unfinished_run(warehouse, name, options, run_id)
         continued = run is not None
         if run is None:
             run_id = run_id or uuid.uuid4().hex[:12]
@@ -113,12 +121,12 @@ class Verifier:
         plan = run.plan
         self.reasons = list(plan["not_verified"])
         segments = [Segment(**one) for one in plan["segments"]]
-        self._do(run, "hand-overs", partial(_hand_overs, plan["overlaps"]))
+        self._do(run, "hand-overs", partial(_list_hand_overs, plan["overlaps"]))
         for one in plan["snapshots"]:
             self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
             self._tell_numerics(run, f"snapshot {one}")
         for segment in segments:
-            self._segment(run, segment)
+            self._verify_segment(run, segment)
             self._tell_numerics(run, segment.generation)
         found = run.findings
         if found.counts["undecided"]:
@@ -126,7 +134,7 @@ class Verifier:
                 f"{found.counts['undecided']:,} keys: late rows came at the time of rows that had left the replay "
                 f"window, so in which order the stream took them is not known"
             )
-        outcome = _outcome(found, self.reasons)
+        outcome = _judge_outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
         forget(self.model, run.run_id)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
@@ -134,7 +142,7 @@ class Verifier:
     def _plan(self, run_id: str) -> dict[str, Any]:
         """Pin the chain and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
-        chain: Chain = chain_of(self.model)
+        chain: Chain = find_chain(self.model)
         live = next((one for one in chain.segments if one.end == STATE), None)
         copied = None
         if live is not None:
@@ -145,17 +153,17 @@ class Verifier:
             "not_verified": chain.not_verified,
             "overlaps": chain.overlaps,
             "end": copied,
-            "versions": gathering.versions_of(self.model),
+            "versions": gathering.read_table_versions(self.model),
             "begun_at": datetime.now(UTC).isoformat(),
         }
 
-    def _do(self, run: runs.Run, part: str, work: Callable[[], Findings]) -> None:
+    def _do(self, run: runs.VerificationRun, part: str, work: Callable[[], Findings]) -> None:
         """Do a part of the run unless it is done, and record it."""
         if part in run.done:
             return
         self.note(part)
         try:
-            with labelled(self.model.warehouse.spark, f"verify {self.model.name}", part):
+            with label_jobs(self.model.warehouse.spark, f"verify {self.model.name}", part):
                 found = work()
         except CannotVerify as reason:
             self._leave_out(str(reason))
@@ -166,9 +174,9 @@ class Verifier:
         if reason not in self.reasons:
             self.reasons.append(reason)
 
-    def _tell_numerics(self, run: runs.Run, name: str) -> None:
+    def _tell_numerics(self, run: runs.VerificationRun, name: str) -> None:
         """Add the reason why differences of a generation or snapshot may come from other numerics."""
-        found = added(done for part, done in run.done.items() if name in part.split())
+        found = sum_findings(done for part, done in run.done.items() if name in part.split())
         if name.startswith("snapshot "):
             found = run.done.get(name, Findings())
         estimates, states = (found.counts.get(one, 0) for one in ("numerics", "states_numerics"))
@@ -184,7 +192,7 @@ class Verifier:
         manifest = manifests.record(self.model.warehouse, snapshot)
         assert manifest is not None
         compared = {one.end for one in segments}
-        return snapshot_check.verified(
+        return snapshot_check.check_snapshot(
             self.model,
             manifest,
             self.options.sample,
@@ -192,11 +200,11 @@ class Verifier:
             compared,
         )
 
-    def _segment(self, run: runs.Run, segment: Segment) -> None:
+    def _verify_segment(self, run: runs.VerificationRun, segment: Segment) -> None:
         """Verify a segment: first the counts of all its rows, then the sampled keys in chunks."""
         try:
             work = SegmentCheck.of(self, segment, run)
-            rows = gathering.landed(work.sources)
+            rows = gathering.read_landed_rows(work.sources)
         except CannotVerify as reason:
             self._leave_out(str(reason))
             return
@@ -227,32 +235,32 @@ class SegmentCheck:
     options: Options
 
     @classmethod
-    def of(cls, verifier: Verifier, segment: Segment, run: runs.Run) -> SegmentCheck:
+    def of(cls, verifier: Verifier, segment: Segment, run: runs.VerificationRun) -> SegmentCheck:
         """Read the start and the end of a segment.
 
         Raises:
             CannotVerify: the model uses a feature that cannot be recomputed.
         """
         warehouse, deployed = verifier.model.warehouse, verifier.model.spec
-        generation = generations.named(warehouse, deployed.name, segment.generation)
+        generation = generations.read_named(warehouse, deployed.name, segment.generation)
         manifest = manifests.record(warehouse, segment.snapshot)
         if manifest is None or manifest.status == manifests.REMOVED:
             raise CannotVerify(f"{segment.generation}: snapshot {segment.snapshot}, its start, was removed")
         built = manifest.model_spec(deployed.folder)
-        spec = spec_to_run(built, deployed)
+        spec = select_spec(built, deployed)
         _refuse_what_cannot_be_recomputed(spec, built, segment)
         runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
         runtime.ship(warehouse.spark)
-        takes = imports_new_keys(warehouse, Checkpoint(warehouse, generation.checkpoint), spec)
+        takes = is_importing_new_keys(warehouse, Checkpoint(warehouse, generation.checkpoint), spec)
         versions = run.plan["versions"]
         sources = Sources(
             warehouse, generation, runtime, segment, versions["estimates"], versions["quarantine"], takes
         )
-        begin = gathering.held_in(warehouse, manifest) if spec.timed else None
+        begin = gathering.read_waiting_rows(warehouse, manifest) if spec.timed else None
         end = end_of(warehouse, runtime, segment, run.run_id, run.plan["end"])
-        begun, kept = generation.created_at, duration_us(deployed.retention.quarantine)
+        begun, kept = generation.created_at, parse_duration_us(deployed.retention.quarantine)
         old = begun is not None and (datetime.now(UTC) - begun).total_seconds() * 1e6 > kept
-        recipe = _recipe(sources, end, verifier.options, old)
+        recipe = _build_recipe(sources, end, verifier.options, old)
         return cls(sources, manifest, recipe, begin, end, verifier.options)
 
     def counts(self, rows: DataFrame) -> Findings:
@@ -263,11 +271,11 @@ class SegmentCheck:
             table = self.sources.warehouse.read(
                 estimates(self.sources.generation.model), self.sources.estimates
             )
-            mine = gathering.in_segment(table, self.sources)
+            mine = gathering.select_segment(table, self.sources)
             if "correction" in mine.columns:
                 mine = mine.filter(~F.coalesce("correction", F.lit(False)))
             accepted = mine.count()
-        refused = gathering.refused(self.sources)
+        refused = gathering.read_refused_rows(self.sources)
         quarantined = 0 if refused is None else refused.count()
         waiting = 0 if self.end is None else self.end.waiting
         waiting -= 0 if self.begin is None else self.begin.rows.count()
@@ -279,63 +287,63 @@ class SegmentCheck:
             f"{waiting:,} that wait make {landed - gap:,}"
         )
         segment = self.sources.segment
-        first = {**difference(what, batch=segment.last_batch), "generation": segment.generation}
+        first = {**describe_difference(what, batch=segment.last_batch), "generation": segment.generation}
         return Findings.of(first, landed=landed, uncounted=abs(gap))
 
     def chunk(self, rows: DataFrame, chunk: int, chunks: int, size: int) -> Findings:
         """Recompute and compare the sampled keys of one chunk."""
-        both = self._gathered(rows)
+        both = self._gather_rows(rows)
         sample = self.options.sample.has(F.col("key"))
         if chunks > 1:
             sample = sample & (F.pmod(F.xxhash64(F.lit("chunk"), F.col("key")), F.lit(chunks)) == chunk)
         partitions = max(MIN_PARTITIONS, -(-size // ROWS_A_PARTITION))
         parts = both.filter(sample).repartition(partitions, "key")
         name = self.sources.segment.generation
-        found = findings_in(parts, partial(check, self.recipe), name)
+        found = collect_findings(parts, partial(check, self.recipe), name)
         if found.counts["unrecorded"] and not self.recipe.forgets:
             found.counts["missing"] += found.counts["unrecorded"]
             found.counts["unrecorded"] = 0
-            late = difference("a late row is neither estimated nor in quarantine")
+            late = describe_difference("a late row is neither estimated nor in quarantine")
             found.firsts.append({**late, "generation": name})
         return found
 
-    def _gathered(self, rows: DataFrame) -> DataFrame:
+    def _gather_rows(self, rows: DataFrame) -> DataFrame:
         """Return all rows and states of the segment's keys, with the checker's columns."""
         sources, runtime = self.sources, self.sources.runtime
         warehouse = sources.warehouse
         parts = [
-            gathering.rows_of(sources, self._with_inputs(rows)),
-            gathering.states_of(Kind.SEED, gathering.states_in(warehouse, self.manifest), runtime),
-            gathering.refused(sources),
-            gathering.estimated(sources, self.recipe.estimates.extra),
+            gathering.convert_rows(sources, self._add_inputs(rows)),
+            gathering.convert_states(Kind.SEED, gathering.read_states(warehouse, self.manifest), runtime),
+            gathering.read_refused_rows(sources),
+            gathering.read_estimates(sources, self.recipe.estimates.extra),
         ]
         if self.begin is not None:
-            parts.append(gathering.waiting_of(Kind.ROW, self.begin.rows))
+            parts.append(gathering.convert_waiting_rows(Kind.ROW, self.begin.rows))
         if self.end is not None:
             parts.append(self.end.rows)
         if sources.imports_keys and warehouse.exists(new_keys(sources.generation.model)):
-            parts.append(gathering.states_of(Kind.OFFER, self._offers(), runtime))
+            parts.append(gathering.convert_states(Kind.OFFER, self._read_offers(), runtime))
         both, *others = (part for part in parts if part is not None)
         for part in others:
             both = both.unionByName(part)
         return both
 
-    def _offers(self) -> DataFrame:
+    def _read_offers(self) -> DataFrame:
         """Return the states that were offered to the stream, one per key."""
         sources = self.sources
-        meaning = meaning_of(sources.runtime.spec.fingerprint(), sources.runtime.parameters)
+        meaning = hash_meaning(sources.runtime.spec.fingerprint(), sources.runtime.parameters)
         rows = sources.warehouse.read(new_keys(sources.generation.model)).filter(F.col("meaning") == meaning)
         best = F.max_by(F.struct(*rows.columns), F.struct("state_index", "event_time")).alias("row")
         return rows.groupBy(F.col("key").alias("_key")).agg(best).select("row.*")
 
-    def _with_inputs(self, rows: DataFrame) -> DataFrame:
+    def _add_inputs(self, rows: DataFrame) -> DataFrame:
         """Return rows with the inputs of their keys, if the model has inputs."""
         sources, spec = self.sources, self.sources.runtime.spec
         if spec.inputs is None:
             return rows
         generation, segment = sources.generation, sources.segment
         first = self.manifest.inputs
-        last = version_of(sources.warehouse, generation, segment.last_batch)
+        last = read_pinned_version(sources.warehouse, generation, segment.last_batch)
         if first is None or last is None or (first["id"], first["version"]) != (last["id"], last["version"]):
             raise CannotVerify(
                 f"{segment.generation}: the table of inputs has changed since its snapshot, and which micro-batch used "
@@ -345,9 +353,9 @@ class SegmentCheck:
         return table.joined(rows, sources.runtime.kind, last["version"])
 
 
-def _hand_overs(overlaps: list[str]) -> Findings:
+def _list_hand_overs(overlaps: list[str]) -> Findings:
     """Return the findings of hand-overs after which two generations have estimated the same rows."""
-    return Findings.of(*map(difference, overlaps), uncounted=len(overlaps))
+    return Findings.of(*map(describe_difference, overlaps), uncounted=len(overlaps))
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
@@ -368,11 +376,11 @@ def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment
         )
 
 
-def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
+def _build_recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
     """Return the recipe to recompute a segment; forgets: maintenance may have removed its rows from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
-    extra = {**runtime.kernel.outputs, **extra_widths(runtime.kernel)}
+    extra = {**runtime.kernel.outputs, **find_extra_widths(runtime.kernel)}
     have = [] if sources.estimates is None else sources.warehouse.read(estimates(spec.name)).columns
     expired = NEVER
     if spec.idle_us is not None and end is not None and end.watermark != NEVER:
@@ -390,7 +398,7 @@ def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) 
         measured=len(rows.measurement),
         controls=len(rows.control),
         landed=len(runtime.rows.numbers),
-        stored=stored_as(runtime.kernel),
+        stored=find_storage_dtype(runtime.kernel),
         begin=runtime.begin,
         idle=spec.idle_us,
         in_order=spec.order.kind in ("strict", "replay"),
@@ -405,7 +413,7 @@ def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) 
     )
 
 
-def _outcome(found: Findings, reasons: list[str]) -> str:
+def _judge_outcome(found: Findings, reasons: list[str]) -> str:
     if found.differences:
         return DIFFERENT
     if reasons:
@@ -413,6 +421,6 @@ def _outcome(found: Findings, reasons: list[str]) -> str:
     return EQUAL if found.counts["rows"] else NOTHING
 
 
-def code_of(outcome: str) -> int:
+def choose_exit_code(outcome: str) -> int:
     """Return the exit code of an outcome: a retry finds the same difference, and a part left out is not a success."""
     return {EQUAL: 0, DIFFERENT: 2}.get(outcome, 3)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from kalman.filters.gaussian import FORMS, GaussianFilter
 from kalman.filters.linear import LinearFilter, build_linear
-from kalman.filters.sigma_points import Rule, cubature, unscented
+from kalman.filters.sigma_points import PointRule, build_cubature_rule, build_unscented_rule
 from kalman.models import checks, columns
 from kalman.models import definition as definitions
 from kalman.models.angles import parse_wrap
@@ -16,9 +16,9 @@ from kalman.models.functions import (
     FunctionProcess,
     check_observation,
     check_process,
-    deviations,
-    observation_offset,
+    compute_deviations,
     parse_observation,
+    parse_observation_offset,
     parse_process,
 )
 from kalman.models.inputs import noise_scale
@@ -28,7 +28,7 @@ from kalman.types import ModelError
 
 def build_any_linear(definition: Definition, learned: Mapping[str, Any]) -> LinearFilter | GaussianFilter:
     """Return the linear filter of a definition, in its form. Raises ModelError."""
-    form = _form("linear", definition)
+    form = _parse_form("linear", definition)
     linear = build_linear(definition, learned)
     if form == "covariance":
         return linear
@@ -38,7 +38,7 @@ def build_any_linear(definition: Definition, learned: Mapping[str, Any]) -> Line
             f"the form {form} needs a covariance to start from",
             "use form: covariance, or a wide covariance",
         )
-    return _checked(
+    return _check_information_noise(
         GaussianFilter(
             linear.states,
             linear.measurements,
@@ -74,18 +74,18 @@ def build_cubature(definition: Definition, learned: Mapping[str, Any]) -> Gaussi
 
 
 def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
-    states = definitions.names("states", definition.get("states"))
-    measurement = definitions.names("measurement", definition.get("measurement"))
-    controls = definitions.names("control", definition.get("control") or (), empty=True)
+    states = definitions.parse_names("states", definition.get("states"))
+    measurement = definitions.parse_names("measurement", definition.get("measurement"))
+    controls = definitions.parse_names("control", definition.get("control") or (), empty=True)
     n, measurements = len(states), len(measurement)
     periods = parse_wrap(definition.get("observation"), measurement)
-    process, seen = _parts(definition, n, measurements, controls, periods)
+    process, seen = _parse_model_parts(definition, n, measurements, controls, periods)
     drawn = 0
     if isinstance(process, FunctionProcess) and process.noise_inside:
         _check_inside(kind, definition, process)
         drawn = n + process.noise_size
     observation = seen.H
-    parameters = definitions.parameters(definition, process, seen.R, learned)
+    parameters = definitions.build_parameters(definition, process, seen.R, learned)
     names, scope = definitions.learn_request(definition, parameters)
     own = names if scope != "pooled" else ()
     (mean, covariance, diffuse), own_start = definitions.start(definition, n, controls)
@@ -99,13 +99,13 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
     if isinstance(observation, FunctionObservation) and observation.noise_inside:
         _check_disturbed(kind, definition, observation)
         disturbed = n + observation.noise_size
-    form, rule = _form(kind, definition), _rule(kind, definition, n)
-    spread = deviations(covariance, n)
+    form, rule = _parse_form(kind, definition), _build_rule(kind, definition, n)
+    spread = compute_deviations(covariance, n)
     if isinstance(process, FunctionProcess):
         check_process(process, mean, spread, len(controls), own_start is None)
     if isinstance(observation, FunctionObservation):
         check_observation(observation, mean, spread, len(controls), own_start is None)
-    return _checked(
+    return _check_information_noise(
         GaussianFilter(
             states,
             measurements,
@@ -121,14 +121,14 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             seen.offset,
             seen.noise_scale,
             periods,
-            _rule(kind, definition, drawn) if drawn else None,
+            _build_rule(kind, definition, drawn) if drawn else None,
             own_start,
-            _rule(kind, definition, disturbed) if disturbed else None,
+            _build_rule(kind, definition, disturbed) if disturbed else None,
         )
     )
 
 
-class Seen(NamedTuple):
+class ParsedObservation(NamedTuple):
     """The observation of a definition, as `definition.Observation`; H may be a function."""
 
     H: Cells | FunctionObservation
@@ -137,13 +137,13 @@ class Seen(NamedTuple):
     noise_scale: Cell
 
 
-def _parts(
+def _parse_model_parts(
     definition: Definition,
     n: int,
     measurements: int,
     controls: tuple[str, ...],
     periods: tuple[float, ...],
-) -> tuple[Structure | FunctionProcess, Seen]:
+) -> tuple[Structure | FunctionProcess, ParsedObservation]:
     """Return process and observation."""
     written, seen, folder = definition.get("process"), definition.get("observation"), definition.get("folder")
     if isinstance(written, Mapping) and written.get("kind") == "function":
@@ -155,16 +155,16 @@ def _parts(
             raise ModelError("observation.h", "is given beside H", "keep one of them")
         h = parse_observation(seen, n, measurements, periods, folder)
         if process is None:
-            process = definitions.process(definition, n, controls, all_used=h.controlled)
-        R = checks.needed("observation", seen, "R")
-        R = columns.covariance("observation.R", R, h.noise_size, controls)
-        offset = observation_offset(seen, measurements, controls)
-        return process, Seen(h, R, offset, noise_scale("observation", seen, controls))
+            process = definitions.parse_process(definition, n, controls, all_used=h.controlled)
+        R = checks.require_key("observation", seen, "R")
+        R = columns.parse_covariance_cells("observation.R", R, h.noise_size, controls)
+        offset = parse_observation_offset(seen, measurements, controls)
+        return process, ParsedObservation(h, R, offset, noise_scale("observation", seen, controls))
     if process is None:
-        process = definitions.process(definition, n, controls)
+        process = definitions.parse_process(definition, n, controls)
     if periods and isinstance(seen, Mapping):
         seen = {name: value for name, value in seen.items() if name != "wrap"}
-    return process, Seen(*definitions.observation(seen, process, measurements, controls))
+    return process, ParsedObservation(*definitions.parse_observation(seen, process, measurements, controls))
 
 
 def _check_inside(kind: str, definition: Definition, process: FunctionProcess) -> None:
@@ -197,7 +197,7 @@ def _check_absent(
             raise ModelError(field, f"does not go with noise inside the {of}'s function", remedy)
 
 
-def _form(kind: str, definition: Definition) -> str:
+def _parse_form(kind: str, definition: Definition) -> str:
     form = definition.get("form") or "covariance"
     if form not in FORMS:
         raise ModelError("form", f"{form!r} is not a form", f"choose one of {', '.join(FORMS)}")
@@ -212,25 +212,25 @@ def _form(kind: str, definition: Definition) -> str:
     return form
 
 
-def _rule(kind: str, definition: Definition, n: int) -> Rule | None:
+def _build_rule(kind: str, definition: Definition, n: int) -> PointRule | None:
     """Return the sigma-point rule of a kind of filter. Raises ModelError."""
     if kind == "extended":
         return None
     if kind == "cubature":
-        return cubature(n)
+        return build_cubature_rule(n)
     section = definition.get("unscented") or {}
-    checks.known("unscented", section, ("alpha", "beta", "kappa"))
-    alpha = checks.positive("unscented.alpha", section.get("alpha", 1.0))
-    beta = checks.number("unscented.beta", section.get("beta", 0.0))
-    kappa = checks.number("unscented.kappa", section.get("kappa", 2.0))
+    checks.check_keys("unscented", section, ("alpha", "beta", "kappa"))
+    alpha = checks.parse_positive("unscented.alpha", section.get("alpha", 1.0))
+    beta = checks.parse_number("unscented.beta", section.get("beta", 0.0))
+    kappa = checks.parse_number("unscented.kappa", section.get("kappa", 2.0))
     if n + kappa <= 0.0:
         raise ModelError(
             "unscented.kappa", f"{kappa!r} leaves no spread to {n} states", f"write a number above {-n}"
         )
-    return unscented(n, alpha, beta, kappa)
+    return build_unscented_rule(n, alpha, beta, kappa)
 
 
-def _checked(model: GaussianFilter) -> GaussianFilter:
+def _check_information_noise(model: GaussianFilter) -> GaussianFilter:
     """Return the filter. Raises ModelError where the information form would divide by singular noise."""
     if model.form == "information" and not model.noisy and "R" not in model.own:
         raise ModelError(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kalman.filters.multiple_models import SEVERAL, MultipleModels
-from kalman.filters.own_parameters import FIELD, own_parameters
-from kalman.filters.state_layout import places
+from kalman.filters.own_parameters import FIELD, find_key_parameters
+from kalman.filters.state_layout import locate_fields
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.models.learned_entries import learn_requests
@@ -31,38 +31,38 @@ Build = Callable[[Definition, Mapping[str, Any]], Filter]
 
 def build_imm(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
     """Return the interacting multiple-model filter of a definition. Raises ModelError."""
-    names, modes, start = _modes(definition, build, learned)
+    names, modes, start = _build_modes(definition, build, learned)
     section = definition.get("imm") or {}
-    checks.known("imm", section, ("floor",))
+    checks.check_keys("imm", section, ("floor",))
     M = len(modes)
     written = learned.get("transition", definition.get("transition"))
     if written is None:
         raise ModelError("transition", "is missing", "write a row for each mode, each of which sums to 1")
-    transition = checks.matrix("transition", written, M, M)
+    transition = checks.parse_matrix("transition", written, M, M)
     for i, row in enumerate(transition):
         _check_probabilities(f"transition[{i}]", row)
-    model = MultipleModels(names, modes, start, _floor("imm", section, M), transition)
-    return _with_own(definition, build, learned, model)
+    model = MultipleModels(names, modes, start, _parse_floor("imm", section, M), transition)
+    return _add_key_parameters(definition, build, learned, model)
 
 
 def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
     """Return the multiple-model adaptive estimator of a definition. Raises ModelError."""
     if definition.get("transition") is not None:
         raise ModelError("transition", "an mmae's modes stay as they are", "remove it, or use filter: imm")
-    names, modes, start = _modes(definition, build, learned)
+    names, modes, start = _build_modes(definition, build, learned)
     section = definition.get("mmae") or {}
-    checks.known("mmae", section, ("window", "floor"))
+    checks.check_keys("mmae", section, ("window", "floor"))
     window = section.get("window")
     if window is not None:
-        window = checks.whole("mmae.window", window, 1, 1000)
-    model = MultipleModels(names, modes, start, _floor("mmae", section, len(modes)), None, window)
-    return _with_own(definition, build, learned, model)
+        window = checks.parse_integer("mmae.window", window, 1, 1000)
+    model = MultipleModels(names, modes, start, _parse_floor("mmae", section, len(modes)), None, window)
+    return _add_key_parameters(definition, build, learned, model)
 
 
-def known_parameters(model: MultipleModels) -> dict[str, Parameter]:
+def list_known_parameters(model: MultipleModels) -> dict[str, Parameter]:
     """Return the learnable parameters by name: `R` where all modes share it, else `<mode>.R`, and the probabilities."""
     found: dict[str, Parameter] = {}
-    each = [{p.name: p for p in _parameters_of(mode)} for mode in model.modes]
+    each = [{p.name: p for p in _list_parameters(mode)} for mode in model.modes]
     for name, p in each[0].items():
         if all(own.get(name) == p for own in each):
             found[name] = p
@@ -75,18 +75,18 @@ def known_parameters(model: MultipleModels) -> dict[str, Parameter]:
     return found
 
 
-def _parameters_of(mode: Filter) -> tuple[Parameter, ...]:
+def _list_parameters(mode: Filter) -> tuple[Parameter, ...]:
     return getattr(getattr(mode, "base", mode), "parameters", ())
 
 
-def _with_own(
+def _add_key_parameters(
     definition: Definition, build: Build, learned: Mapping[str, Any], model: MultipleModels
 ) -> MultipleModels:
     """Return the model with key-specific parameters, where groups or keys learn them."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return model
-    known = known_parameters(model)
+    known = list_known_parameters(model)
     names = [request.name for request in learn_requests(definition)]
     own = tuple(known[name] for name in names if name in known)
     asked = {
@@ -98,28 +98,28 @@ def _with_own(
         ]
         for mode in model.names
     }
-    _, modes, _ = _modes(definition, build, learned, asked)
+    _, modes, _ = _build_modes(definition, build, learned, asked)
     result = replace(model, modes=modes, own=own)
-    return replace(result, copies=_copies(result))
+    return replace(result, copies=_map_copies(result))
 
 
-def _copies(model: MultipleModels) -> tuple[tuple[int, int], ...]:
+def _map_copies(model: MultipleModels) -> tuple[tuple[int, int], ...]:
     """Map rows of the field `parameters` to the rows of the modes' states that repeat them."""
     found: list[tuple[int, int]] = []
     for name, mode, part in zip(model.names, model.modes, model.parts, strict=True):
-        inner = own_parameters(mode)
+        inner = find_key_parameters(mode)
         at = 0
         for p in model.own:
             place = inner.rows.get(p.name.removeprefix(f"{name}."))
             if place is not None and p.name not in SHARED:
-                begin = part.start + places(mode.fields)[FIELD].start + place.start
+                begin = part.start + locate_fields(mode.fields)[FIELD].start + place.start
                 found += [(at + e, begin + e) for e in range(len(p.value))]
             at += len(p.value)
     return tuple(found)
 
 
-def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
-    floor = checks.positive(f"{field}.floor", section.get("floor", FLOOR))
+def _parse_floor(field: str, section: Mapping[str, Any], modes: int) -> float:
+    floor = checks.parse_positive(f"{field}.floor", section.get("floor", FLOOR))
     if floor * modes >= 1.0:
         raise ModelError(
             f"{field}.floor",
@@ -129,7 +129,7 @@ def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
     return floor
 
 
-def _modes(
+def _build_modes(
     definition: Definition,
     build: Build,
     learned: Mapping[str, Any],
@@ -158,7 +158,7 @@ def _modes(
             raise ModelError(
                 f"modes[{j}]", f"{mode!r} is not a mapping", "write process and observation under it"
             )
-    names = _names(written)
+    names = _parse_mode_names(written)
     own = [
         {
             name.removeprefix(f"{mode}."): value
@@ -171,7 +171,7 @@ def _modes(
     requests = [(asked or {}).get(name) for name in names]
     sections = [{"learn": {"parameters": one, "scope": "key"}} if one else {} for one in requests]
     modes = tuple(
-        _mode(j, shared | section, mode, build, values)
+        _build_mode(j, shared | section, mode, build, values)
         for j, (mode, section, values) in enumerate(zip(written, sections, own, strict=True))
     )
     for j, mode in enumerate(modes):
@@ -182,12 +182,12 @@ def _modes(
     probabilities = learned.get("initial.mode_probabilities", probabilities)
     if probabilities is None:
         return names, modes, (1.0 / M,) * M
-    start = checks.vector("initial.mode_probabilities", probabilities, M)
+    start = checks.parse_vector("initial.mode_probabilities", probabilities, M)
     _check_probabilities("initial.mode_probabilities", start)
     return names, modes, start
 
 
-def _names(written: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _parse_mode_names(written: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names of the modes."""
     names = tuple(str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(written))
     for j, name in enumerate(names):
@@ -199,7 +199,7 @@ def _names(written: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return names
 
 
-def _mode(
+def _build_mode(
     j: int, shared: Mapping[str, Any], mode: Mapping[str, Any], build: Build, learned: Mapping[str, Any]
 ) -> Filter:
     """Return a mode's filter with its learned parameters; it inherits missing sections from the definition."""

@@ -8,15 +8,15 @@ from kalman.building.modes import build_imm, build_mmae
 from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.lms import build_lms, build_nlms
 from kalman.filters.rls import build_rls
-from kalman.filters.robust.gaussian import robust_gaussian
+from kalman.filters.robust.gaussian import build_robust_gaussian
 from kalman.filters.robust.linear import build_robust_linear
-from kalman.filters.rounded import rounding
-from kalman.filters.sliding_likelihood import sliding_likelihood
+from kalman.filters.rounded import add_rounding
+from kalman.filters.sliding_likelihood import add_sliding_likelihood
 from kalman.mixtures.building import FAMILIES, build_mixture
 from kalman.models.definition import Definition
-from kalman.models.groups import pooled
-from kalman.models.learned_entries import substituted
-from kalman.smoothers.fixed_lag import fixed_lag
+from kalman.models.groups import select_pooled
+from kalman.models.learned_entries import substitute_learned
+from kalman.smoothers.fixed_lag import add_fixed_lag
 from kalman.types import Filter, ModelError
 
 
@@ -29,7 +29,7 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture,
     sliding_log_likelihood. Raises ModelError, which names the field.
     """
-    definition, parameters = substituted(definition, pooled(definition, parameters or {}))
+    definition, parameters = substitute_learned(definition, select_pooled(definition, parameters or {}))
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
         raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")
@@ -42,8 +42,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
             if kind not in ROBUST:
                 remedy = f"remove it, or use {', '.join(ROBUST)}"
                 raise ModelError(section, f"the {kind} filter has none", remedy)
-    model = fixed_lag(definition, builders[kind](definition, parameters))
-    return rounding(definition, sliding_likelihood(definition, model))
+    model = add_fixed_lag(definition, builders[kind](definition, parameters))
+    return add_rounding(definition, add_sliding_likelihood(definition, model))
 
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]
@@ -68,20 +68,24 @@ FILTERS: dict[str, Builder] = {
 """Builders by kind of filter. A new kind is one more entry."""
 
 
-def _robust_linear(definition: Definition, learned: Mapping[str, Any]) -> Filter:
+def _build_robust(definition: Definition, learned: Mapping[str, Any]) -> Filter:
     plain = build_any_linear(definition, learned)
     if isinstance(plain, GaussianFilter):
-        return robust_gaussian(plain, definition)
+        return build_robust_gaussian(plain, definition)
     return build_robust_linear(definition, learned)
 
 
 ROBUST: dict[str, Builder] = {
-    "linear": _robust_linear,
-    "extended": lambda definition, learned: robust_gaussian(build_extended(definition, learned), definition),
-    "unscented": lambda definition, learned: robust_gaussian(
+    "linear": _build_robust,
+    "extended": lambda definition, learned: build_robust_gaussian(
+        build_extended(definition, learned), definition
+    ),
+    "unscented": lambda definition, learned: build_robust_gaussian(
         build_unscented(definition, learned), definition
     ),
-    "cubature": lambda definition, learned: robust_gaussian(build_cubature(definition, learned), definition),
+    "cubature": lambda definition, learned: build_robust_gaussian(
+        build_cubature(definition, learned), definition
+    ),
     "imm": FILTERS["imm"],
     "mmae": FILTERS["mmae"],
 }

@@ -8,34 +8,38 @@ from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.state_layout import innermost
+from kalman.filters.state_layout import unwrap_filter
 from kalman.models import columns
-from kalman.models.definition import Definition, natural
+from kalman.models.definition import Definition, convert_to_definition
 from kalman.models.learned_entries import INITIAL, is_chosen, learn_requests
-from kalman.models.learned_entries import parameters as chosen_entries
+from kalman.models.learned_entries import list_chosen_parameters as chosen_entries
 from kalman.types import Filter
 
 
-def parameter_values(definition: Definition, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def collect_parameter_values(
+    definition: Definition, learned: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the values of a model's parameters as a definition writes them, learned ones in place of written ones.
 
     Parameters that come from columns have no values. Entries of F and H and the initial distribution are included where
     the definition asks to learn them. Raises ModelError.
     """
     learned = learned or {}
-    found = _values(innermost(build(definition, learned)))
+    found = _collect_values(unwrap_filter(build(definition, learned)))
     entries = [request for request in learn_requests(definition) if is_chosen(request.name)]
     if entries:
-        found |= {parameter.name: natural(parameter) for parameter in chosen_entries(definition)}
+        found |= {
+            parameter.name: convert_to_definition(parameter) for parameter in chosen_entries(definition)
+        }
     return {**found, **{name: value for name, value in learned.items() if name in found or name in INITIAL}}
 
 
-def _values(model: Filter) -> dict[str, Any]:
+def _collect_values(model: Filter) -> dict[str, Any]:
     if isinstance(model, MultipleModels):
         found = {
             f"{name}.{parameter}": value
             for name, mode in zip(model.names, model.modes, strict=True)
-            for parameter, value in _values(innermost(mode)).items()
+            for parameter, value in _collect_values(unwrap_filter(mode)).items()
         }
         if model.transition is not None:
             found["transition"] = [list(row) for row in model.transition]
@@ -43,4 +47,4 @@ def _values(model: Filter) -> dict[str, Any]:
     base = model.base if isinstance(model, RobustLinearFilter) else model
     if not isinstance(base, (LinearFilter, GaussianFilter)):
         return {}
-    return {p.name: natural(p) for p in base.parameters if not columns.used(p.value)}
+    return {p.name: convert_to_definition(p) for p in base.parameters if not columns.find_columns(p.value)}

@@ -12,7 +12,7 @@ from scipy.special import chdtrc, chdtri
 from kalman.evaluation.row_figures import INNOVATION, RowFigures
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
-from kalman.run import Integers, KeyStates, Outputs, SortedRows, rounds, run
+from kalman.run import Integers, KeyStates, Outputs, SortedRows, build_rounds, run
 from kalman.types import Array, Filter
 
 
@@ -79,7 +79,10 @@ def nees(mean: Array, covariance: Array, truth: Array) -> Array:
     NaN where a variance is infinite; a direction without variance is left out.
     """
     known = np.isfinite(covariance).all(axis=0)
-    P = [np.where(known, a, 1.0 * (k in _diagonal(len(covariance)))) for k, a in enumerate(covariance)]
+    P = [
+        np.where(known, a, 1.0 * (k in _list_diagonal_indices(len(covariance))))
+        for k, a in enumerate(covariance)
+    ]
     with np.errstate(all="ignore"):
         factors = factor(P)
         white = whiten(factors.L, [minus(a, b) for a, b in zip(truth, mean, strict=True)])
@@ -183,7 +186,7 @@ def running_consistency(
     key: Integers, nis: Array, components: Integers, forgetting: float = 0.95, probability: float = 0.95
 ) -> Consistency:
     """Return the running NIS and its bounds after each of N rows, sorted by key and time."""
-    plan = rounds(key)
+    plan = build_rounds(key)
     values, degrees = nis[plan.order], components[plan.order].astype(float)
     state = begin_running(len(plan.keys))
     after = np.empty((3, len(key)))
@@ -196,5 +199,5 @@ def running_consistency(
     return judge_running(Running(*after[:, plan.place]), probability)
 
 
-def _diagonal(size: int) -> set[int]:
+def _list_diagonal_indices(size: int) -> set[int]:
     return {i * (i + 3) // 2 for i in range(size)}

@@ -7,10 +7,10 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from kalman import flags
-from kalman.filters.prediction import Measuring, measured, predicts_no_measurement
-from kalman.filters.state_layout import innermost
-from kalman.linalg.packing import order_of, packed_index, packed_size
-from kalman.run import KeyStates, begun
+from kalman.filters.prediction import Measuring, build_no_measurement_error, predict_measurement
+from kalman.filters.state_layout import unwrap_filter
+from kalman.linalg.packing import find_order, packed_index, packed_size
+from kalman.run import KeyStates, begin_states
 from kalman.types import Array, Filter, ModelError, Rows
 
 
@@ -31,8 +31,8 @@ class Forecast(NamedTuple):
 
 def check_measuring(model: Filter) -> None:
     """Raise ModelError where the filter does not predict its measurements."""
-    if not isinstance(innermost(model), Measuring):
-        raise predicts_no_measurement()
+    if not isinstance(unwrap_filter(model), Measuring):
+        raise build_no_measurement_error()
 
 
 def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None) -> Forecast:
@@ -51,7 +51,7 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
         if model.controls:
             raise ModelError("control", "is not known in the future", "give the control of each step")
         u = np.empty((steps, 0, keys))
-    model = innermost(model)
+    model = unwrap_filter(model)
     values = states.values[: model.size]
     n, m = len(model.states), model.measurements
     result = Forecast(
@@ -66,11 +66,11 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
     for s in range(steps):
         first = (states.count == 0) & (s == 0)
         rows = Rows(np.where(first, 0.0, dt[s]), first, missing, u[s])
-        values, step = model.step(begun(model, values, rows)[0], rows)
+        values, step = model.step(begin_states(model, values, rows)[0], rows)
         flag = np.where(flag == flags.WELL, step.flag, flag)
         good = flag == flags.WELL
         for kept, found in zip(
-            result, (*model.moments(values), *measured(model, values, u[s])), strict=False
+            result, (*model.moments(values), *predict_measurement(model, values, u[s])), strict=False
         ):
             kept[:, s] = np.where(good, found, np.nan)
         result.flag[s] = flag
@@ -88,6 +88,6 @@ def interval(mean: Array, variance: Array, probability: float) -> tuple[Array, A
     return mean - half, mean + half
 
 
-def variances(covariance: Array) -> Array:
+def extract_variances(covariance: Array) -> Array:
     """Return the diagonal (n, ...) of packed covariances (n(n+1)/2, ...)."""
-    return covariance[[packed_index(i, i) for i in range(order_of(len(covariance)))]]
+    return covariance[[packed_index(i, i) for i in range(find_order(len(covariance)))]]

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.evaluation.forecast import variances
-from kalman.evaluation.system_matrices import MATRICES, system_matrices, widths
-from kalman.filters.prediction import Measuring, Residual, beside, measured
-from kalman.filters.state_layout import BLOCK, innermost
+from kalman.evaluation.forecast import extract_variances
+from kalman.evaluation.system_matrices import MATRICES, compute_system_matrices, count_matrix_entries
+from kalman.filters.prediction import Measuring, Residual, predict_measurement, turn_measurements
+from kalman.filters.state_layout import BLOCK, unwrap_filter
 from kalman.linalg.entries import times
 from kalman.linalg.ldl import factor, whiten
 from kalman.linalg.packing import unpack
-from kalman.run import KeyStates, Round, SortedRows, among, late_rows, rounds
+from kalman.run import KeyStates, Round, SortedRows, build_rounds, find_late_rows, scatter_values
 from kalman.types import Array, Filter, ModelError, Rows
 
 INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE = "innovation", "residual", "residual_covariance"
@@ -27,13 +27,13 @@ SYSTEM = {f"system_{name}": name for name in MATRICES}
 
 def figures(model: Filter) -> dict[str, int]:
     """Return name and width of each figure that the filter provides."""
-    inner = innermost(model)
+    inner = unwrap_filter(model)
     m, found = model.measurements, dict[str, int]()
     if isinstance(inner, Measuring) and not isinstance(inner, Residual):
         found[INNOVATION] = m
     if isinstance(inner, Measuring | Residual):
         found |= {RESIDUAL: m, RESIDUAL_COVARIANCE: m * m}
-    matrices = widths(model)
+    matrices = count_matrix_entries(model)
     return found | {figure: matrices[name] for figure, name in SYSTEM.items() if name in matrices}
 
 
@@ -59,10 +59,10 @@ class RowFigures:
         """Prepare for rows after these states. Raises ModelError where the kind of filter lacks a figure."""
         check_figures(model, names)
         there = figures(model)
-        self._model = innermost(model)
-        self._kept = np.flatnonzero(~late_rows(states, rows))
+        self._model = unwrap_filter(model)
+        self._kept = np.flatnonzero(~find_late_rows(states, rows))
         self._rows = len(rows.key)
-        self._place = rounds(rows.key[self._kept]).place
+        self._place = build_rounds(rows.key[self._kept]).place
         self._found = {name: np.full((there[name], len(self._kept)), np.nan) for name in names}
         self._waiting: list[Round] = []
         self._size = 0
@@ -75,10 +75,10 @@ class RowFigures:
             self._work()
 
     def found(self) -> dict[str, Array]:
-        """Return each figure (d, N) of the rows, as from `row_figures`; NaN where a row is late."""
+        """Return each figure (d, N) of the rows, as from `compute_row_figures`; NaN where a row is late."""
         self._work()
         return {
-            name: among(values[:, self._place], self._kept, self._rows)
+            name: scatter_values(values[:, self._place], self._kept, self._rows)
             for name, values in self._found.items()
         }
 
@@ -91,7 +91,7 @@ class RowFigures:
             *(np.concatenate(parts, axis=-1) for parts in zip(*(t.rows for t in self._waiting), strict=True))
         )
         flag = np.concatenate([taken.step.flag for taken in self._waiting])
-        found = row_figures(self._model, before[: self._model.size], rows, flag, list(self._found))
+        found = compute_row_figures(self._model, before[: self._model.size], rows, flag, list(self._found))
         at = 0
         for place in (taken.place for taken in self._waiting):
             width = place.stop - place.start
@@ -101,7 +101,7 @@ class RowFigures:
         self._waiting, self._size = [], 0
 
 
-def row_figures(
+def compute_row_figures(
     model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8], names: Sequence[str]
 ) -> dict[str, Array]:
     """Return figures (d, K) of one row for each key, by name.
@@ -115,24 +115,26 @@ def row_figures(
     residual: the measurement minus its prediction, v = y - E[y]; for angles, within half a turn. NaN where a component
     is missing or depends on an undetermined state. residual_covariance: S of the prediction in full, row by
     row, missing components included; infinite where undetermined. innovation: the residual of component i given the
-    residuals of 0 to i - 1, over its standard deviation. The matrices: `kalman.evaluation.system_matrices`. A gated row
+    residuals of 0 to i - 1, over its standard deviation. The matrices: `kalman.evaluation.compute_system_matrices`. A gated row
     has all figures except the innovation, since they explain the gate; a row with another flag has none.
     """
     found: dict[str, Array] = {}
     if {INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE} & set(names):
-        residual, covariance = _residuals(model, before, rows)
+        residual, covariance = _compute_residuals(model, before, rows)
         found[RESIDUAL], found[RESIDUAL_COVARIANCE] = residual, unpack(covariance)
         if INNOVATION in names:
-            found[INNOVATION] = np.where(flag == flags.WELL, _normalised(residual, covariance), np.nan)
+            found[INNOVATION] = np.where(
+                flag == flags.WELL, _normalise_residuals(residual, covariance), np.nan
+            )
     matrices = [SYSTEM[name] for name in names if name in SYSTEM]
     if matrices:
-        used = system_matrices(model, before, rows, matrices)
+        used = compute_system_matrices(model, before, rows, matrices)
         found |= {f"system_{name}": values for name, values in used.items()}
     shown = (flag == flags.WELL) | (flag == flags.GATED)
     return {name: np.where(shown, found[name], np.nan) for name in names}
 
 
-def _residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
+def _compute_residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
     """Return residuals (m, K), NaN where unknown, and their packed covariances.
 
     A difference beyond the largest number is infinite, with its sign: such a row is flagged, since its NIS is, too.
@@ -141,14 +143,14 @@ def _residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
         if not isinstance(model, Residual):
             assert isinstance(model, Measuring)
             predicted, _ = model.step(before, rows._replace(y=np.full_like(rows.y, np.nan)))
-            mean, covariance = measured(model, predicted, rows.u)
-            residual = beside(model, rows.y, mean) - mean
+            mean, covariance = predict_measurement(model, predicted, rows.u)
+            residual = turn_measurements(model, rows.y, mean) - mean
         else:
             residual, covariance = model.residual(before, rows)
-    return np.where(np.isinf(variances(covariance)), np.nan, residual), covariance
+    return np.where(np.isinf(extract_variances(covariance)), np.nan, residual), covariance
 
 
-def _normalised(residual: Array, covariance: Array) -> Array:
+def _normalise_residuals(residual: Array, covariance: Array) -> Array:
     """Return residuals (m, K) as independent N(0, 1), component by component."""
     known = ~np.isnan(residual)
     with np.errstate(all="ignore"):  # unknown components are left out

@@ -19,7 +19,7 @@ def crps(mean: Array, variance: Array, y: Array) -> Array:
     error, spread = y - mean, np.sqrt(variance)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = error / spread
-        score = spread * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * _density(z) - 1.0 / _SQRT_PI)
+        score = spread * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * _compute_density(z) - 1.0 / _SQRT_PI)
     return np.where(spread == 0.0, np.abs(error), score)
 
 
@@ -32,5 +32,5 @@ def log_score(mean: Array, variance: Array, y: Array) -> Array:
         return 0.5 * (np.log(2.0 * np.pi * variance) + (y - mean) ** 2 / variance)
 
 
-def _density(z: Array) -> Array:
+def _compute_density(z: Array) -> Array:
     return np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)

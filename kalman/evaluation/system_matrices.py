@@ -17,12 +17,12 @@ from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.recursions import congruence
 from kalman.filters.rls import RecursiveLeastSquares
 from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.state_layout import innermost
+from kalman.filters.state_layout import unwrap_filter
 from kalman.linalg.entries import Entry, times
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 from kalman.models.columns import resolve, resolve_matrix
 from kalman.models.functions import FunctionObservation, FunctionProcess
-from kalman.models.learned_entries import entered
+from kalman.models.learned_entries import insert_entries
 from kalman.types import Array, Filter, Rows
 
 MATRICES: tuple[str, ...] = ("F", "H", "Q", "R")
@@ -31,22 +31,22 @@ Matrices = Mapping[str, Callable[[], Any]]
 """Map the name of a matrix to a call that returns its rows of entries."""
 
 
-def widths(model: Filter) -> dict[str, int]:
+def count_matrix_entries(model: Filter) -> dict[str, int]:
     """Return the number of entries of each matrix that the filter has; for several models, the sum over the models.
 
     A sigma-point filter moves points through a function, without F or H. A regression's coefficients do not move: F and
     Q are missing.
     """
-    model = innermost(model)
+    model = unwrap_filter(model)
     n, m = len(model.states), model.measurements
     sizes = {"F": n * n, "H": m * n, "Q": n * n, "R": m * m}
     if isinstance(model, MultipleModels):
-        each = [widths(mode) for mode in model.modes]
+        each = [count_matrix_entries(mode) for mode in model.modes]
         return {name: len(each) * size for name, size in sizes.items() if all(name in one for one in each)}
-    return {name: sizes[name] for name in sorted(_names(model))}
+    return {name: sizes[name] for name in sorted(_list_matrix_names(model))}
 
 
-def _names(model: Filter) -> set[str]:
+def _list_matrix_names(model: Filter) -> set[str]:
     if isinstance(model, LinearFilter | RobustLinearFilter):
         return set(MATRICES)
     if isinstance(model, GaussianFilter):
@@ -61,7 +61,9 @@ def _names(model: Filter) -> set[str]:
     return {"H"} if isinstance(model, RecursiveLeastSquares) else set()
 
 
-def system_matrices(model: Filter, before: Array, rows: Rows, names: Sequence[str]) -> dict[str, Array]:
+def compute_system_matrices(
+    model: Filter, before: Array, rows: Rows, names: Sequence[str]
+) -> dict[str, Array]:
     """Return matrices of one row for each key, by name, as their rows one after another: (d, K).
 
     before (size, K): the states before the rows. For several models the matrices follow each other, mode after mode.
@@ -70,39 +72,39 @@ def system_matrices(model: Filter, before: Array, rows: Rows, names: Sequence[st
     weight of an outlier. A fading memory widens F P F' and changes neither F nor Q. Where an extended filter's function
     takes its noise as an argument, Q and R are the added covariances G Q G'.
     """
-    model = innermost(model)
+    model = unwrap_filter(model)
     before = before[: model.size]
     if isinstance(model, MultipleModels):
-        first = rows.which_first()
+        first = rows.mask_first_rows()
         if model.transition is not None and first is not True:
             before, _ = model.mixed(before, first)
         each = [
-            system_matrices(mode, before[part], rows, names)
+            compute_system_matrices(mode, before[part], rows, names)
             for mode, part in zip(model.modes, model.parts, strict=True)
         ]
         return {name: np.concatenate([one[name] for one in each]) for name in names}
     with np.errstate(all="ignore"):
-        found = _matrices(model, before, rows)
-        result = {name: _array(found[name](), rows.dt.shape) for name in names}
+        found = _build_matrices(model, before, rows)
+        result = {name: _stack_rows(found[name](), rows.dt.shape) for name in names}
     for name in {"F", "Q"} & result.keys():
         result[name][:, rows.first] = np.nan
     return result
 
 
-def _matrices(model: Filter, before: Array, rows: Rows) -> Matrices:
+def _build_matrices(model: Filter, before: Array, rows: Rows) -> Matrices:
     if isinstance(model, RobustLinearFilter):
-        return _linear(model.base, before[: model.base.size], rows)
+        return _build_linear_matrices(model.base, before[: model.base.size], rows)
     if isinstance(model, LinearFilter):
-        return _linear(model, before, rows)
+        return _build_linear_matrices(model, before, rows)
     if isinstance(model, GaussianFilter):
-        return _gaussian(model, before, rows)
+        return _build_gaussian_matrices(model, before, rows)
     assert isinstance(model, LeastMeanSquares | RecursiveLeastSquares)
     u = list(rows.u)
     R = getattr(model, "R", None)
     return {"H": lambda: resolve_matrix(model.H, u), "R": lambda: [resolve([R], u)]}
 
 
-def _linear(model: LinearFilter, before: Array, rows: Rows) -> Matrices:
+def _build_linear_matrices(model: LinearFilter, before: Array, rows: Rows) -> Matrices:
     u = list(rows.u)
     values = model.split(list(before), False).values
     transition = model.process.transition(rows.dt, u, values)
@@ -110,14 +112,14 @@ def _linear(model: LinearFilter, before: Array, rows: Rows) -> Matrices:
     return {
         "F": lambda: transition.F,
         "H": lambda: seen.H,
-        "Q": lambda: symmetric(transition.Q),
-        "R": lambda: symmetric(seen.R),
+        "Q": lambda: unpack_symmetric(transition.Q),
+        "R": lambda: unpack_symmetric(seen.R),
     }
 
 
-def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
+def _build_gaussian_matrices(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
     n, m, u = len(model.states), model.measurements, list(rows.u)
-    values = gaussian_programs.values_of(model, list(before))
+    values = gaussian_programs.collect_entries(model, list(before))
     process, observation = model.process, model.observation
 
     def jacobian() -> Any:
@@ -125,7 +127,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         return [moved[n + i * n : n + (i + 1) * n] for i in range(n)]
 
     def seen_there() -> Any:
-        prior, *_ = model._prior(before, rows, rows.which_first())
+        prior, *_ = model._predict_prior(before, rows, rows.mask_first_rows())
         return model._seen(prior, rows.u, before)[0]
 
     def seen_jacobian() -> Any:
@@ -134,7 +136,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
 
     def noise() -> list[list[Entry]]:
         if not isinstance(process, FunctionProcess):
-            return symmetric(process.transition(rows.dt, u, values).Q)
+            return unpack_symmetric(process.transition(rows.dt, u, values).Q)
         (scale,) = resolve([process.scale], u)
         given = process.noise(rows.dt, rows.u)
         packed = [times(scale, q) for q in (resolve(values["Q"], u) if given is None else [*given])]
@@ -142,12 +144,14 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
             moved, r = model._moved(before, rows)[0], process.noise_size
             noise_jacobian = [moved[n + n * n + i * r : n + n * n + (i + 1) * r] for i in range(n)]
             packed = congruence(noise_jacobian, packed)
-        return symmetric(packed)
+        return unpack_symmetric(packed)
 
     def measurement_noise() -> list[list[Entry]]:
-        packed = gaussian_programs.measurement_noise(model, values, u)
+        packed = gaussian_programs.resolve_measurement_noise(model, values, u)
         inside = isinstance(observation, FunctionObservation) and observation.noise_inside
-        return symmetric(gaussian_programs.entering(model, seen_there(), packed) if inside else packed)
+        return unpack_symmetric(
+            gaussian_programs.compute_entering_noise(model, seen_there(), packed) if inside else packed
+        )
 
     return {
         "F": jacobian
@@ -155,11 +159,11 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         else lambda: process.transition(rows.dt, u, values).F,
         "H": seen_jacobian
         if isinstance(observation, FunctionObservation)
-        else lambda: entered("H", resolve_matrix(observation, u), values),
+        else lambda: insert_entries("H", resolve_matrix(observation, u), values),
         "Q": noise,
         "R": measurement_noise,
     }
 
 
-def _array(rows: Sequence[Sequence[Entry]], shape: tuple[int, ...]) -> Array:
+def _stack_rows(rows: Sequence[Sequence[Entry]], shape: tuple[int, ...]) -> Array:
     return np.array([np.broadcast_to(np.asarray(entry, float), shape) for row in rows for entry in row])

@@ -10,7 +10,7 @@ import numpy as np
 
 from kalman.filters.recursions import congruence
 from kalman.linalg.entries import apply, plus
-from kalman.linalg.packing import lower, pack, unpack
+from kalman.linalg.packing import pack, pack_lower, unpack
 from kalman.models.checks import Numbers
 from kalman.types import Array
 
@@ -30,14 +30,14 @@ class Affine(NamedTuple):
         return self.T == same and not any(self.b) and not any(any(row) for row in self.N)
 
 
-def moved(mean: Array, covariance: Array, to: Affine) -> tuple[Array, Array]:
+def move_moments(mean: Array, covariance: Array, to: Affine) -> tuple[Array, Array]:
     """Return mean (n', K) and full row-major covariance (n'*n', K) of x', from the moments of x.
 
     Entries are computed one by one, so that states only kept or renamed keep their bits.
     """
     keys = np.shape(mean)[1]
     m = [plus(a, b) for a, b in zip(apply(to.T, list(mean)), to.b, strict=True)]
-    P = [plus(a, n) for a, n in zip(congruence(to.T, list(pack(covariance))), lower(to.N), strict=True)]
+    P = [plus(a, n) for a, n in zip(congruence(to.T, list(pack(covariance))), pack_lower(to.N), strict=True)]
     return (
         np.array([np.broadcast_to(a, keys) for a in m]).reshape(len(m), keys),
         unpack(np.array([np.broadcast_to(a, keys) for a in P]).reshape(len(P), keys)),

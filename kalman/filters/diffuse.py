@@ -38,13 +38,13 @@ ROUNDED = 1e-14
 """A conditional variance below this fraction of its largest possible value is a rounded zero."""
 
 
-def rows_of(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
+def split_rows(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
     """Return the rows of A, from the state's row-major entries."""
     q = len(entries) // n
     return [list(entries[i * q : (i + 1) * q]) for i in range(n)]
 
 
-def covariance(A: Matrix) -> list[Entry]:
+def compute_flat_covariance(A: Matrix) -> list[Entry]:
     """Return P_inf = A A' of the flat columns, packed: the squares of stored finite ones vanish."""
     return [dot(A[i], A[j]) for i in range(len(A)) for j in range(i + 1)]
 
@@ -57,7 +57,7 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
 
 def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
     """Return the flat columns and the unscaled finite columns, each with zeros in place of the other."""
-    finite = [np.less(_largest([row[j] for row in A]), BELOW) for j in range(len(A[0]))]
+    finite = [np.less(_find_largest([row[j] for row in A]), BELOW) for j in range(len(A[0]))]
     flat: list[list[Entry]] = [
         [np.where(few, 0.0, a) for few, a in zip(finite, row, strict=True)] for row in A
     ]
@@ -66,29 +66,29 @@ def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
     ]
 
 
-def whole(P: Vector, A: Matrix) -> list[Entry]:
+def compute_finite_covariance(P: Vector, A: Matrix) -> list[Entry]:
     """Return P plus its finite columns: the covariance without the flat part."""
     _, finite = split(A)
-    return folded(P, finite)
+    return fold_finite_columns(P, finite)
 
 
-def images(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
+def project_columns(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
     """Return H times the flat columns and times the finite columns; rounded zeros become exact zeros."""
     flat, finite = split(A)
-    reach = [_length(row) for row in flat]
+    reach = [_compute_length(row) for row in flat]
     seen: list[list[Entry]] = []
     for h in H:
-        b = apply(_columns(flat), h)
+        b = apply(_transpose_rows(flat), h)
         size = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], reach)
-        real = np.greater(_length(b), times(TOLERANCE, size))
+        real = np.greater(_compute_length(b), times(TOLERANCE, size))
         seen.append([np.where(real, a, 0.0) for a in b])
-    return seen, [apply(_columns(finite), h) for h in H]
+    return seen, [apply(_transpose_rows(finite), h) for h in H]
 
 
-def spread(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
+def compute_whole_covariance(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
     """Return the covariance with the columns, packed: infinite where flat columns overlap beyond rounding."""
     result: list[Entry] = []
-    size = [_length(row) for row in flat]
+    size = [_compute_length(row) for row in flat]
     for i in range(len(flat)):
         for j in range(i + 1):
             value = dot(flat[i], flat[j])
@@ -98,7 +98,7 @@ def spread(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
     return result
 
 
-class Seen(NamedTuple):
+class Projection(NamedTuple):
     """The projection of a measurement z = h x + noise on the columns.
 
     M, S: covariance with the state and variance, given the coefficients; S is zero where it is only rounding
@@ -124,13 +124,13 @@ class Seen(NamedTuple):
         return np.where(np.greater(self.S, 0.0), over(1.0, self.S), 0.0)
 
 
-def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> Seen:
+def project_measurement(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> Projection:
     """Return the projection of a measurement, M = P h, S = h P h' + r; apart: whether finite columns may exist."""
     flat, finite = split(A)
-    b, beta = apply(_columns(flat), h), apply(_columns(finite), h)
+    b, beta = apply(_transpose_rows(flat), h), apply(_transpose_rows(finite), h)
     F_inf = dot(b, b)
     size = [abs(a) if isinstance(a, float) else np.abs(a) for a in h]
-    reach = dot(size, [_length(row) for row in flat])
+    reach = dot(size, [_compute_length(row) for row in flat])
     undetermined = np.greater(np.sqrt(F_inf), times(TOLERANCE, reach))
     variances = [P[packed_index(i, i)] for i in range(len(A))]
     own = dot(size, [np.sqrt(np.maximum(a, 0.0)) for a in variances])
@@ -139,32 +139,32 @@ def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> S
     total = [np.sqrt(np.maximum(plus(a, dot(c, c)), 0.0)) for a, c in zip(variances, finite, strict=True)]
     largest = dot(size, total)
     trusted = np.greater_equal(plus(S, dot(beta, beta)), times(TRUSTED, times(largest, largest)))
-    before = np.greater(_largest([a for row in finite for a in row]), 0.0)
+    before = np.greater(_find_largest([a for row in finite for a in row]), 0.0)
     badly = np.less(F_inf, times(NEW, times(reach, reach)))
-    width = _largest([over(times(dot(row, b), np.sqrt(S)), F_inf) for row in flat])
+    width = _find_largest([over(times(dot(row, b), np.sqrt(S)), F_inf) for row in flat])
     fits = np.greater(width, RANGE[0]) & np.less(width, RANGE[1])
     stays: Any = (before | (undetermined & badly & fits)) & apart
-    return Seen(M, S, b, F_inf, beta, flat, finite, undetermined, stays, trusted & ~undetermined)
+    return Projection(M, S, b, F_inf, beta, flat, finite, undetermined, stays, trusted & ~undetermined)
 
 
-def gains(given: Seen, rows: Matrix) -> list[Entry]:
+def compute_flat_gains(given: Projection, rows: Matrix) -> list[Entry]:
     """Return A A' h / F_inf by rows of flat columns: the gain of each state when z determines a flat coefficient."""
     return [over(dot(row, given.b), given.F_inf) for row in rows]
 
 
-def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> list[list[Entry]]:
+def condition_columns(given: Projection, A: Matrix, M: Vector, has: np.ndarray | None) -> list[list[Entry]]:
     """Return the columns of states after the measurement, of the keys that have it.
 
     A: rows of columns, of the measured state or of other states with the same coefficients; M: their covariances with
     the measurement given the coefficients.
     """
     flat, finite = split(A)
-    turn = reflection(given)
+    turn = build_reflection(given)
     root, S = np.sqrt(given.S), plus(given.S, dot(given.beta, given.beta))
     step = over(1.0, plus(S, np.sqrt(times(S, given.S))))
     precision = given.precision
     result: list[list[Entry]] = []
-    for undetermined, row, a, m in zip(flat, finite, gains(given, flat), M, strict=True):
+    for undetermined, row, a, m in zip(flat, finite, compute_flat_gains(given, flat), M, strict=True):
         # z fixes the flat coefficient given the others: (z - beta c - h e - noise) / b
         fixed = minus(times(a, root), times(m, np.sqrt(precision)))
         new = [
@@ -179,7 +179,7 @@ def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> li
             np.where(given.apart, np.where(given.undetermined, x, y), c)
             for x, y, c in zip(new, told, row, strict=True)
         ]
-        left = _determined(given, turn, undetermined)
+        left = _drop_determined(given, turn, undetermined)
         result.append([plus(a, times(c, SCALE)) for a, c in zip(left, stored, strict=True)])
     if has is None:
         return result
@@ -189,7 +189,9 @@ def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> li
 def fold(P: Vector, A: Matrix, where: np.ndarray) -> tuple[list[Entry], list[list[Entry]]]:
     """Fold the finite columns into P and keep only the flat columns, for the keys `where`."""
     flat, finite = split(A)
-    together: list[Entry] = [np.where(where, a, b) for a, b in zip(folded(P, finite), P, strict=True)]
+    together: list[Entry] = [
+        np.where(where, a, b) for a, b in zip(fold_finite_columns(P, finite), P, strict=True)
+    ]
     return together, [
         [np.where(where, a, b) for a, b in zip(*rows, strict=True)] for rows in zip(flat, A, strict=True)
     ]
@@ -209,10 +211,10 @@ class Reflection(NamedTuple):
         return [minus(a, times(along, c)) for a, c in zip(row, self.w, strict=True)]
 
 
-def reflection(given: Seen) -> Reflection:
+def build_reflection(given: Projection) -> Reflection:
     """Return the reflection of A' h into its largest component's column, for keys that determine a coefficient."""
     size = [np.abs(a) for a in given.b]
-    largest = _largest(given.b)
+    largest = _find_largest(given.b)
     length = np.sqrt(given.F_inf)
     picked: list[np.ndarray] = []
     free = given.undetermined
@@ -229,29 +231,29 @@ def reflection(given: Seen) -> Reflection:
     return Reflection(picked, -total, w, over(1.0, plus(given.F_inf, times(largest, length))))
 
 
-def _determined(given: Seen, turn: Reflection, row: Vector) -> list[Entry]:
+def _drop_determined(given: Projection, turn: Reflection, row: Vector) -> list[Entry]:
     """Return a row of flat columns without the determined direction; zero columns stay zero.
 
     The remainder of a determined state is rounding, and is set to zero.
     """
     after = [np.where(here, 0.0, a) for here, a in zip(turn.picked, turn.of(row), strict=True)]
-    left = np.greater(_length(after), 1e-13 * _length(row))
+    left = np.greater(_compute_length(after), 1e-13 * _compute_length(row))
     return [
         np.where(given.undetermined, np.where(left, new, 0.0), a) for new, a in zip(after, row, strict=True)
     ]
 
 
-def folded(P: Vector, finite: Matrix) -> list[Entry]:
+def fold_finite_columns(P: Vector, finite: Matrix) -> list[Entry]:
     """Return P + C C' for the rows of finite columns C."""
     n = len(finite)
     return [plus(P[packed_index(i, j)], dot(finite[i], finite[j])) for i in range(n) for j in range(i + 1)]
 
 
-def _columns(rows: Matrix) -> list[tuple[Entry, ...]]:
+def _transpose_rows(rows: Matrix) -> list[tuple[Entry, ...]]:
     return list(zip(*rows, strict=True))
 
 
-def _largest(vector: Vector) -> Entry:
+def _find_largest(vector: Vector) -> Entry:
     size = [np.abs(a) for a in vector]
     largest = size[0]
     for a in size[1:]:
@@ -259,5 +261,5 @@ def _largest(vector: Vector) -> Entry:
     return largest
 
 
-def _length(vector: Vector) -> Entry:
+def _compute_length(vector: Vector) -> Entry:
     return np.sqrt(dot(vector, vector))

@@ -14,15 +14,15 @@ import numpy as np
 from kalman import flags
 from kalman.filters import gaussian_programs as programs
 from kalman.filters.prediction import Prediction
-from kalman.filters.sigma_points import Rule
-from kalman.filters.state_layout import StateLayout, Target, in_blocks
-from kalman.filters.update import presence
+from kalman.filters.sigma_points import PointRule
+from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
+from kalman.filters.update import mask_present
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Vector
-from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
+from kalman.linalg.packing import pack, packed_index, packed_size, unpack, unpack_symmetric
 from kalman.linalg.program import Program
 from kalman.models import angles
-from kalman.models.columns import Cell, Cells, numbers, resolve, used
+from kalman.models.columns import Cell, Cells, find_columns, require_numbers, resolve
 from kalman.models.functions import FunctionObservation, FunctionProcess
 from kalman.models.starts import Start
 from kalman.models.structure import Parameter, Structure
@@ -53,7 +53,7 @@ class GaussianFilter(StateLayout):
     controls: int
     process: Structure | FunctionProcess
     observation: Cells | FunctionObservation
-    rule: Rule | None
+    rule: PointRule | None
     form: str
     parameters: tuple[Parameter, ...]
     mean: tuple[float, ...]
@@ -62,9 +62,9 @@ class GaussianFilter(StateLayout):
     offset: tuple[Cell, ...] = ()
     noise_scale: Cell = 1.0
     periods: tuple[float, ...] = ()
-    process_rule: Rule | None = None
+    process_rule: PointRule | None = None
     own_start: Start | None = None
-    observation_rule: Rule | None = None
+    observation_rule: PointRule | None = None
 
     @property
     def fading(self) -> Cell:
@@ -93,7 +93,9 @@ class GaussianFilter(StateLayout):
     @cached_property
     def pooled(self) -> tuple[float, ...]:
         """The values, as in `parameters` of the state, that a new key starts with."""
-        return tuple(value for p in self.parameters if p.name in self.own for value in numbers(p.value))
+        return tuple(
+            value for p in self.parameters if p.name in self.own for value in require_numbers(p.value)
+        )
 
     @cached_property
     def constants(self) -> dict[str, Sequence[Cell]]:
@@ -103,11 +105,11 @@ class GaussianFilter(StateLayout):
     @cached_property
     def noisy(self) -> bool:
         """Whether R is known to be positive definite."""
-        if "R" in self.own or used([self.noise_scale, self.constants["R"]]):
+        if "R" in self.own or find_columns([self.noise_scale, self.constants["R"]]):
             return False
         if isinstance(self.observation, FunctionObservation) and self.observation.noise_inside:
             return False
-        R = np.array(symmetric(numbers(self.constants["R"])))
+        R = np.array(unpack_symmetric(require_numbers(self.constants["R"])))
         eigenvalues = np.linalg.eigvalsh(R)
         return self.noise_scale != 0.0 and bool(eigenvalues.min() > 1e-12 * eigenvalues.max())
 
@@ -119,7 +121,7 @@ class GaussianFilter(StateLayout):
             if H.controlled:
                 return list(range(self.controls))
             H = ()
-        return sorted(used([H, self.constants["R"], self.offset, self.noise_scale]))
+        return sorted(find_columns([H, self.constants["R"], self.offset, self.noise_scale]))
 
     @property
     def gaussian_size(self) -> int:
@@ -165,7 +167,7 @@ class GaussianFilter(StateLayout):
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
+        return step_in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
         """Return the predicted mean and the retrodiction to the states (size, K) before the rows."""
@@ -173,7 +175,7 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
             out = np.empty((n + n * n + packed_size(n), keys))
-            run_program(programs.back_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
+            run_program(programs.build_back_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + n * n].reshape(n, n, keys), out[n + n * n :])
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
@@ -186,15 +188,17 @@ class GaussianFilter(StateLayout):
             seen, place, _ = self._seen(state[: self.gaussian_size], u, state)
             out = np.empty((m + packed_size(m), keys))
             run_program(
-                programs.measured_program(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out]
+                programs.build_measured_program(self),
+                [*place, *state[self.gaussian_size :], *u, *seen],
+                [*out],
             )
         return out[:m], out[m:]
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        first = rows.which_first()
-        prior, moved, sound = self._prior(state, rows, first)
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
+        first = rows.mask_first_rows()
+        prior, moved, sound = self._predict_prior(state, rows, first)
         seen, place, sound_there = self._seen(prior, rows.u, state)
-        presents = presence(rows.y)
+        presents = mask_present(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((3, state.shape[1]))
         own = state[self.gaussian_size :]
@@ -208,9 +212,9 @@ class GaussianFilter(StateLayout):
         sound = np.minimum(np.minimum(sound, sound_there), sound_here)
         if np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all():
             return
-        target.leave(state, self._codes(rows, moved, seen, sound, innovation, total))
+        target.leave(state, self._flag_rows(rows, moved, seen, sound, innovation, total))
 
-    def _codes(
+    def _flag_rows(
         self,
         rows: Rows,
         moved: list[Array],
@@ -220,8 +224,8 @@ class GaussianFilter(StateLayout):
         total: Array,
     ) -> np.ndarray:
         """Return a flag for each key."""
-        wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~_finite(seen)
-        wrong |= ~rows.first & ~_finite(moved)
+        wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~_is_finite(seen)
+        wrong |= ~rows.first & ~_is_finite(moved)
         if self.controls:
             wrong |= ~np.isfinite(rows.u).all(axis=0) & ~rows.first
             wrong |= ~np.isfinite(rows.u[self.seen_controls]).all(axis=0)
@@ -229,7 +233,7 @@ class GaussianFilter(StateLayout):
         codes = [flags.NON_FINITE, flags.SINGULAR_INNOVATION, flags.NOT_PSD, flags.OVERFLOW]
         return np.select(reasons, codes, flags.WELL).astype(np.uint8)
 
-    def _prior(
+    def _predict_prior(
         self, state: Array, rows: Rows, first: np.ndarray | bool
     ) -> tuple[Array, list[Array], Array | float]:
         """Return the predicted state (n + p, K), the values of the process's functions, and `sound`."""
@@ -254,21 +258,21 @@ class GaussianFilter(StateLayout):
         if self.rule is None:
             x = np.ascontiguousarray(state[: len(self.states)])
             value = process.value(x, rows.dt, rows.u)
-            slope = process.slope(x, rows.dt, rows.u, self._deviations(state))
+            slope = process.slope(x, rows.dt, rows.u, self._compute_state_deviations(state))
             moved = [*value, *slope.reshape(-1, keys)]
             if process.noise_inside:
-                spread = _roots_of_diagonal(
-                    process.row_noise(rows.dt, rows.u, self._entries("Q", state)), process.noise_size
+                spread = _compute_deviations(
+                    process.resolve_row_noise(rows.dt, rows.u, self._entries("Q", state)), process.noise_size
                 )
-                moved += [*process.noise_slope(x, rows.dt, rows.u, spread).reshape(-1, keys)]
+                moved += [*process.compute_noise_slope(x, rows.dt, rows.u, spread).reshape(-1, keys)]
         elif process.noise_inside:
             assert self.process_rule is not None
             many = self.process_rule.points
-            noise = process.row_noise(rows.dt, rows.u, self._entries("Q", state))
-            x, w, _, sound = self._joint_points(self.process_rule, state, noise)
+            noise = process.resolve_row_noise(rows.dt, rows.u, self._entries("Q", state))
+            x, w, _, sound = self._draw_joint_points(self.process_rule, state, noise)
             moved = [*process.value(x, np.tile(rows.dt, many), np.tile(rows.u, many), w).reshape(-1, keys)]
         else:
-            x, _, sound = self._points(state)
+            x, _, sound = self._draw_points(state)
             times, controls = np.tile(rows.dt, self.rule.points), np.tile(rows.u, self.rule.points)
             moved = [*process.value(x, times, controls).reshape(-1, keys)]
         noise = process.noise(rows.dt, rows.u)
@@ -284,38 +288,42 @@ class GaussianFilter(StateLayout):
             return [], [*prior], np.inf
         if self.rule is None:
             x = np.ascontiguousarray(prior[:n])
-            slope = observation.slope(x, u, self._deviations(prior))
+            slope = observation.slope(x, u, self._compute_state_deviations(prior))
             seen = [*observation.value(x, u), *slope.reshape(-1, keys)]
             if observation.noise_inside:
-                spread = _roots_of_diagonal(self._row_noise(u, state), observation.noise_size)
-                seen += [*observation.noise_slope(x, u, spread).reshape(-1, keys)]
+                spread = _compute_deviations(self._resolve_row_noise(u, state), observation.noise_size)
+                seen += [*observation.compute_noise_slope(x, u, spread).reshape(-1, keys)]
             return seen, [*prior], np.inf
         v, rule = None, self.observation_rule or self.rule
         if self.observation_rule is not None:
-            x, v, L, sound = self._joint_points(self.observation_rule, prior, self._row_noise(u, state))
+            x, v, L, sound = self._draw_joint_points(
+                self.observation_rule, prior, self._resolve_row_noise(u, state)
+            )
         else:
-            x, L, sound = self._points(prior)
+            x, L, sound = self._draw_points(prior)
         many = rule.points
         inputs = np.tile(u, many) if observation.controlled else u
         found = observation.value(x, inputs, v).reshape(self.measurements, many, keys)
         if self.periods:  # angles are moved near the centre's before the mean
             centre = np.ascontiguousarray(prior[:n])
             middle = found[:, 0] if self.rule.centre else observation.value(centre, u)
-            found = np.array(angles.all_beside(self.periods, list(found), list(middle)))
+            found = np.array(angles.turn_angles(self.periods, list(found), list(middle)))
         return [*found.reshape(-1, keys)], [*prior[:n], *L], sound
 
-    def _points(self, state: Array) -> tuple[Array, Array, Array]:
+    def _draw_points(self, state: Array) -> tuple[Array, Array, Array]:
         """Return points (n, P K), the covariance's factor (p, K), and `sound`."""
         assert self.rule is not None
         n, keys, many = len(self.states), state.shape[1], self.rule.points
         drawn = np.empty((n * many, keys))
         L, sound = np.empty((packed_size(n), keys)), np.empty((1, keys))
         run_program(
-            programs.sigma_points_program(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound]
+            programs.build_points_program(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound]
         )
         return drawn.reshape(n, many * keys), L, sound[0]
 
-    def _joint_points(self, rule: Rule, state: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
+    def _draw_joint_points(
+        self, rule: PointRule, state: Array, Q: Array
+    ) -> tuple[Array, Array, Array, Array]:
         """Return points of state (n, P K) and of a noise inside a function (r, P K), the factor (p, K), and `sound`.
 
         Q (packed, K): the covariance of the noise.
@@ -323,29 +331,29 @@ class GaussianFilter(StateLayout):
         n, keys, many = len(self.states), state.shape[1], rule.points
         drawn, sound = np.empty((rule.n * many, keys)), np.empty((1, keys))
         L = np.empty((packed_size(n), keys))
-        program = programs.joint_points_program(self, rule)
+        program = programs.build_joint_points_program(self, rule)
         run_program(program, [*state[: self.gaussian_size], *Q], [*drawn, *L, *sound])
         drawn = drawn.reshape(rule.n, many * keys)
         return drawn[:n], drawn[n:], L, sound[0]
 
     def _entries(self, name: str, state: Array) -> Sequence[Any]:
         """Return the packed entries of a parameter: shared cells, or values (K,) per key; or none."""
-        return programs.values_of(self, list(state)).get(name, ())
+        return programs.collect_entries(self, list(state)).get(name, ())
 
-    def _row_noise(self, u: Array, state: Array) -> Array:
+    def _resolve_row_noise(self, u: Array, state: Array) -> Array:
         """Return the packed R of each key, scaled."""
         (scale,) = resolve([self.noise_scale], list(u))
         R = [np.broadcast_to(a, u.shape[1]) for a in resolve(self._entries("R", state), list(u))]
         return np.asarray(scale * np.array(R))
 
-    def _deviations(self, state: Array) -> Array:
+    def _compute_state_deviations(self, state: Array) -> Array:
         """Return each state's standard deviation (n, K)."""
         n = len(self.states)
         second = state[n : self.gaussian_size]
         if self.rooted:
             packed = cholesky.gram(list(second))
             return np.sqrt(np.array([packed[packed_index(i, i)] for i in range(n)]))
-        return _roots_of_diagonal(second, n)
+        return _compute_deviations(second, n)
 
 
 def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
@@ -353,10 +361,10 @@ def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> 
     program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
 
 
-def _roots_of_diagonal(packed: Array, n: int) -> Array:
+def _compute_deviations(packed: Array, n: int) -> Array:
     """Return the standard deviations (n, K) of packed covariances."""
     return np.sqrt(np.maximum(packed[[packed_index(i, i) for i in range(n)]], 0.0))
 
 
-def _finite(rows: list[Array]) -> Any:
+def _is_finite(rows: list[Array]) -> Any:
     return np.logical_and.reduce([np.isfinite(row) for row in rows]) if rows else np.True_

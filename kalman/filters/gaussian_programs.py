@@ -27,9 +27,16 @@ from kalman.linalg.entries import Entry, Vector, apply, dot, is_zero, minus, plu
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models import angles
-from kalman.models.columns import Column, numbers, psd, resolve, resolve_matrix, used
+from kalman.models.columns import (
+    Column,
+    compute_lowest_pivot,
+    find_columns,
+    require_numbers,
+    resolve,
+    resolve_matrix,
+)
 from kalman.models.functions import FunctionObservation, FunctionProcess
-from kalman.models.learned_entries import entered
+from kalman.models.learned_entries import insert_entries
 from kalman.models.structure import Values
 
 if TYPE_CHECKING:
@@ -37,19 +44,19 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=64)
-def sigma_points_program(model: GaussianFilter) -> Program:
+def build_points_program(model: GaussianFilter) -> Program:
     """Return the program from mean and covariance or factor to sigma points, the factor, and `sound`."""
     assert model.rule is not None
     tape = Tape()
     state = tape.symbols(model.gaussian_size)
     n = len(model.states)
     L, sound = Factored(state[n:], 1.0) if model.rooted else cholesky.cholesky(state[n:])
-    drawn = sigma_points.points(model.rule, state[:n], L)
+    drawn = sigma_points.draw_points(model.rule, state[:n], L)
     return Program(tape, state, [*(entry for row in drawn for entry in row), *L, sound])
 
 
 @lru_cache(maxsize=64)
-def joint_points_program(model: GaussianFilter, rule: sigma_points.Rule) -> Program:
+def build_joint_points_program(model: GaussianFilter, rule: sigma_points.PointRule) -> Program:
     """Return the program to sigma points of the state and of a noise that enters inside a function.
 
     Inputs: mean and covariance or factor, and the packed covariance of the noise. Outputs: points, the factor, `sound`.
@@ -62,8 +69,8 @@ def joint_points_program(model: GaussianFilter, rule: sigma_points.Rule) -> Prog
     noise, sound_noise = cholesky.cholesky(Q)
     below = [[*[0.0] * n, *noise[packed_size(i) : packed_size(i + 1)]] for i in range(r)]
     joint = [*L, *(entry for row in below for entry in row)]
-    drawn = sigma_points.points(rule, [*state[:n], *[0.0] * r], joint)
-    outputs = [*(entry for row in drawn for entry in row), *L, cholesky.every([sound, sound_noise])]
+    drawn = sigma_points.draw_points(rule, [*state[:n], *[0.0] * r], joint)
+    outputs = [*(entry for row in drawn for entry in row), *L, cholesky.find_least([sound, sound_noise])]
     return Program(tape, [*state, *Q], outputs)
 
 
@@ -75,11 +82,11 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     predicted mean and covariance or factor, `sound`.
     """
     tape = Tape()
-    inputs, state, predicted = _predicted(model, tape)
+    inputs, state, predicted = _record_prediction(model, tape)
     n = len(model.states)
     m, S, sound = predicted.m, predicted.S, predicted.sound
     u = inputs[model.size + 1 : model.size + 1 + model.controls]
-    sound = cholesky.every([sound, *model.process.guards(u), *model.fading_guards(u)])
+    sound = cholesky.find_least([sound, *model.process.guards(u), *model.fading_guards(u)])
     first: list[Any] = tape.symbols(1, boolean=True) if some_first else []
     if first:
         m, S = choose(first[0], state[:n], m), choose(first[0], state[n : model.gaussian_size], S)
@@ -87,12 +94,12 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def back_program(model: GaussianFilter) -> Program:
+def build_back_program(model: GaussianFilter) -> Program:
     """Return the program for the smoother's prediction; inputs as in `predict_program`, without first rows. Outputs:
     predicted mean, the gain back to the previous state row by row, and the packed rest.
     """
     tape = Tape()
-    inputs, _, predicted = _predicted(model, tape)
+    inputs, _, predicted = _record_prediction(model, tape)
     back = predicted.back()
     return Program(tape, inputs, [*predicted.m, *(entry for row in back.G for entry in row), *back.rest])
 
@@ -106,18 +113,22 @@ class Predicted(NamedTuple):
     back: Callable[[], Retrodiction]
 
 
-def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any], Predicted]:
+def _record_prediction(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any], Predicted]:
     """Return the inputs of a prediction, the state among them, and the prediction."""
     state, dt, u = tape.symbols(model.size), tape.symbol(), tape.symbols(model.controls)
     n, rule = len(model.states), model.rule
     m, S = state[:n], state[n : model.gaussian_size]
-    values = values_of(model, state)
+    values = collect_entries(model, state)
     inputs = [*state, dt, *u]
     if not isinstance(model.process, FunctionProcess):
         F, Q, c = model.process.transition(dt, u, values)
         mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
-        after = _spread_on(model, _faded(model, S, u), F, Q)
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u))
+        after = _propagate_covariance(model, _fade_covariance(model, S, u), F, Q)
+        return (
+            inputs,
+            state,
+            Predicted(mean, after, np.inf, lambda: _retrodict_linear(model, S, F, Q, after, u)),
+        )
     process, r = model.process, model.process.noise_size
     rule = model.process_rule or rule
     inside = n * r if process.noise_inside else 0
@@ -128,20 +139,22 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     Q = [times(scale, q) for q, scale in zip(Q, resolve([process.scale], u) * len(Q), strict=True)]
     offset = resolve(process.offset or (0.0,) * n, u)
     if rule is None:
-        F = _rows(moved[n : n + n * n], n)
-        noise_jacobian = _rows(moved[n + n * n :], r) if inside else None
-        after = _spread_on(model, _faded(model, S, u), F, Q, noise_jacobian)
+        F = _split_rows(moved[n : n + n * n], n)
+        noise_jacobian = _split_rows(moved[n + n * n :], r) if inside else None
+        after = _propagate_covariance(model, _fade_covariance(model, S, u), F, Q, noise_jacobian)
         mean = [plus(a, b) for a, b in zip(moved[:n], offset, strict=True)]
-        predicted = Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, noise_jacobian))
+        predicted = Predicted(
+            mean, after, np.inf, lambda: _retrodict_linear(model, S, F, Q, after, u, noise_jacobian)
+        )
         return inputs, state, predicted
-    regressed = sigma_points.regress(rule, _rows(moved, rule.points))
+    regressed = sigma_points.regress(rule, _split_rows(moved, rule.points))
     if inside:  # the points already include the noise
         Q = [0.0] * packed_size(n)
-    after, sound = _spread_by_points(model, rule, regressed, Q, u)
+    after, sound = _propagate_by_points(model, rule, regressed, Q, u)
     mean = [plus(a, b) for a, b in zip(regressed.mean, offset, strict=True)]
 
     def back() -> Retrodiction:
-        return _back_by_points(model, rule, S, regressed, Q, after, u)
+        return _retrodict_by_points(model, rule, S, regressed, Q, after, u)
 
     return inputs, state, Predicted(mean, after, sound, back)
 
@@ -157,13 +170,13 @@ def update_program(model: GaussianFilter, missing: bool) -> Program:
     tape = Tape()
     n, count = len(model.states), model.measurements
     prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
-    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    values = values_of(model, [*prior, *own])
+    u, seen = tape.symbols(model.controls), tape.symbols(count_seen_rows(model))
+    values = collect_entries(model, [*prior, *own])
     y = tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
     here = observe_row(model, prior, values, u, seen, y, masks or [None] * count)
     result = here.update(here.R)
-    sound = cholesky.every([result.sound, *noise_guards(model, values, u)])
+    sound = cholesky.find_least([result.sound, *build_noise_guards(model, values, u)])
     m_after = [plus(a, b) for a, b in zip(prior[:n], result.change, strict=True)]
     total: Any = result.log_likelihood
     for entry in (*m_after, *result.S):
@@ -198,34 +211,37 @@ def observe_row(
     """Return a row's observation of the predicted state; the inputs are those of `update_program`."""
     n, count = len(model.states), model.measurements
     m, S = prior[:n], prior[n:]
-    R = measurement_noise(model, values, u)
+    R = resolve_measurement_noise(model, values, u)
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         return _observe_by_points(model, S, seen, R, y, u, presents)
     if not isinstance(model.observation, FunctionObservation):
-        written = entered("H", resolve_matrix(model.observation, u), values)
-        e = _innovations(model, y, _expected(model, written, m, u))
-        H = posterior.masked(written, presents)
+        written = insert_entries("H", resolve_matrix(model.observation, u), values)
+        e = _compute_innovations(model, y, _expect_measurement(model, written, m, u))
+        H = posterior.mask_rows(written, presents)
     else:
-        R = entering(model, seen, R)
-        H = posterior.masked(_rows(seen[count : count + count * n], n), presents)
-        e = _innovations(model, y, _shifted(model, seen[:count], u))
+        R = compute_entering_noise(model, seen, R)
+        H = posterior.mask_rows(_split_rows(seen[count : count + count * n], n), presents)
+        e = _compute_innovations(model, y, _add_offset(model, seen[:count], u))
     return RowObservation(
         e,
         R,
-        lambda noise: _by_form(model, S, H, noise, e, presents),
+        lambda noise: _update_by_form(model, S, H, noise, e, presents),
         lambda: congruence(H, cholesky.gram(S) if model.rooted else S),
         lambda: H,
     )
 
 
-def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
+def build_noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
     """Return entries that are zero or more where the row's columns give a valid R."""
     guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
-    return [*guards, *([psd(resolve(values["R"], u))] if used(model.constants["R"]) else [])]
+    return [
+        *guards,
+        *([compute_lowest_pivot(resolve(values["R"], u))] if find_columns(model.constants["R"]) else []),
+    ]
 
 
 @lru_cache(maxsize=64)
-def measured_program(model: GaussianFilter) -> Program:
+def build_measured_program(model: GaussianFilter) -> Program:
     """Return the program of the predicted measurement: its mean and packed covariance.
 
     Inputs: those of `update_program` except the measurement.
@@ -233,14 +249,14 @@ def measured_program(model: GaussianFilter) -> Program:
     tape = Tape()
     n, count = len(model.states), model.measurements
     prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
-    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    values = values_of(model, [*prior, *own])
-    R = measurement_noise(model, values, u)
+    u, seen = tape.symbols(model.controls), tape.symbols(count_seen_rows(model))
+    values = collect_entries(model, [*prior, *own])
+    R = resolve_measurement_noise(model, values, u)
     m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         rule = model.observation_rule or model.rule
-        mean, slopes, bends, shift = sigma_points.regress(rule, _rows(seen, rule.points))
-        mean = _shifted(model, mean, u)
+        mean, slopes, bends, shift = sigma_points.regress(rule, _split_rows(seen, rule.points))
+        mean = _add_offset(model, mean, u)
         if model.observation_rule is not None:  # the points already include the noise
             R = [0.0] * packed_size(count)
         square = rule.scale**2
@@ -250,17 +266,17 @@ def measured_program(model: GaussianFilter) -> Program:
         ]
         spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
     else:
-        written = () if seen else entered("H", resolve_matrix(model.observation, u), values)  # type: ignore[arg-type]
-        H = _rows(seen[count : count + count * n], n) if seen else written
-        R = entering(model, seen, R)
-        mean = _shifted(model, seen[:count], u) if seen else _expected(model, H, m, u)
+        written = () if seen else insert_entries("H", resolve_matrix(model.observation, u), values)  # type: ignore[arg-type]
+        H = _split_rows(seen[count : count + count * n], n) if seen else written
+        R = compute_entering_noise(model, seen, R)
+        mean = _add_offset(model, seen[:count], u) if seen else _expect_measurement(model, H, m, u)
         spread = congruence(H, cholesky.gram(S) if model.rooted else S)
     return Program(
         tape, [*prior, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
     )
 
 
-def seen_width(model: GaussianFilter) -> int:
+def count_seen_rows(model: GaussianFilter) -> int:
     """Return the number of rows of the values of the observation's functions."""
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
@@ -271,36 +287,36 @@ def seen_width(model: GaussianFilter) -> int:
     return count + count * n + count * s
 
 
-def measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
+def resolve_measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
     """Return packed R, scaled."""
     (scale,) = resolve([model.noise_scale], u)
     return [times(scale, r) for r in resolve(values["R"], u)]
 
 
-def _expected(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry]:
+def _expect_measurement(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry]:
     """Return H m + offset."""
-    return _shifted(model, [dot(row, m) for row in H], u)
+    return _add_offset(model, [dot(row, m) for row in H], u)
 
 
-def entering(model: GaussianFilter, seen: list[Any], R: list[Entry]) -> list[Entry]:
+def compute_entering_noise(model: GaussianFilter, seen: list[Any], R: list[Entry]) -> list[Entry]:
     """Return the measurement noise: R, or M R M' where the function takes the noise as an argument, with Jacobian M."""
     observation, n, count = model.observation, len(model.states), model.measurements
     if not isinstance(observation, FunctionObservation) or not observation.noise_inside:
         return R
-    return congruence(_rows(seen[count + count * n :], observation.noise_size), R)
+    return congruence(_split_rows(seen[count + count * n :], observation.noise_size), R)
 
 
-def _shifted(model: GaussianFilter, expected: Vector, u: Vector) -> list[Entry]:
+def _add_offset(model: GaussianFilter, expected: Vector, u: Vector) -> list[Entry]:
     """Return the expected measurement with its offset."""
     offset = resolve(model.offset or (0.0,) * model.measurements, u)
     return [plus(a, b) for a, b in zip(expected, offset, strict=True)]
 
 
-def _rows(entries: list[Any], width: int) -> list[list[Any]]:
+def _split_rows(entries: list[Any], width: int) -> list[list[Any]]:
     return [entries[i : i + width] for i in range(0, len(entries), width)]
 
 
-def values_of(model: GaussianFilter, state: list[Any]) -> Values:
+def collect_entries(model: GaussianFilter, state: list[Any]) -> Values:
     """Return the parameters' entries: the model's, and key-specific ones from the state."""
     if not model.own:
         return model.constants
@@ -309,75 +325,75 @@ def values_of(model: GaussianFilter, state: list[Any]) -> Values:
     own: dict[str, list[Any]] = {}
     for p in model.parameters:
         if p.name in model.own:
-            pairs = [(a, next(rows)) for a in numbers(p.value)]
+            pairs = [(a, next(rows)) for a in require_numbers(p.value)]
             own[p.name] = [0.0 if p.kind == "covariance" and a == 0.0 else row for a, row in pairs]
     return {**model.constants, **own}
 
 
-def _spread_on(
+def _propagate_covariance(
     model: GaussianFilter, S: Vector, F: Any, Q: Vector, noise_jacobian: Any = None
 ) -> list[Entry]:
     """Return F P F' + Q, or its factor from the factor of P; with the Jacobian W by the noise: F P F' + W Q W'."""
     if not model.rooted:
         Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
-    columns = list(zip(*cholesky.rows_of(S), strict=True))
+    columns = list(zip(*cholesky.unpack_triangle(S), strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    return cholesky.triangle(_beside(moved, _root(Q, noise_jacobian)))
+    return cholesky.triangulate_rows(_join_columns(moved, _factor_noise(Q, noise_jacobian)))
 
 
-def _root_of(a: Entry) -> Entry:
+def _take_root(a: Entry) -> Entry:
     return math.sqrt(a) if isinstance(a, float) else np.sqrt(a)
 
 
-def _root(Q: Vector, noise_jacobian: Any) -> list[list[Entry]]:
+def _factor_noise(Q: Vector, noise_jacobian: Any) -> list[list[Entry]]:
     """Return the rows of a factor of Q, or of W Q W'."""
-    root = cholesky.rows_of(cholesky.cholesky(Q).L)
+    root = cholesky.unpack_triangle(cholesky.cholesky(Q).L)
     if not noise_jacobian:
         return root
     columns = list(zip(*root, strict=True))
     return [[dot(row, column) for column in columns] for row in noise_jacobian]
 
 
-def _fading(model: GaussianFilter, u: Vector) -> Entry:
+def _resolve_fading(model: GaussianFilter, u: Vector) -> Entry:
     (fading,) = resolve([model.fading], u)
     return fading
 
 
-def _faded(model: GaussianFilter, S: Vector, u: Vector) -> Vector:
+def _fade_covariance(model: GaussianFilter, S: Vector, u: Vector) -> Vector:
     """Return the covariance, or its factor, after fading."""
     if model.fading == 1.0:
         return S
-    fading = _fading(model, u)
+    fading = _resolve_fading(model, u)
     return [times(fading if model.rooted else squared(fading), a) for a in S]
 
 
-def _times(a: Entry, rows: Any) -> list[list[Entry]]:
+def _scale_rows(a: Entry, rows: Any) -> list[list[Entry]]:
     return [[times(a, b) for b in row] for row in rows]
 
 
-def _back(
+def _retrodict_linear(
     model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, noise_jacobian: Any = None
 ) -> Retrodiction:
     """Return the retrodiction over x' = F x + noise; covariance added by fading counts as noise."""
-    more = minus(squared(_fading(model, u)), 1.0)
+    more = minus(squared(_resolve_fading(model, u)), 1.0)
     fades = not is_zero(more)
     if not model.rooted:
         Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if fades else Q
         return retrodict(S, F, noise, after)
-    L = cholesky.rows_of(S)
+    L = cholesky.unpack_triangle(S)
     columns = list(zip(*L, strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    root = _root(Q, noise_jacobian)
+    root = _factor_noise(Q, noise_jacobian)
     if fades:
-        root = _beside(_times(_root_of(more), moved), root)
+        root = _join_columns(_scale_rows(_take_root(more), moved), root)
     return retrodict_by_rotation(L, moved, root)
 
 
-def _back_by_points(
+def _retrodict_by_points(
     model: GaussianFilter,
-    rule: sigma_points.Rule,
+    rule: sigma_points.PointRule,
     S: Vector,
     regressed: sigma_points.Regressed,
     Q: Vector,
@@ -385,18 +401,20 @@ def _back_by_points(
     u: Vector,
 ) -> Retrodiction:
     """Return the retrodiction over the process's regression; its bends and fading count as noise."""
-    L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
-    fading = _fading(model, u)
+    L = cholesky.unpack_triangle(S if model.rooted else cholesky.cholesky(S).L)
+    fading = _resolve_fading(model, u)
     more = minus(squared(fading), 1.0)
     n = len(model.states)
-    moved = _times(rule.scale, [row[:n] for row in regressed.slopes])
-    noise = _times(times(rule.scale, fading), regressed.bends)
+    moved = _scale_rows(rule.scale, [row[:n] for row in regressed.slopes])
+    noise = _scale_rows(times(rule.scale, fading), regressed.bends)
     if rule.n > n:  # slopes along a noise inside the function
-        noise = _beside(noise, _times(rule.scale, [row[n:] for row in regressed.slopes]))
+        noise = _join_columns(noise, _scale_rows(rule.scale, [row[n:] for row in regressed.slopes]))
     if not is_zero(more):
-        noise = _beside(_times(_root_of(more), moved), noise)
+        noise = _join_columns(_scale_rows(_take_root(more), moved), noise)
     if model.rooted and rule.excess == 0.0:
-        return retrodict_by_rotation(L, moved, _beside(noise, cholesky.rows_of(cholesky.cholesky(Q).L)))
+        return retrodict_by_rotation(
+            L, moved, _join_columns(noise, cholesky.unpack_triangle(cholesky.cholesky(Q).L))
+        )
     d, lost = regressed.shift, times(rule.excess, squared(fading))
     spread = [plus(a, q) for a, q in zip(cholesky.square(noise), Q, strict=True)]
     if not is_zero(lost):
@@ -405,9 +423,9 @@ def _back_by_points(
     return retrodict_from_root(L, moved, spread, cholesky.gram(after) if model.rooted else after)
 
 
-def _spread_by_points(
+def _propagate_by_points(
     model: GaussianFilter,
-    rule: sigma_points.Rule,
+    rule: sigma_points.PointRule,
     regressed: sigma_points.Regressed,
     Q: Vector,
     u: Vector,
@@ -415,15 +433,19 @@ def _spread_by_points(
     """Return the covariance or its factor after the process's function, and `sound`."""
     _, slopes, bends, shift = regressed
     if model.fading != 1.0:
-        fading = _fading(model, u)
-        slopes, bends, shift = _times(fading, slopes), _times(fading, bends), *_times(fading, [shift])
+        fading = _resolve_fading(model, u)
+        slopes, bends, shift = (
+            _scale_rows(fading, slopes),
+            _scale_rows(fading, bends),
+            *_scale_rows(fading, [shift]),
+        )
     scale = rule.scale
     noise = [times(1.0 / (scale * scale), q) for q in Q]
     if not model.rooted and rule.excess == 0.0:
         spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
         return [times(scale * scale, plus(a, q)) for a, q in zip(spread, noise, strict=True)], np.inf
-    root = cholesky.rows_of(cholesky.cholesky(noise).L)
-    L = cholesky.triangle([[*a, *b, *q] for a, b, q in zip(slopes, bends, root, strict=True)])
+    root = cholesky.unpack_triangle(cholesky.cholesky(noise).L)
+    L = cholesky.triangulate_rows([[*a, *b, *q] for a, b, q in zip(slopes, bends, root, strict=True)])
     L = [times(scale, a) for a in L]
     sound: Entry = np.inf
     if rule.excess:
@@ -431,13 +453,15 @@ def _spread_by_points(
     return L if model.rooted else cholesky.gram(L), sound
 
 
-def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any) -> Posterior:
+def _update_by_form(
+    model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any
+) -> Posterior:
     """Update with a linear measurement, in the model's form."""
     if model.rooted:
-        return posterior.by_rotation(S, H, R, e, presents, model.noisy)
+        return posterior.update_by_rotation(S, H, R, e, presents, model.noisy)
     if model.form == "information":
-        return posterior.by_information(S, H, R, e, presents)
-    return posterior.by_variance(S, H, R, e, presents)
+        return posterior.update_by_information(S, H, R, e, presents)
+    return posterior.update_by_variance(S, H, R, e, presents)
 
 
 def _observe_by_points(
@@ -449,27 +473,27 @@ def _observe_by_points(
     """
     n, rule = len(model.states), model.observation_rule or model.rule
     assert rule is not None
-    values = _rows(seen, rule.points)
-    mean, slopes, bends, shift = sigma_points.regress(rule, posterior.masked(values, presents))
+    values = _split_rows(seen, rule.points)
+    mean, slopes, bends, shift = sigma_points.regress(rule, posterior.mask_rows(values, presents))
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
     if rule.n > n:  # slopes along a noise inside the function are the measurement's noise
         R = cholesky.square([row[n:] for row in slopes])
-        R = _unmasked(R, presents)
+        R = _unmask_noise(R, presents)
         slopes = [row[:n] for row in slopes]
     square = rule.scale * rule.scale
     bent = [times(square, a) for a in cholesky.square(bends)]
-    e = _innovations(model, y, _shifted(model, mean, u))
+    e = _compute_innovations(model, y, _add_offset(model, mean, u))
     lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
 
     def updated(noise: Vector) -> Posterior:
         added = [plus(a, r) for a, r in zip(bent, noise, strict=True)]
         if rule.excess == 0.0:
             unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
-            result = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
+            result = posterior.update_by_rotation(unit, slopes, added, e, presents, model.noisy)
         else:
             spread = cholesky.square(slopes)
             joint = [plus(a, minus(r, d)) for a, r, d in zip(spread, added, lost, strict=True)]
-            result = posterior.by_elimination(slopes, joint, e, presents)
+            result = posterior.condition_by_elimination(slopes, joint, e, presents)
         after = cholesky.product(L, result.S)
         return result._replace(
             change=cholesky.apply(L, result.change), S=after if model.rooted else cholesky.gram(after)
@@ -479,10 +503,10 @@ def _observe_by_points(
         spread = [plus(a, b) for a, b in zip(cholesky.square(slopes), bent, strict=True)]
         return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
 
-    return RowObservation(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+    return RowObservation(e, list(R), updated, covariance, lambda: _solve_slopes(slopes, L))
 
 
-def _unmasked(R: Vector, presents: Any) -> list[Entry]:
+def _unmask_noise(R: Vector, presents: Any) -> list[Entry]:
     """Return a noise (packed) with variance 1 where a component is missing: its row of H is zero."""
     size = len(presents)
     return [
@@ -491,9 +515,9 @@ def _unmasked(R: Vector, presents: Any) -> list[Entry]:
     ]
 
 
-def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
+def _solve_slopes(slopes: Any, L: Vector) -> list[list[Entry]]:
     """Return H with H L = slopes; 0 for a state without variance."""
-    n, rows = len(slopes[0]), cholesky.rows_of(L)
+    n, rows = len(slopes[0]), cholesky.unpack_triangle(L)
     result: list[list[Entry]] = []
     for slope in slopes:
         h: list[Entry] = [0.0] * n
@@ -507,11 +531,11 @@ def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
     return result
 
 
-def _innovations(model: GaussianFilter, y: Vector, expected: Vector) -> list[Entry]:
+def _compute_innovations(model: GaussianFilter, y: Vector, expected: Vector) -> list[Entry]:
     """Return y - expected, of angles within half a period."""
-    y = angles.all_beside(model.periods, y, expected)
+    y = angles.turn_angles(model.periods, y, expected)
     return [minus(a, b) for a, b in zip(y, expected, strict=True)]
 
 
-def _beside(a: Any, b: Any) -> list[list[Entry]]:
+def _join_columns(a: Any, b: Any) -> list[list[Entry]]:
     return [[*one, *other] for one, other in zip(a, b, strict=True)]

@@ -8,17 +8,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.diffuse import images, rows_of, split, spread
+from kalman.filters.diffuse import compute_whole_covariance, project_columns, split, split_rows
 from kalman.filters.diffuse import predict as predict_diffuse
 from kalman.filters.recursions import choose, congruence, predict
-from kalman.filters.state_layout import StateLayout, Target, in_blocks
-from kalman.filters.update import Scalar, Updated, presence, update
+from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
+from kalman.filters.update import Scalar, Updated, mask_present, update
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, plus, times
 from kalman.linalg.packing import packed_index, packed_size
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
-from kalman.models.columns import Cell, Cells, Column, numbers, psd, resolve, resolve_matrix, used
-from kalman.models.learned_entries import entered
+from kalman.models.columns import (
+    Cell,
+    Cells,
+    Column,
+    compute_lowest_pivot,
+    find_columns,
+    require_numbers,
+    resolve,
+    resolve_matrix,
+)
+from kalman.models.learned_entries import insert_entries
 from kalman.models.starts import Start
 from kalman.models.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
@@ -40,7 +49,7 @@ class Observed(NamedTuple):
     R: Vector
     offset: Vector
 
-    def centred(self, y: Vector) -> list[Entry]:
+    def subtract_offset(self, y: Vector) -> list[Entry]:
         """Return y - offset."""
         return [minus(a, b) for a, b in zip(y, self.offset, strict=True)]
 
@@ -91,7 +100,9 @@ class LinearFilter(StateLayout):
     @cached_property
     def pooled(self) -> tuple[float, ...]:
         """The values, as in `parameters` of the state, that a new key starts with."""
-        return tuple(value for p in self.parameters if p.name in self.own for value in numbers(p.value))
+        return tuple(
+            value for p in self.parameters if p.name in self.own for value in require_numbers(p.value)
+        )
 
     @cached_property
     def _constants(self) -> dict[str, Sequence[Cell]]:
@@ -110,7 +121,7 @@ class LinearFilter(StateLayout):
             rows = iter(state[places["parameters"]])
             # an entry that the pooled matrix has as zero is zero for every key, and stays structure
             own = {
-                p.name: [_structural(p, a, next(rows)) for a in numbers(p.value)]
+                p.name: [_keep_structural_zero(p, a, next(rows)) for a in require_numbers(p.value)]
                 for p in self.parameters
                 if p.name in self.own
             }
@@ -118,7 +129,7 @@ class LinearFilter(StateLayout):
         return Parts(
             state[places["mean"]],
             state[places["covariance"]],
-            rows_of(state[places["diffuse"]], len(self.states)) if diffuse else None,
+            split_rows(state[places["diffuse"]], len(self.states)) if diffuse else None,
             values,
         )
 
@@ -149,7 +160,7 @@ class LinearFilter(StateLayout):
         """Return how the rows' measurements depend on the state."""
         (scale,) = resolve([self.noise_scale], u)
         return Observed(
-            entered("H", resolve_matrix(self.H, u), values),
+            insert_entries("H", resolve_matrix(self.H, u), values),
             [times(scale, r) for r in resolve(values["R"], u)],
             resolve(self.offset or (0.0,) * self.measurements, u),
         )
@@ -165,7 +176,7 @@ class LinearFilter(StateLayout):
         mean = [plus(a, b) for a, b in zip(apply(H, parts.m), offset, strict=True)]
         covariance = [plus(a, r) for a, r in zip(congruence(H, parts.P), R, strict=True)]
         if parts.A is not None:
-            covariance = spread(covariance, *images(H, parts.A))
+            covariance = compute_whole_covariance(covariance, *project_columns(H, parts.A))
 
         def array(entries: Vector) -> Array:
             return np.array([np.broadcast_to(entry, keys) for entry in entries], float)
@@ -179,8 +190,8 @@ class LinearFilter(StateLayout):
             guards = [np.where(first, 0.0, a) for a in guards]
         if isinstance(self.noise_scale, Column):
             guards += resolve([self.noise_scale], u)
-        if used(self._constants["R"]):
-            guards.append(psd(resolve(values["R"], u)))
+        if find_columns(self._constants["R"]):
+            guards.append(compute_lowest_pivot(resolve(values["R"], u)))
         if not guards:
             return None
         lowest = guards[0]
@@ -191,18 +202,18 @@ class LinearFilter(StateLayout):
     @cached_property
     def _seen(self) -> list[int]:
         """Controls that a row's measurement depends on, on a first row too."""
-        return sorted(used([self.H, self._constants["R"], self.offset, self.noise_scale]))
+        return sorted(find_columns([self.H, self._constants["R"], self.offset, self.noise_scale]))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block)
+        return step_in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        presents = presence(rows.y)
-        first = rows.which_first()
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
+        presents = mask_present(rows.y)
+        first = rows.mask_first_rows()
         diffuse = self.is_diffuse(state)
         case = first if isinstance(first, bool) else None
-        program = step_program(self, presents[0] is not None, case, diffuse)
+        program = build_step_program(self, presents[0] is not None, case, diffuse)
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, state.shape[1]))
         checks = np.empty((2, state.shape[1]))
@@ -213,12 +224,12 @@ class LinearFilter(StateLayout):
         prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
         u, y = list(rows.u), list(rows.y)
         seen = self.observed(u, prior.values)
-        updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents, self.apart)
+        updated = update(*prior[:3], seen.H, seen.R, seen.subtract_offset(y), presents, self.apart)
         guard = self.guard(u, prior.values, first)
-        summed = self.summed(state, rows)
+        summed = self.bound_variance_terms(state, rows)
         target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
 
-    def summed(self, state: Array, rows: Rows) -> list[Entry]:
+    def bound_variance_terms(self, state: Array, rows: Rows) -> list[Entry]:
         """Return bounds (n) on the terms of each predicted variance: rounding is relative to these terms. The variance
         of a deterministic sum, such as seasonal dummies, may be zero while its terms are not.
         """
@@ -268,21 +279,21 @@ class LinearFilter(StateLayout):
         """Return mean (n, K) and packed lower covariance, infinite for diffuse states."""
         mean, covariance = state[self.places["mean"]], state[self.places["covariance"]]
         if self.is_diffuse(state):
-            A = rows_of(list(state[self.places["diffuse"]]), len(self.states))
-            covariance = np.array(spread(list(covariance), *split(A)))
+            A = split_rows(list(state[self.places["diffuse"]]), len(self.states))
+            covariance = np.array(compute_whole_covariance(list(covariance), *split(A)))
         return mean, covariance
 
 
 def build_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> LinearFilter:
     """Return the linear filter of a definition. Raises ModelError."""
-    states = definitions.names("states", definition.get("states"))
-    measurements = len(definitions.names("measurement", definition.get("measurement")))
-    controls = definitions.names("control", definition.get("control") or (), empty=True)
-    process = definitions.process(definition, len(states), controls)
-    H, R, offset, scale = definitions.observation(
+    states = definitions.parse_names("states", definition.get("states"))
+    measurements = len(definitions.parse_names("measurement", definition.get("measurement")))
+    controls = definitions.parse_names("control", definition.get("control") or (), empty=True)
+    process = definitions.parse_process(definition, len(states), controls)
+    H, R, offset, scale = definitions.parse_observation(
         definition.get("observation"), process, measurements, controls
     )
-    all_parameters = definitions.parameters(definition, process, R, learned)
+    all_parameters = definitions.build_parameters(definition, process, R, learned)
     own = ()
     names, scope = definitions.learn_request(definition, all_parameters)
     if scope != "pooled":
@@ -321,7 +332,7 @@ class Traced(NamedTuple):
         return after
 
 
-def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
+def record_step(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
     """Record a step for one of the cases of `step_program`."""
     state, dt, u, y = model.symbols(tape)
     is_first: Any = tape.symbol(boolean=True) if first is None else first
@@ -329,25 +340,25 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
     parts = model.split(state, diffuse)
     prior = model.predicted(parts, dt, u, is_first)
     seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents, model.apart)
+    updated = update(*prior[:3], seen.H, seen.R, seen.subtract_offset(y), presents, model.apart)
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
     return Traced(tape, state, dt, u, [*state, dt, *u, *y], masks, is_first, parts, prior, seen, updated)
 
 
 def check_length(model: LinearFilter) -> None:
     """Record one step and discard it. Raises ModelError if it has more operations than a program may have."""
-    traced(model, Tape(), True, None, False)
+    record_step(model, Tape(), True, None, False)
 
 
 @lru_cache(maxsize=64)
-def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+def build_step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step as a program, for one case.
 
     missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at their first row.
     diffuse: some key is diffuse. Outputs: the state's rows, log-likelihood, NIS, a number that is
     finite when all is well, the lowest variance.
     """
-    step = traced(model, Tape(), missing, first, diffuse)
+    step = record_step(model, Tape(), missing, first, diffuse)
     updated = step.updated
     after = step.after(model)
     total = updated.log_likelihood
@@ -363,5 +374,5 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     return Program(step.tape, [*step.inputs, *step.masks], outputs)
 
 
-def _structural(parameter: Parameter, pooled: float, row: Entry) -> Entry:
+def _keep_structural_zero(parameter: Parameter, pooled: float, row: Entry) -> Entry:
     return 0.0 if parameter.kind == "covariance" and pooled == 0.0 else row

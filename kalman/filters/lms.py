@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
-from kalman.filters.regression import regression, section
+from kalman.filters.regression import parse_regression, parse_section
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_size
 from kalman.models import checks
-from kalman.models.columns import Cell, Cells, covariance, resolve, used
-from kalman.models.definition import Definition, names
+from kalman.models.columns import Cell, Cells, find_columns, parse_covariance_cells, resolve
+from kalman.models.definition import Definition, parse_names
 from kalman.types import Array, ModelError, Rows
 
 
@@ -109,23 +109,25 @@ def build_lms(given: Definition, learned: Mapping[str, Any]) -> LeastMeanSquares
 
 def build_nlms(given: Definition, learned: Mapping[str, Any]) -> LeastMeanSquares:
     """Return the normalised LMS filter of a definition. Raises ModelError."""
-    options = section(given, "nlms", ("step", "epsilon"))
-    epsilon = checks.positive("nlms.epsilon", options.get("epsilon", 1e-6), zero=True)
+    options = parse_section(given, "nlms", ("step", "epsilon"))
+    epsilon = checks.parse_positive("nlms.epsilon", options.get("epsilon", 1e-6), zero=True)
     return _build({**given, "nlms": {"step": 0.5, **options}}, "nlms", ("step", "epsilon"), epsilon)
 
 
 def _build(given: Definition, kind: str, known: Sequence[str], epsilon: float | None) -> LeastMeanSquares:
-    controls = names("control", given.get("control") or (), empty=True)
+    controls = parse_names("control", given.get("control") or (), empty=True)
     R = (given.get("observation") or {}).get("R")
-    variance = None if R is None else covariance("observation.R", R, 1, controls)[0]
-    found = regression({**given, "control": controls}, kind, ("R",), used(variance))
+    variance = None if R is None else parse_covariance_cells("observation.R", R, 1, controls)[0]
+    found = parse_regression({**given, "control": controls}, kind, ("R",), find_columns(variance))
     if found.measurements != 1:
         raise ModelError("measurement", f"{found.measurements} are named", f"{kind} takes one")
-    step = checks.positive(f"{kind}.step", checks.needed(kind, section(given, kind, known), "step"))
+    step = checks.parse_positive(
+        f"{kind}.step", checks.require_key(kind, parse_section(given, kind, known), "step")
+    )
     if epsilon is not None and step >= 2.0:
         raise ModelError(f"{kind}.step", f"{step!r} never settles", "write a number below 2")
     initial = given.get("initial") or {}
-    checks.known("initial", initial, ("mean",))
+    checks.check_keys("initial", initial, ("mean",))
     n = len(found.states)
-    mean = checks.vector("initial.mean", initial.get("mean") or [0.0] * n, n)
+    mean = checks.parse_vector("initial.mean", initial.get("mean") or [0.0] * n, n)
     return LeastMeanSquares(*found, step, epsilon, variance, mean)

@@ -10,7 +10,7 @@ from kalman.linalg.entries import Entry, Vector, is_zero, minus, plus, times
 from kalman.linalg.ldl import factor, whiten
 
 
-class Moments(NamedTuple):
+class GaussianMoments(NamedTuple):
     """Mean (n entries) and covariance (packed)."""
 
     m: Vector
@@ -29,7 +29,7 @@ def log_sum_exp(a: Sequence[Entry]) -> Entry:
     return plus(top, np.log(total))
 
 
-def normalised(log_weights: Sequence[Entry], floor: float = 0.0) -> list[Entry]:
+def normalise_weights(log_weights: Sequence[Entry], floor: float = 0.0) -> list[Entry]:
     """Return the logs of weights that sum to 1, none below about `floor`; all NaN where every weight is zero."""
     total = log_sum_exp(log_weights)
     logs = [minus(a, total) for a in log_weights]
@@ -40,7 +40,7 @@ def normalised(log_weights: Sequence[Entry], floor: float = 0.0) -> list[Entry]:
     return [minus(a, total) for a in raised]
 
 
-def moments(weights: Sequence[Entry], parts: Sequence[Moments]) -> Moments:
+def mix_moments(weights: Sequence[Entry], parts: Sequence[GaussianMoments]) -> GaussianMoments:
     """Return the moments of a mixture: P = sum_i w_i (P_i + (m_i - m)(m_i - m)'). The weights sum to 1.
 
     The mean is computed relative to the first part's mean, so that equal means have exactly zero spread.
@@ -48,19 +48,21 @@ def moments(weights: Sequence[Entry], parts: Sequence[Moments]) -> Moments:
     References: Bar-Shalom, Li and Kirubarajan (2001), equations 1.4.16-9 and 11.6.6-9.
     """
     m = [
-        plus(origin, _weighed(weights[1:], [minus(part.m[i], origin) for part in parts[1:]]))
+        plus(origin, _sum_weighed(weights[1:], [minus(part.m[i], origin) for part in parts[1:]]))
         for i, origin in enumerate(parts[0].m)
     ]
     away = [[minus(a, b) for a, b in zip(part.m, m, strict=True)] for part in parts]
     pairs = [(i, j) for i in range(len(m)) for j in range(i + 1)]
     P = [
-        _weighed(weights, [plus(part.P[k], times(d[i], d[j])) for part, d in zip(parts, away, strict=True)])
+        _sum_weighed(
+            weights, [plus(part.P[k], times(d[i], d[j])) for part, d in zip(parts, away, strict=True)]
+        )
         for k, (i, j) in enumerate(pairs)
     ]
-    return Moments(m, P)
+    return GaussianMoments(m, P)
 
 
-def nis(y: Vector, expected: Moments, presents: Sequence[Present]) -> Entry:
+def nis(y: Vector, expected: GaussianMoments, presents: Sequence[Present]) -> Entry:
     """Return (y - m)' P^-1 (y - m) over the components present; NaN where there is none."""
     factors = factor(expected.P, presents)
     v = [
@@ -79,7 +81,7 @@ def nis(y: Vector, expected: Moments, presents: Sequence[Present]) -> Entry:
     return total if seen is None else np.where(seen, total, np.nan)
 
 
-def _weighed(weights: Sequence[Entry], values: Sequence[Entry]) -> Entry:
+def _sum_weighed(weights: Sequence[Entry], values: Sequence[Entry]) -> Entry:
     total: Entry = 0.0
     for w, a in zip(weights, values, strict=True):
         if not is_zero(w):

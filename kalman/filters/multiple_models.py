@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 from kalman import flags
 from kalman.filters import mixture_moments
-from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
-from kalman.filters.prediction import measured
+from kalman.filters.mixture_moments import GaussianMoments, log_sum_exp, normalise_weights
+from kalman.filters.prediction import predict_measurement
 from kalman.filters.recursions import choose
-from kalman.filters.state_layout import Flags, StateLayout, Target, in_blocks
-from kalman.filters.update import presence
+from kalman.filters.state_layout import Flags, StateLayout, StepTarget, step_in_blocks
+from kalman.filters.update import mask_present
 from kalman.linalg.entries import Entry, Vector, is_zero, minus, plus
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Symbol, Tape
-from kalman.models.angles import all_beside
-from kalman.models.columns import numbers
+from kalman.models.angles import turn_angles
+from kalman.models.columns import require_numbers
 from kalman.models.structure import Parameter
 from kalman.types import Array, Filter, Rows, Step
 
@@ -97,7 +97,7 @@ class MultipleModels(StateLayout):
             fields["parameters"] = (sum(len(p.value) for p in self.own),)
         return fields
 
-    def own_rows(self, name: str) -> list[int] | None:
+    def find_key_rows(self, name: str) -> list[int] | None:
         """Return the rows of the state with a key-specific parameter, None where all keys share it."""
         at = self.parts[-1].stop
         for p in self.own:
@@ -114,10 +114,10 @@ class MultipleModels(StateLayout):
             state[ends] = np.asarray(parameters)[origins]
         return state
 
-    def transitions(self, state: Array) -> Array:
+    def extract_transitions(self, state: Array) -> Array:
         """Return the transition probabilities (M, M) of states (size, K), (M, M, K) where each key has its own."""
         M = len(self.modes)
-        rows = self.own_rows("transition")
+        rows = self.find_key_rows("transition")
         if rows is not None:
             return state[rows].reshape(M, M, -1)
         return np.eye(M) if self.transition is None else np.array(self.transition)
@@ -147,15 +147,17 @@ class MultipleModels(StateLayout):
         """Return the state (size, keys) of keys that have no row yet."""
         state = np.zeros((self.size, keys))
         with np.errstate(divide="ignore"):
-            logs = normalised([np.log(a) for a in self.start], self.floor)
+            logs = normalise_weights([np.log(a) for a in self.start], self.floor)
         state[self.places["log_probabilities"]] = np.array(logs)[:, None]
         begun = [mode.initial(keys) for mode in self.modes]
         for part, mode in zip(self.parts, begun, strict=True):
             state[part] = mode
         if self.own:
-            state[self.parts[-1].stop :] = np.array([a for p in self.own for a in numbers(p.value)])[:, None]
+            state[self.parts[-1].stop :] = np.array([a for p in self.own for a in require_numbers(p.value)])[
+                :, None
+            ]
         gaussians = [self._moments(list(mode)) for mode in begun]
-        mixed = mixture_moments.moments([np.exp(a) for a in logs], gaussians)
+        mixed = mixture_moments.mix_moments([np.exp(a) for a in logs], gaussians)
         state[: self._gaussian] = np.array([*mixed.m, *mixed.P])
         return state
 
@@ -173,7 +175,7 @@ class MultipleModels(StateLayout):
         weights = list(np.exp(state[self.places["log_probabilities"]][:, first]))
         gaussians = [self._moments(list(state[part][:, first])) for part in self.parts]
         with np.errstate(all="ignore"):  # an invalid initial distribution is flagged
-            mixed = mixture_moments.moments(weights, gaussians)
+            mixed = mixture_moments.mix_moments(weights, gaussians)
         state[: self._gaussian, first] = np.array([*mixed.m, *mixed.P])
         return state, wrong
 
@@ -190,11 +192,15 @@ class MultipleModels(StateLayout):
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K)."""
         weights = list(np.exp(state[self.places["log_probabilities"]]))
-        found = [measured(mode, state[part], u) for mode, part in zip(self.modes, self.parts, strict=True)]
-        expected = [
-            Moments(all_beside(self.periods, list(mean), list(found[0][0])), list(P)) for mean, P in found
+        found = [
+            predict_measurement(mode, state[part], u)
+            for mode, part in zip(self.modes, self.parts, strict=True)
         ]
-        mixed = mixture_moments.moments(weights, expected)
+        expected = [
+            GaussianMoments(turn_angles(self.periods, list(mean), list(found[0][0])), list(P))
+            for mean, P in found
+        ]
+        mixed = mixture_moments.mix_moments(weights, expected)
         return np.array(mixed.m), np.array(mixed.P)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -205,10 +211,10 @@ class MultipleModels(StateLayout):
         times the best) and restarts from the mixture of the others; where all fail the key gets the first
         mode's flag.
         """
-        return in_blocks(state, rows, self.outputs, self._step_block)
+        return step_in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        presents, first = presence(rows.y), rows.which_first()
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
+        presents, first = mask_present(rows.y), rows.mask_first_rows()
         keys, M = state.shape[1], len(self.modes)
         after, before, chances = target.state, state, state[self.places["log_probabilities"]]
         after[self.parts[-1].stop :] = state[self.parts[-1].stop :]
@@ -221,14 +227,14 @@ class MultipleModels(StateLayout):
         expected: list[tuple[Array, Array]] = []
         for j, (mode, part) in enumerate(zip(self.modes, self.parts, strict=True)):
             moved, prediction = mode.step(before[part], unmeasured)
-            expected.append(measured(mode, moved, rows.u))
+            expected.append(predict_measurement(mode, moved, rows.u))
             after[part], update = mode.step(moved, predicted)
             codes[j] = np.where(prediction.flag != flags.WELL, prediction.flag, update.flag)
             failed[j] = codes[j] != flags.WELL
             scores[j] = update.log_likelihood
         failing, y = bool(failed.any()), rows.y
         if self.periods:
-            expected, y = self._turned(expected, failed, y)
+            expected, y = self._turn_expected(expected, failed, y)
         program = combine_program(self, presents[0] is not None, failing)
         recent = state[self.places["recent"]] if self.window is not None else ()
         gaussians = [after[part][: self._gaussian] for part in self.parts]
@@ -261,7 +267,7 @@ class MultipleModels(StateLayout):
             left = np.where(np.isfinite(check), flags.WELL, flags.OVERFLOW)
             target.leave(state, np.where(good, left, codes[0]).astype(np.uint8))
 
-    def _turned(
+    def _turn_expected(
         self, expected: list[tuple[Array, Array]], failed: npt.NDArray[np.bool_], y: Array
     ) -> tuple[list[tuple[Array, Array]], Array]:
         """Return the modes' expected measurements and y (m, K), angles beside those of the first sound mode."""
@@ -269,25 +275,25 @@ class MultipleModels(StateLayout):
         for (mean, _), bad in zip(expected[-2::-1], failed[-2::-1], strict=True):
             centre = np.where(bad, centre, mean)
         turned = [
-            np.array(all_beside(self.periods, list(a), list(centre))) for a in (y, *(e[0] for e in expected))
+            np.array(turn_angles(self.periods, list(a), list(centre))) for a in (y, *(e[0] for e in expected))
         ]
         return [(mean, P) for mean, (_, P) in zip(turned[1:], expected, strict=True)], turned[0]
 
     def mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
         """Return the states with each mode's moments mixed, and the logs of the probabilities before the row."""
         keys, M, size = state.shape[1], len(self.modes), self._gaussian
-        program = mix_program(self, isinstance(first, np.ndarray))
+        program = build_mix_program(self, isinstance(first, np.ndarray))
         before, chances = state.copy(), np.empty((M, keys))
-        inputs = [*state[self.places["log_probabilities"]], *state[self.own_rows("transition") or []]]
+        inputs = [*state[self.places["log_probabilities"]], *state[self.find_key_rows("transition") or []]]
         inputs += [row for part in self.parts for row in state[part][:size]]
         masks = [first] if isinstance(first, np.ndarray) else []
         outputs = [*chances, *(row for part in self.parts for row in before[part][:size])]
         program([*inputs, *masks], np.empty((program.buffers, keys)), outputs)
         return before, chances
 
-    def _moments(self, entries: Sequence[Any]) -> Moments:
+    def _moments(self, entries: Sequence[Any]) -> GaussianMoments:
         n = len(self.states)
-        return Moments(entries[:n], entries[n : self._gaussian])
+        return GaussianMoments(entries[:n], entries[n : self._gaussian])
 
 
 class ModeUpdates(NamedTuple):
@@ -303,33 +309,33 @@ class ModeUpdates(NamedTuple):
     logs: Vector
     log_likelihoods: Vector
     failed: Sequence[Any] | None
-    expected: Sequence[Moments]
-    moments: Sequence[Moments]
+    expected: Sequence[GaussianMoments]
+    moments: Sequence[GaussianMoments]
 
 
 class Combined(NamedTuple):
     """The mixture after a row; logs: logs of the probabilities; restarted: the modes' moments, () where none failed."""
 
-    mixed: Moments
+    mixed: GaussianMoments
     logs: list[Entry]
     recent: list[Entry]
     log_likelihood: Entry
     nis: Entry
-    restarted: list[Moments]
+    restarted: list[GaussianMoments]
 
 
-def mixed(
-    transition: Sequence[Sequence[Entry]], logs: Vector, modes: Sequence[Moments]
-) -> tuple[list[Entry], list[Moments]]:
+def mix_modes(
+    transition: Sequence[Sequence[Entry]], logs: Vector, modes: Sequence[GaussianMoments]
+) -> tuple[list[Entry], list[GaussianMoments]]:
     """Return each mode's log-probability before the row and its mixed initial moments.
 
     References: Bar-Shalom, Li and Kirubarajan (2001), equations 11.6.6-7 to 11.6.6-9.
     """
     chances: list[Entry] = []
-    result: list[Moments] = []
+    result: list[GaussianMoments] = []
     for j, own in enumerate(modes):
         joint = [
-            (plus(_log(row[j]), a), mode)
+            (plus(_take_log(row[j]), a), mode)
             for row, a, mode in zip(transition, logs, modes, strict=True)
             if not is_zero(row[j])
         ]
@@ -342,20 +348,20 @@ def mixed(
             result.append(joint[0][1])
             continue
         weights = [np.exp(minus(a, chances[j])) for a, _ in joint]
-        result.append(mixture_moments.moments(weights, [mode for _, mode in joint]))
+        result.append(mixture_moments.mix_moments(weights, [mode for _, mode in joint]))
     return chances, result
 
 
-def _log(a: Entry) -> Entry:
+def _take_log(a: Entry) -> Entry:
     return float(np.log(a)) if isinstance(a, float) else np.log(a)
 
 
 def _start_rows(model: MultipleModels) -> list[int]:
     """Return the rows of the state with key-specific initial probabilities, if a window begins with them."""
-    return [] if model.window is None else model.own_rows("initial.mode_probabilities") or []
+    return [] if model.window is None else model.find_key_rows("initial.mode_probabilities") or []
 
 
-def combined(
+def combine_modes(
     model: MultipleModels,
     modes: ModeUpdates,
     recent: Vector,
@@ -369,9 +375,11 @@ def combined(
     """
     failed = modes.failed
     # the expected measurement is that of the modes that did not fail
-    logs = normalised(_without(failed, modes.logs))
-    expected = mixture_moments.moments([np.exp(a) for a in logs], _only(failed, modes.expected))
-    joint = [plus(a, b) for a, b in zip(modes.logs, _without(failed, modes.log_likelihoods), strict=True)]
+    logs = normalise_weights(_exclude_failed(failed, modes.logs))
+    expected = mixture_moments.mix_moments([np.exp(a) for a in logs], _zero_failed(failed, modes.expected))
+    joint = [
+        plus(a, b) for a, b in zip(modes.logs, _exclude_failed(failed, modes.log_likelihoods), strict=True)
+    ]
     log_likelihood = log_sum_exp(joint)
     measured_any: Any = None
     if presents[0] is not None:
@@ -381,59 +389,59 @@ def combined(
         log_likelihood = np.where(measured_any, log_likelihood, 0.0)
     if model.window is None:
         rows: list[Entry] = []
-        logs = normalised(joint, model.floor)
+        logs = normalise_weights(joint, model.floor)
     else:
-        rows, logs = _window(model, modes, recent, measured_any, start or model.start)
-    weights = [np.exp(a) for a in normalised(_without(failed, logs))]
-    whole = mixture_moments.moments(weights, _only(failed, modes.moments))
+        rows, logs = _slide_window(model, modes, recent, measured_any, start or model.start)
+    weights = [np.exp(a) for a in normalise_weights(_exclude_failed(failed, logs))]
+    whole = mixture_moments.mix_moments(weights, _zero_failed(failed, modes.moments))
     restarted = [
-        Moments(choose(bad, whole.m, mode.m), choose(bad, whole.P, mode.P))
+        GaussianMoments(choose(bad, whole.m, mode.m), choose(bad, whole.P, mode.P))
         for bad, mode in zip(failed or (), modes.moments, strict=False)
     ]
     nis = mixture_moments.nis(y, expected, presents)
     return Combined(whole, logs, rows, log_likelihood, nis, restarted)
 
 
-def _window(
+def _slide_window(
     model: MultipleModels, modes: ModeUpdates, recent: Vector, measured_any: Any, start: Sequence[Entry]
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the log-likelihoods in the window with the row, newest first, and the logs of the probabilities."""
     scores = modes.log_likelihoods
     if modes.failed is not None:  # a log-likelihood stays in the window, so it must be finite
         best: Entry = -np.inf
-        for a in _without(modes.failed, scores):
+        for a in _exclude_failed(modes.failed, scores):
             best = np.maximum(best, a)
         least = plus(best, float(np.log(model.floor)))
         scores = [np.where(bad, least, a) for bad, a in zip(modes.failed, scores, strict=True)]
     rows = [*scores, *recent[: -len(scores)]]
     if measured_any is not None:
         rows = choose(measured_any, rows, recent)
-    sums: list[Entry] = [-np.inf if is_zero(a) else _log(a) for a in start]
+    sums: list[Entry] = [-np.inf if is_zero(a) else _take_log(a) for a in start]
     for j in range(len(scores)):
         for entry in rows[j :: len(scores)]:
             sums[j] = plus(sums[j], entry)
-    return rows, normalised(sums, model.floor)
+    return rows, normalise_weights(sums, model.floor)
 
 
-def _without(failed: Sequence[Any] | None, logs: Vector) -> Vector:
+def _exclude_failed(failed: Sequence[Any] | None, logs: Vector) -> Vector:
     """Return the logs, -inf for failed modes."""
     if failed is None:
         return logs
     return [np.where(bad, -np.inf, a) for bad, a in zip(failed, logs, strict=True)]
 
 
-def _only(failed: Sequence[Any] | None, parts: Sequence[Moments]) -> Sequence[Moments]:
+def _zero_failed(failed: Sequence[Any] | None, parts: Sequence[GaussianMoments]) -> Sequence[GaussianMoments]:
     """Return the moments, zeros for failed modes, so that a weight of 0 removes them."""
     if failed is None:
         return parts
     return [
-        Moments([np.where(bad, 0.0, a) for a in part.m], [np.where(bad, 0.0, a) for a in part.P])
+        GaussianMoments([np.where(bad, 0.0, a) for a in part.m], [np.where(bad, 0.0, a) for a in part.P])
         for bad, part in zip(failed, parts, strict=True)
     ]
 
 
 @lru_cache(maxsize=64)
-def mix_program(model: MultipleModels, some_first: bool) -> Program:
+def build_mix_program(model: MultipleModels, some_first: bool) -> Program:
     """Return the mixing before a row as a program; some_first: some keys are at their first row.
 
     Outputs: the logs of the probabilities, then each mode's mean and covariance.
@@ -441,18 +449,18 @@ def mix_program(model: MultipleModels, some_first: bool) -> Program:
     assert model.transition is not None
     tape, M = Tape(), len(model.modes)
     logs = tape.symbols(M)
-    own = tape.symbols(len(model.own_rows("transition") or ()))
+    own = tape.symbols(len(model.find_key_rows("transition") or ()))
     entries = [tape.symbols(model._gaussian) for _ in range(M)]
     transition: Sequence[Sequence[Entry]] = model.transition
     if own:  # a transition that is impossible for all keys stays so
         pairs = zip(transition, (own[i * M : (i + 1) * M] for i in range(M)), strict=True)
         transition = [[b if a > 0.0 else 0.0 for a, b in zip(row, rows, strict=True)] for row, rows in pairs]
-    chances, begun = mixed(transition, logs, [model._moments(a) for a in entries])
+    chances, begun = mix_modes(transition, logs, [model._moments(a) for a in entries])
     is_first: Any = tape.symbol(boolean=True) if some_first else None
     if is_first is not None:
         chances = choose(is_first, logs, chances)
         begun = [
-            Moments(
+            GaussianMoments(
                 choose(is_first, own[: len(part.m)], part.m), choose(is_first, own[len(part.m) :], part.P)
             )
             for own, part in zip(entries, begun, strict=True)
@@ -473,12 +481,12 @@ def combine_program(model: MultipleModels, missing: bool, failing: bool) -> Prog
     logs, scores = tape.symbols(M), tape.symbols(M)
     recent = tape.symbols((model.window or 0) * M)
     start = tape.symbols(len(_start_rows(model)))
-    expected = [Moments(tape.symbols(m), tape.symbols(packed_size(m))) for _ in range(M)]
+    expected = [GaussianMoments(tape.symbols(m), tape.symbols(packed_size(m))) for _ in range(M)]
     modes = [model._moments(tape.symbols(model._gaussian)) for _ in range(M)]
     y = tape.symbols(m)
     failed = tape.symbols(M, boolean=True) if failing else None
     presents: list[Any] = tape.symbols(m, boolean=True) if missing else [None] * m
-    end = combined(model, ModeUpdates(logs, scores, failed, expected, modes), recent, y, presents, start)
+    end = combine_modes(model, ModeUpdates(logs, scores, failed, expected, modes), recent, y, presents, start)
     total = end.log_likelihood
     for entry in (*end.mixed.m, *end.mixed.P, *end.logs):
         total = total + entry

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.state_layout import Flags, innermost
+from kalman.filters.state_layout import Flags, unwrap_filter
 from kalman.types import Array, Filter
 
 NUMERICS = 2
@@ -27,7 +27,7 @@ def may_differ(model: Filter, state: Array, numerics: int) -> Flags:
         return np.zeros(keys, bool)
     if numerics > NUMERICS:  # a later release: its changes are unknown here
         return np.ones(keys, bool)
-    base = innermost(model)
+    base = unwrap_filter(model)
     base = base.base if isinstance(base, RobustLinearFilter) else base
     place = getattr(base, "places", {}).get("diffuse")
     return np.zeros(keys, bool) if place is None else (state[place] != 0.0).any(axis=0)

@@ -10,15 +10,15 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.robust.gaussian import RobustGaussianFilter
 from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.robust.step import own_places
-from kalman.filters.state_layout import innermost, places
+from kalman.filters.robust.step import locate_key_parameters
+from kalman.filters.state_layout import locate_fields, unwrap_filter
 from kalman.models.structure import Parameter
 from kalman.types import Array, Filter
 
 FIELD = "parameters"
 
 
-class OwnParameters(NamedTuple):
+class KeyParameterLayout(NamedTuple):
     """Key-specific parameters of a filter.
 
     parameters: name to value of a new key; rows: the place of each in the field; learned: names set by
@@ -31,37 +31,37 @@ class OwnParameters(NamedTuple):
     adapted: tuple[str, ...]
 
 
-def own_parameters(model: Filter) -> OwnParameters:
+def find_key_parameters(model: Filter) -> KeyParameterLayout:
     """Return the key-specific parameters of a filter; empty where keys share all parameters."""
-    model = innermost(model)
+    model = unwrap_filter(model)
     if isinstance(model, MultipleModels):
         named = {p.name: p for p in model.own}
-        return OwnParameters(named, own_places(model.own, tuple(named), 0), tuple(named), ())
+        return KeyParameterLayout(named, locate_key_parameters(model.own, tuple(named), 0), tuple(named), ())
     base = model.base if isinstance(model, RobustLinearFilter) else model
     if not isinstance(base, (LinearFilter, GaussianFilter)) or not base.own:
-        return OwnParameters({}, {}, (), ())
-    rows = own_places(base.parameters, base.own, 0)
+        return KeyParameterLayout({}, {}, (), ())
+    rows = locate_key_parameters(base.parameters, base.own, 0)
     named = {parameter.name: parameter for parameter in base.parameters if parameter.name in rows}
     if isinstance(model, (RobustLinearFilter, RobustGaussianFilter)):
-        return OwnParameters(named, rows, model.learned, model.adaptive.names)
-    return OwnParameters(named, rows, tuple(rows), ())
+        return KeyParameterLayout(named, rows, model.learned, model.adaptive.names)
+    return KeyParameterLayout(named, rows, tuple(rows), ())
 
 
-def with_own(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
+def with_key_parameters(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
     """Return states (size, K) with these learned parameters (d, K) of each key; other parameters stay."""
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     if not own.learned:
         return state
-    field = state[places(model.fields)[FIELD]]
+    field = state[locate_fields(model.fields)[FIELD]]
     given = [values.get(name, field[own.rows[name]]) for name in own.learned]
     return model.with_parameters(state, np.concatenate(given))
 
 
-def with_field(model: Filter, state: Array, field: Array, adapted: bool = True) -> Array:
+def copy_key_parameters(model: Filter, state: Array, field: Array, adapted: bool = True) -> Array:
     """Return states (size, K) with the learned parameters that are in a field `parameters` (p, K) of other states.
 
     adapted: also with those that follow the innovations; otherwise these stay.
     """
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     names = own.learned if adapted else [name for name in own.learned if name not in own.adapted]
-    return with_own(model, state, {name: field[own.rows[name]] for name in names})
+    return with_key_parameters(model, state, {name: field[own.rows[name]] for name in names})

@@ -14,7 +14,7 @@ from kalman.filters.update import LOG_2PI, Present, update
 from kalman.linalg import cholesky
 from kalman.linalg.cholesky import LOST, least
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
-from kalman.linalg.packing import order_of, packed_index, symmetric
+from kalman.linalg.packing import find_order, packed_index, unpack_symmetric
 
 
 class Posterior(NamedTuple):
@@ -32,7 +32,7 @@ class Posterior(NamedTuple):
     sound: Entry
 
 
-def by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+def update_by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
     """Update a covariance, one scalar after another, each in Joseph's form."""
     n = len(H[0])
     updated = update([0.0] * n, P, None, H, R, e, presents)
@@ -43,11 +43,11 @@ def by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[P
         sound = least(sound, plus(after[at], times(LOST, np.abs(P[at]))))
         after[at] = np.maximum(after[at], 0.0)
     seen = [(scalar.weighing.S, scalar.present) for scalar in updated.scalars]
-    innovation = cholesky.every([_there(S, has, 1.0) for S, has in seen])
+    innovation = cholesky.find_least([_select_present(S, has, 1.0) for S, has in seen])
     return Posterior(list(updated.m), after, updated.log_likelihood, updated.nis, innovation, sound)
 
 
-def by_rotation(
+def update_by_rotation(
     L: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present], noisy: bool
 ) -> Posterior:
     """Update a factor, one scalar after another, each by rotations (`cholesky.condition`).
@@ -59,17 +59,19 @@ def by_rotation(
     noise = decorrelate(H, R, e, presents)
     innovation: Entry = np.inf
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
-        a = [_there(one, has, 0.0) for one in cholesky.transposed(L, h)]
-        v = _there(minus(z, dot(h, change)), has, 0.0)
+        a = [_select_present(one, has, 0.0) for one in cholesky.multiply_transposed(L, h)]
+        v = _select_present(minus(z, dot(h, change)), has, 0.0)
         L, gain, S, length = cholesky.condition(L, a, r, noisy)
         unit = over(v, length)
         change = [plus(m, times(k, unit)) for m, k in zip(change, gain, strict=True)]
         row_score = row_score.add(S, times(unit, unit), has)
-        innovation = least(innovation, _there(S, has, 1.0))
-    return Posterior(change, list(L), row_score.score, row_score.total_nis(), innovation, 1.0)
+        innovation = least(innovation, _select_present(S, has, 1.0))
+    return Posterior(change, list(L), row_score.score, row_score.compute_nis(), innovation, 1.0)
 
 
-def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+def update_by_information(
+    P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]
+) -> Posterior:
     """Update a covariance by the information of all components, H' R^-1 H and H' R^-1 e.
 
     Per component it costs n(n+1)/2 products, and none where H and R are constant and nothing is missing; the
@@ -84,70 +86,74 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
     b: list[Entry] = [0.0] * n
     precisions: list[Entry] = []
     for g, d, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
-        precision = _there(1.0 / d, has, 0.0)
+        precision = _select_present(1.0 / d, has, 0.0)
         precisions.append(precision)
-        weighed = times(_there(z, has, 0.0), precision)
-        W = [plus(w, times(times(g[i], g[j]), precision)) for w, (i, j) in zip(W, _pairs(n), strict=True)]
+        weighed = times(_select_present(z, has, 0.0), precision)
+        W = [
+            plus(w, times(times(g[i], g[j]), precision)) for w, (i, j) in zip(W, _list_pairs(n), strict=True)
+        ]
         b = [plus(a, times(k, weighed)) for a, k in zip(b, g, strict=True)]
     L, sound = cholesky.cholesky(P)
-    rows = cholesky.rows_of(L)
+    rows = cholesky.unpack_triangle(L)
     columns = list(zip(*rows, strict=True))
-    full = symmetric(W)
+    full = unpack_symmetric(W)
     seen = [[dot(row, column) for row in full] for column in columns]  # L' W
     inner = [plus(1.0 if i == j else 0.0, dot(columns[j], seen[i])) for i in range(n) for j in range(i + 1)]
     C = cholesky.cholesky(inner).L
-    pulled = _forward(C, cholesky.transposed(L, b))
-    spread = [_forward(C, row) for row in rows]  # rows of L C'^-1
+    pulled = _solve_forward(C, cholesky.multiply_transposed(L, b))
+    spread = [_solve_forward(C, row) for row in rows]  # rows of L C'^-1
     change = [dot(row, pulled) for row in spread]
-    unit = _backward(C, pulled)  # the change, in units of the prior's factor
+    unit = _solve_backward(C, pulled)  # the change, in units of the prior's factor
     nis, constants, count = dot(unit, unit), 0.0, 0.0
     for g, d, z, has, precision in zip(noise.G, noise.d, noise.z, presents, precisions, strict=True):
-        left = _there(minus(z, dot(g, change)), has, 0.0)
+        left = _select_present(minus(z, dot(g, change)), has, 0.0)
         nis = plus(nis, times(times(left, left), precision))
-        constants = plus(constants, _there(plus(_log(d), LOG_2PI), has, 0.0))
-        count = plus(count, _there(1.0, has, 0.0))
+        constants = plus(constants, _select_present(plus(_take_log(d), LOG_2PI), has, 0.0))
+        count = plus(count, _select_present(1.0, has, 0.0))
     for i in range(n):
         constants = plus(constants, times(2.0, np.log(C[packed_index(i, i)])))
     row_score = RowScore(times(-0.5, plus(nis, constants)), nis, count)
-    return Posterior(change, cholesky.square(spread), row_score.score, row_score.total_nis(), 1.0, sound)
+    return Posterior(change, cholesky.square(spread), row_score.score, row_score.compute_nis(), 1.0, sound)
 
 
-def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+def condition_by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
     """Condition states of unit variance on components of covariance S (packed); G: their cross-covariance.
 
     One scalar after another is eliminated from the joint covariance, and the rest is factored. Unlike in the other
     forms, the rest can fail to be positive semidefinite.
     """
     n, m = len(G[0]), len(G)
-    P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
-    rows, joint, left = [list(row) for row in G], symmetric(S), list(e)
+    P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _list_pairs(n)]
+    rows, joint, left = [list(row) for row in G], unpack_symmetric(S), list(e)
     change: list[Entry] = [0.0] * n
     row_score = RowScore()
     innovation: Entry = np.inf
     for i in range(m):
         has, variance = presents[i], joint[i][i]
-        inverse = _there(over(1.0, variance), has, 0.0)
-        v = _there(left[i], has, 0.0)
-        c = [_there(a, has, 0.0) for a in rows[i]]
+        inverse = _select_present(over(1.0, variance), has, 0.0)
+        v = _select_present(left[i], has, 0.0)
+        c = [_select_present(a, has, 0.0) for a in rows[i]]
         gain = [times(a, inverse) for a in c]
         change = [plus(a, times(k, v)) for a, k in zip(change, gain, strict=True)]
-        P = [minus(p, times(gain[a], c[b])) for p, (a, b) in zip(P, _pairs(n), strict=True)]
+        P = [minus(p, times(gain[a], c[b])) for p, (a, b) in zip(P, _list_pairs(n), strict=True)]
         row_score = row_score.add(variance, times(times(v, v), inverse), has)
-        innovation = least(innovation, _there(variance, has, 1.0))
+        innovation = least(innovation, _select_present(variance, has, 1.0))
         for j in range(i + 1, m):
-            weight = times(_there(joint[j][i], has, 0.0), inverse)
+            weight = times(_select_present(joint[j][i], has, 0.0), inverse)
             left[j] = minus(left[j], times(weight, v))
             rows[j] = [minus(a, times(weight, b)) for a, b in zip(rows[j], c, strict=True)]
             for k in range(i + 1, j + 1):
-                joint[j][k] = joint[k][j] = minus(joint[j][k], times(weight, _there(joint[k][i], has, 0.0)))
+                joint[j][k] = joint[k][j] = minus(
+                    joint[j][k], times(weight, _select_present(joint[k][i], has, 0.0))
+                )
     L, sound = cholesky.cholesky(P)
-    return Posterior(change, L, row_score.score, row_score.total_nis(), innovation, sound)
+    return Posterior(change, L, row_score.score, row_score.compute_nis(), innovation, sound)
 
 
-def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
+def mask_rows(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
     """Return rows with zeros where a key lacks the component, so that it has no effect."""
     return [
-        [a if isinstance(a, float) else _there(a, has, 0.0) for a in row]
+        [a if isinstance(a, float) else _select_present(a, has, 0.0) for a in row]
         for row, has in zip(rows, presents, strict=True)
     ]
 
@@ -167,28 +173,28 @@ class RowScore(NamedTuple):
             score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
         return RowScore(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
 
-    def total_nis(self) -> Entry:
+    def compute_nis(self) -> Entry:
         """Return the NIS, NaN for keys without a component."""
         if isinstance(self.count, float):
             return self.nis
         return np.where(np.greater(self.count, 0.0), self.nis, np.nan)
 
 
-def _there(a: Entry, has: Present, otherwise: float) -> Entry:
+def _select_present(a: Entry, has: Present, otherwise: float) -> Entry:
     if has is None or (isinstance(a, float) and a == otherwise):
         return a
     return np.where(has, a, otherwise)
 
 
-def _log(a: Entry) -> Entry:
+def _take_log(a: Entry) -> Entry:
     return float(np.log(a)) if isinstance(a, float) else np.log(a)
 
 
-def _pairs(n: int) -> list[tuple[int, int]]:
+def _list_pairs(n: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(n) for j in range(i + 1)]
 
 
-def _forward(C: Vector, b: Vector) -> list[Entry]:
+def _solve_forward(C: Vector, b: Vector) -> list[Entry]:
     """Solve C x = b for a packed lower triangle without zeros on its diagonal."""
     x: list[Entry] = []
     for i in range(len(b)):
@@ -197,9 +203,9 @@ def _forward(C: Vector, b: Vector) -> list[Entry]:
     return x
 
 
-def _backward(C: Vector, b: Vector) -> list[Entry]:
+def _solve_backward(C: Vector, b: Vector) -> list[Entry]:
     """Solve C' x = b."""
-    n = order_of(len(C))
+    n = find_order(len(C))
     x: list[Entry] = [0.0] * n
     for i in reversed(range(n)):
         known = dot([C[packed_index(k, i)] for k in range(i + 1, n)], x[i + 1 :])

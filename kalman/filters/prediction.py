@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kalman.filters.state_layout import innermost
-from kalman.models.angles import all_beside
+from kalman.filters.state_layout import unwrap_filter
+from kalman.models.angles import turn_angles
 from kalman.types import Array, Filter, ModelError, Rows
 
 
@@ -60,7 +60,7 @@ class Residual(Protocol):
         ...
 
 
-def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
+def predict_measurement(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
     """Return `Measuring.measured` of any filter, with unknown control by default.
 
     Raises:
@@ -68,18 +68,18 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     """
     if u is None:
         u = np.full((model.controls, state.shape[1]), np.nan)
-    model = innermost(model)
+    model = unwrap_filter(model)
     if isinstance(model, Measuring):
         return model.measured(state[: model.size], u)
-    raise predicts_no_measurement()
+    raise build_no_measurement_error()
 
 
-def beside(model: Filter, y: Array, expected: Array) -> Array:
+def turn_measurements(model: Filter, y: Array, expected: Array) -> Array:
     """Return measurements (m, K), with angles moved by whole periods to within half a period of `expected`."""
-    periods = getattr(innermost(model), "periods", ())
-    return np.array(all_beside(periods, list(y), list(expected))) if periods else y
+    periods = getattr(unwrap_filter(model), "periods", ())
+    return np.array(turn_angles(periods, list(y), list(expected))) if periods else y
 
 
-def predicts_no_measurement() -> ModelError:
+def build_no_measurement_error() -> ModelError:
     """Return the error of a filter that is not `Measuring`."""
     return ModelError("filter", "it does not predict its measurements", "choose another filter")

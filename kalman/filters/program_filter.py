@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.filters.state_layout import StateLayout, Target, in_blocks
-from kalman.filters.update import Present, presence
+from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
+from kalman.filters.update import Present, mask_present
 from kalman.linalg.entries import Entry, Vector
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.types import Array, Rows, Step
@@ -35,7 +35,7 @@ class ProgramFilter(StateLayout):
     controls: int
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return the result of one row, on entries; `presents` as in `kalman.filters.update.presence`."""
+        """Return the result of one row, on entries; `presents` as in `kalman.filters.update.mask_present`."""
         raise NotImplementedError
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
@@ -44,11 +44,11 @@ class ProgramFilter(StateLayout):
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block)
+        return step_in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        presents = presence(rows.y)
-        program = _program(self, presents[0] is not None)
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
+        presents = mask_present(rows.y)
+        program = _build_program(self, presents[0] is not None)
         check = np.empty(state.shape[1])
         extra = [row for name in self.outputs for row in target.extra[name]]
         masks = [a for a in presents if a is not None]
@@ -68,7 +68,7 @@ class ProgramFilter(StateLayout):
 
 
 @lru_cache(maxsize=64)
-def _program(model: ProgramFilter, missing: bool) -> Program:
+def _build_program(model: ProgramFilter, missing: bool) -> Program:
     """Return the step as a program; `missing`: some key lacks a component."""
     tape = Tape()
     state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))

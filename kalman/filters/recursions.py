@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import Seen, gains, seen
+from kalman.filters.diffuse import Projection, compute_flat_gains, project_measurement
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 from kalman.models.structure import Transition
 
 
@@ -24,7 +24,7 @@ def predict(m: Vector, P: Vector, transition: Transition) -> tuple[list[Entry], 
 
 def congruence(F: Matrix, P: Vector) -> list[Entry]:
     """Return F P F' (packed lower) of a packed symmetric P."""
-    full = symmetric(P)
+    full = unpack_symmetric(P)
     result: list[Entry] = []
     for i, row in enumerate(F):
         half = [dot(row, column) for column in full]  # row i of F P
@@ -46,7 +46,7 @@ def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     an enormous variance. M is then small by cancellation, which must not be repeated.
     """
     n = len(h)
-    full = symmetric(P)
+    full = unpack_symmetric(P)
     support = [i for i in range(n) if not is_zero(h[i])]
     seen = [h[k] for k in support]
     noise = [times(r, k) for k in K]
@@ -77,7 +77,7 @@ class Weighing(NamedTuple):
     S: Entry
     K: Vector
     diffuse: np.ndarray | None
-    seen: Seen | None = None
+    seen: Projection | None = None
 
 
 def weigh(
@@ -87,16 +87,19 @@ def weigh(
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
     """
-    M = apply(symmetric(P), h)
+    M = apply(unpack_symmetric(P), h)
     S = plus(dot(h, M), r)
     v = minus(y, dot(h, m))
     if A is None or all(is_zero(a) for a in h):
         return Weighing(v, M, S, [over(a, S) for a in M], None)
-    given = seen(P, A, h, M, S, apart)
+    given = project_measurement(P, A, h, M, S, apart)
     M = [plus(a, dot(row, given.beta)) for a, row in zip(M, given.finite, strict=True)]
     S = np.where(given.apart, plus(given.S, dot(given.beta, given.beta)), S)
     diffuse = given.undetermined
-    gain = [np.where(diffuse, a, over(b, S)) for a, b in zip(gains(given, given.flat), M, strict=True)]
+    gain = [
+        np.where(diffuse, a, over(b, S))
+        for a, b in zip(compute_flat_gains(given, given.flat), M, strict=True)
+    ]
     return Weighing(v, M, np.where(diffuse, given.F_inf, S), gain, diffuse, given)
 
 
@@ -116,7 +119,7 @@ def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray |
     that its noise does not affect the other components.
     """
     m = len(H)
-    full = symmetric(R)
+    full = unpack_symmetric(R)
     if all(is_zero(full[i][j]) for i in range(m) for j in range(i)):
         identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
         return Decorrelated(identity, [full[i][i] for i in range(m)], H, y)
@@ -131,10 +134,10 @@ def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray |
         if present is not None:
             own, value = np.where(present, own, 1.0), np.where(present, value, 0.0)
         for j in range(i):
-            noise = _both(full[i][j], observed[i], observed[j])
+            noise = _mask_pair(full[i][j], observed[i], observed[j])
             for k in range(j):
                 noise = minus(noise, times(times(L[i][k], d[k]), L[j][k]))
-            L[i][j] = _ratio(noise, d[j])
+            L[i][j] = _divide_or_zero(noise, d[j])
             own = minus(own, times(times(L[i][j], L[i][j]), d[j]))
             value = minus(value, times(L[i][j], z[j]))
             row = [minus(a, times(L[i][j], b)) for a, b in zip(row, G[j], strict=True)]
@@ -144,7 +147,7 @@ def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray |
     return Decorrelated(L, d, G, z)
 
 
-def _both(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
+def _mask_pair(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
     """Return a where both components are observed, else 0."""
     for present in (one, other):
         if present is not None and not is_zero(a):
@@ -152,7 +155,7 @@ def _both(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
     return a
 
 
-def _ratio(a: Entry, b: Entry) -> Entry:
+def _divide_or_zero(a: Entry, b: Entry) -> Entry:
     """Return a / b, and 0 where a noiseless component leaves 0 / 0."""
     if is_zero(a):
         return 0.0

@@ -18,7 +18,7 @@ class Regression(NamedTuple):
     offset: tuple[columns.Cell, ...]
 
 
-def regression(
+def parse_regression(
     given: Definition, kind: str, allowed: Sequence[str] = (), used: set[int] | None = None
 ) -> Regression:
     """Return the regression of a definition; `allowed`: permitted fields of the observation beside H and offset.
@@ -29,11 +29,11 @@ def regression(
     """
     if given.get("process") is not None:
         raise ModelError("process", f"{kind} has none: its coefficients are not moved", "remove it")
-    states = definition.names("states", given.get("states"))
-    measurements = len(definition.names("measurement", given.get("measurement")))
-    controls = definition.names("control", given.get("control") or (), empty=True)
+    states = definition.parse_names("states", given.get("states"))
+    measurements = len(definition.parse_names("measurement", given.get("measurement")))
+    controls = definition.parse_names("control", given.get("control") or (), empty=True)
     observation = given.get("observation") or {}
-    checks.known("observation", observation, ("H", "offset", *allowed))
+    checks.check_keys("observation", observation, ("H", "offset", *allowed))
     H = observation.get("H")
     if H is None:
         row = [*([1.0] if len(states) == len(controls) + 1 else []), *controls]
@@ -44,15 +44,15 @@ def regression(
                 "name a state for each control column (and one before them for the intercept), or write H",
             )
         H = [row]
-    cells = columns.matrix("observation.H", H, measurements, len(states), controls)
+    cells = columns.parse_matrix_cells("observation.H", H, measurements, len(states), controls)
     offset = observation.get("offset") or [0.0] * measurements
-    shifts = columns.vector("observation.offset", offset, measurements, controls)
-    definition.check_controls(controls, columns.used([cells, shifts]) | (used or set()))
+    shifts = columns.parse_vector_cells("observation.offset", offset, measurements, controls)
+    definition.check_controls(controls, columns.find_columns([cells, shifts]) | (used or set()))
     return Regression(states, measurements, len(controls), cells, shifts)
 
 
-def section(given: Definition, kind: str, known: Sequence[str]) -> dict[str, Any]:
+def parse_section(given: Definition, kind: str, known: Sequence[str]) -> dict[str, Any]:
     """Return the options in the section named after the filter. Raises ModelError."""
     found = given.get(kind)
-    checks.known(kind, {} if found is None else found, known)
+    checks.check_keys(kind, {} if found is None else found, known)
     return {name: value for name, value in (found or {}).items() if value is not None}

@@ -14,7 +14,7 @@ from kalman.filters.recursions import congruence
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, plus, times
 from kalman.linalg.ldl import factor, solve
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 
 
 class Retrodiction(NamedTuple):
@@ -26,16 +26,16 @@ class Retrodiction(NamedTuple):
 
 def retrodict(P: Vector, F: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:
     """Return the retrodiction over x' = F x + noise of covariance Q; P and predicted = F P F' + Q are packed."""
-    G = gain_over(F, P, predicted)
-    return Retrodiction(G, covariance_back(P, F, G, Q))
+    G = compute_back_gain(F, P, predicted)
+    return Retrodiction(G, compute_covariance_back(P, F, G, Q))
 
 
-def gain_over(F: Matrix, P: Vector, predicted: Vector) -> list[list[Entry]]:
+def compute_back_gain(F: Matrix, P: Vector, predicted: Vector) -> list[list[Entry]]:
     """Return G = P F' predicted^-1."""
-    return gain(predicted, [[dot(row, to) for to in F] for row in symmetric(P)])
+    return compute_gain(predicted, [[dot(row, to) for to in F] for row in unpack_symmetric(P)])
 
 
-def covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Entry]:
+def compute_covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Entry]:
     """Return (I - G F) P (I - G F)' + G spread G'.
 
     spread: Q gives the rest; Q plus the next state's covariance gives the previous state's covariance.
@@ -51,7 +51,7 @@ def covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Ent
 def retrodict_from_root(L: Matrix, moved: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:
     """Return the same for P = L L' and moved = F L, with Q = predicted - moved moved'."""
     cross = [[dot(row, to) for to in moved] for row in L]
-    G = gain(predicted, cross)
+    G = compute_gain(predicted, cross)
     columns = list(zip(*moved, strict=True))
     left = [
         [minus(a, dot(row, column)) for a, column in zip(own, columns, strict=True)]
@@ -70,7 +70,7 @@ def retrodict_by_rotation(L: Matrix, moved: Matrix, noise: Matrix) -> Retrodicti
     n = len(L)
     width = len(noise[0])
     rows = [[*a, *b] for a, b in zip(moved, noise, strict=True)] + [[*row, *[0.0] * width] for row in L]
-    whole = cholesky.rows_of(cholesky.triangle(rows))
+    whole = cholesky.unpack_triangle(cholesky.triangulate_rows(rows))
     S, below = [row[:n] for row in whole[:n]], whole[n:]
     inverse = [cholesky.reciprocal(S[j][j]) for j in range(n)]
     G: list[list[Entry]] = []
@@ -85,7 +85,7 @@ def retrodict_by_rotation(L: Matrix, moved: Matrix, noise: Matrix) -> Retrodicti
     return Retrodiction(G, cholesky.square([row[n:] for row in below]))
 
 
-def gain(predicted: Vector, cross: Matrix) -> list[list[Entry]]:
+def compute_gain(predicted: Vector, cross: Matrix) -> list[list[Entry]]:
     """Return G = cross predicted^-1 of a packed covariance, 0 for a direction without variance.
 
     Every pivot above zero counts. A pivot of rounding adds an arbitrary part to G along a direction without variance of
@@ -95,12 +95,12 @@ def gain(predicted: Vector, cross: Matrix) -> list[list[Entry]]:
     return [solve(factors, list(row)) for row in cross]
 
 
-def carried(back: Retrodiction, covariance: Vector) -> list[Entry]:
+def carry_covariance_back(back: Retrodiction, covariance: Vector) -> list[Entry]:
     """Return the packed covariance of the previous state, given the covariance of the next one."""
     return [plus(a, b) for a, b in zip(back.rest, congruence(back.G, covariance), strict=True)]
 
 
-def retrodicted(m: Vector, predicted: Vector, G: Matrix, mean: Vector) -> list[Entry]:
+def retrodict_mean(m: Vector, predicted: Vector, G: Matrix, mean: Vector) -> list[Entry]:
     """Return the mean m + G (mean - predicted) of the previous state, given the mean of the next one."""
     gap = [minus(a, b) for a, b in zip(mean, predicted, strict=True)]
     return [plus(a, dot(row, gap)) for a, row in zip(m, G, strict=True)]

@@ -17,11 +17,11 @@ import numpy as np
 from scipy.special import gammaln
 
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
-from kalman.filters.regression import regression, section
+from kalman.filters.regression import parse_regression, parse_section
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
-from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
-from kalman.linalg.program import called
+from kalman.linalg.packing import packed_index, packed_size, unpack, unpack_symmetric
+from kalman.linalg.program import call_recorded
 from kalman.models import checks, definition
 from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
 from kalman.models.definition import Definition
@@ -65,7 +65,7 @@ class RecursiveLeastSquares(ProgramFilter):
         that has a residual variance.
         """
         n = len(self.states)
-        root = _rows(list(state[: self.places["root"].stop]), n)
+        root = _build_triangle(list(state[: self.places["root"].stop]), n)
         z = list(state[self.places["rotated"]])
         residual, freedom = state[-2], state[-1]
         if self.forgetting < 1.0:
@@ -88,12 +88,12 @@ class RecursiveLeastSquares(ProgramFilter):
             if has is not None:
                 row = [np.where(has, a, 0.0) for a in row]
                 value = np.where(has, value, 0.0)
-            root, z, left, share, new = _rotated(root, z, row, value)
+            root, z, left, share, new = _rotate_row(root, z, row, value)
             counted = ~new if has is None else ~new & has
             square = times(left, left)
             known = counted & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
             safe, degrees = np.where(known, residual, 1.0), np.where(known, freedom, 1.0)
-            (constant,) = called(_constant, 1, [degrees])
+            (constant,) = call_recorded(_compute_log_constant, 1, [degrees])
             score = constant - 0.5 * np.log(safe) + np.log(share)
             score = score - 0.5 * (degrees + 1.0) * np.log1p(square / safe)
             log_likelihood = plus(log_likelihood, np.where(known, score, 0.0))
@@ -113,12 +113,12 @@ class RecursiveLeastSquares(ProgramFilter):
         s^2 exists.
         """
         u, keys = list(rows.u), state.shape[1]
-        root = _rows(list(state[self.places["root"]]), len(self.states))
+        root = _build_triangle(list(state[self.places["root"]]), len(self.states))
         z = list(state[self.places["rotated"]])
         with np.errstate(all="ignore"):
             s2 = state[-2] / state[-1]
             judged = (state[-1] > 0.0) & (state[-2] > 0.0)
-            solved = [_solved(root, h, keys) for h in resolve_matrix(self.H, u)]
+            solved = [_solve_transposed(root, h, keys) for h in resolve_matrix(self.H, u)]
             residuals: list[Any] = []
             packed: list[Any] = []
             for i, ((g, unknown), offset) in enumerate(zip(solved, resolve(self.offset, u), strict=True)):
@@ -136,7 +136,7 @@ class RecursiveLeastSquares(ProgramFilter):
         undetermined coefficients, whose values are then one of many solutions.
         """
         n = len(self.states)
-        root = _rows(list(state[self.places["root"]]), n)
+        root = _build_triangle(list(state[self.places["root"]]), n)
         with np.errstate(all="ignore"):
             determined = [root[i][i] > 0.0 for i in range(n)]
             divisors = [np.where(yes, root[i][i], 1.0) for i, yes in enumerate(determined)]
@@ -180,7 +180,7 @@ class RecursiveLeastSquares(ProgramFilter):
         H = resolve_matrix(self.H, list(u))
         b, packed = self.moments(state)
         free = [~np.isfinite(packed[packed_index(i, i)]) for i in range(n)]
-        P = symmetric([np.where(np.isfinite(entry), entry, 0.0) for entry in packed])
+        P = unpack_symmetric([np.where(np.isfinite(entry), entry, 0.0) for entry in packed])
         has = (state[-1] > 0.0) & (state[-2] > 0.0)
         s2 = np.where(has, state[-2] / np.where(has, state[-1], 1.0), np.inf)
         blind = [functools.reduce(np.logical_or, [(h[a] != 0.0) & free[a] for a in range(n)]) for h in H]
@@ -234,9 +234,9 @@ class RecursiveLeastSquares(ProgramFilter):
 
 def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSquares:
     """Return the recursive least squares of a definition. Raises ModelError."""
-    found = regression(given, "rls")
-    options = section(given, "rls", ("forgetting", "delta"))
-    forgetting = checks.positive("rls.forgetting", options.get("forgetting", 1.0))
+    found = parse_regression(given, "rls")
+    options = parse_section(given, "rls", ("forgetting", "delta"))
+    forgetting = checks.parse_positive("rls.forgetting", options.get("forgetting", 1.0))
     if forgetting > 1.0:
         raise ModelError("rls.forgetting", f"{forgetting!r} is above one", "write 1.0, or a little less")
     start = _start(given.get("initial"), options.get("delta"), len(found.states))
@@ -249,11 +249,11 @@ def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
     if delta is not None:
         if initial is not None:
             raise ModelError("rls.delta", "there is an initial distribution too", "keep one of them")
-        root = np.sqrt(checks.positive("rls.delta", delta)) * np.eye(n)
+        root = np.sqrt(checks.parse_positive("rls.delta", delta)) * np.eye(n)
     elif initial is not None:
-        first, packed, factor = definition.initial(initial, n)
+        first, packed, factor = definition.parse_initial(initial, n)
         proper = np.flatnonzero(~np.array(factor).reshape(n, -1).any(axis=1)) if factor else np.arange(n)
-        block = np.array(symmetric(packed), float)[np.ix_(proper, proper)]
+        block = np.array(unpack_symmetric(packed), float)[np.ix_(proper, proper)]
         mean = np.array(first)
         try:
             inverse = np.linalg.inv(np.linalg.cholesky(block)) if len(proper) else block
@@ -267,13 +267,13 @@ def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
     return tuple(float(a) for a in (*packed_root, *(root @ mean), 0.0, 0.0))
 
 
-def _rows(packed: list[Any], n: int) -> list[list[Any]]:
+def _build_triangle(packed: list[Any], n: int) -> list[list[Any]]:
     """Return the upper triangular matrix whose rows, from the diagonal on, are given one after another."""
     rest = iter(packed)
     return [[next(rest) if j >= i else 0.0 for j in range(n)] for i in range(n)]
 
 
-def _solved(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
+def _solve_transposed(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
     """Return g with R' g = h, and a mask (K,) of keys without a solution: no row so far has the direction h."""
     g: list[Any] = []
     unknown = np.zeros(keys, bool)
@@ -289,7 +289,7 @@ def _solved(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any
     return g, unknown
 
 
-def _rotated(
+def _rotate_row(
     root: list[list[Any]], z: list[Any], row: list[Any], value: Any
 ) -> tuple[list[list[Any]], list[Any], Any, Any, Any]:
     """Rotate one row (n entries) and its value into R and z.
@@ -322,6 +322,6 @@ def _rotated(
     return root, z, value, share, new
 
 
-def _constant(freedom: Array) -> Array:
+def _compute_log_constant(freedom: Array) -> Array:
     """Return the logarithm of the constant of Student's t for a sum of squares, (1, K)."""
     return (gammaln(0.5 * (freedom + 1.0)) - gammaln(0.5 * freedom) - 0.5 * np.log(np.pi))[None]

@@ -28,7 +28,7 @@ class RoundedFilter(Passing):
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
-        return rounded(self.inner.initial(keys))
+        return round_states(self.inner.initial(keys))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the rounded state (size, K) after one row for each key, and the inner filter's `Step`.
@@ -36,7 +36,7 @@ class RoundedFilter(Passing):
         A state beyond float32 is an overflow: its key is flagged and its state unchanged.
         """
         after, step = self.inner.step(state, rows)
-        kept = rounded(after)
+        kept = round_states(after)
         lost = ~np.isfinite(kept).all(axis=0) & np.isfinite(after).all(axis=0)
         if not lost.any():
             return kept, step
@@ -50,39 +50,39 @@ class RoundedFilter(Passing):
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
-        return rounded(self.inner.from_moments(mean, covariance))
+        return round_states(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own learned parameters (d, K)."""
-        return rounded(self.inner.with_parameters(state, parameters))
+        return round_states(self.inner.with_parameters(state, parameters))
 
 
-def rounded(state: Array) -> Array:
+def round_states(state: Array) -> Array:
     """Round numbers to float32, infinite beyond its range."""
     with np.errstate(over="ignore"):
         return state.astype(np.float32).astype(np.float64)
 
 
-def unrounded(model: Filter) -> Filter:
+def unwrap_rounding(model: Filter) -> Filter:
     """Return the filter without rounding and without the state output; its states have the same layout."""
     while isinstance(model, Passing):
         model = model.inner
     return model
 
 
-def stored_as(model: Filter) -> str:
+def find_storage_dtype(model: Filter) -> str:
     """Return the NumPy dtype, such as `<f8`, that holds all bits of a filter's state."""
     while isinstance(model, Passing) and not isinstance(model, RoundedFilter):
         model = model.inner
     return DTYPES["float32" if isinstance(model, RoundedFilter) else "float64"]
 
 
-def rounding(definition: Definition, model: Filter) -> Filter:
+def add_rounding(definition: Definition, model: Filter) -> Filter:
     """Return the filter with the state precision of a definition's section `storage`. Raises ModelError."""
     section: Any = definition.get("storage")
     if section is None:
         return model
-    checks.known("storage", section, ("dtype",))
+    checks.check_keys("storage", section, ("dtype",))
     dtype = section.get("dtype", "float64")
     if dtype not in DTYPES:
         raise ModelError("storage.dtype", f"{dtype!r} is not known", f"choose {' or '.join(DTYPES)}")

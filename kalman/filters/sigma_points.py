@@ -25,7 +25,7 @@ from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
 from kalman.linalg.packing import packed_index
 
 
-class Rule(NamedTuple):
+class PointRule(NamedTuple):
     """The points and their weights.
 
     c       distance of the points from the mean, in standard deviations
@@ -51,22 +51,22 @@ class Rule(NamedTuple):
         return 2 * self.n + self.centre
 
 
-def cubature(n: int) -> Rule:
+def build_cubature_rule(n: int) -> PointRule:
     """Return the third-degree spherical-radial rule: 2 n points of one weight."""
-    return Rule(n, math.sqrt(n), False, 1.0 / n, 0.0)
+    return PointRule(n, math.sqrt(n), False, 1.0 / n, 0.0)
 
 
-def unscented(n: int, alpha: float, beta: float, kappa: float) -> Rule:
+def build_unscented_rule(n: int, alpha: float, beta: float, kappa: float) -> PointRule:
     """Return the scaled unscented rule, lambda = alpha^2 (n + kappa) - n: 2 n + 1 points."""
     c = alpha * math.sqrt(n + kappa)
     excess = alpha * alpha - beta
     kept = 1.0 - n * excess / (c * c)  # coefficient of the square of the common bend
     if kept < 0.0:
-        return Rule(n, c, True, 0.0, excess)
-    return Rule(n, c, True, (1.0 - math.sqrt(kept)) / n, 0.0)
+        return PointRule(n, c, True, 0.0, excess)
+    return PointRule(n, c, True, (1.0 - math.sqrt(kept)) / n, 0.0)
 
 
-def points(rule: Rule, m: Vector, L: Vector) -> list[list[Entry]]:
+def draw_points(rule: PointRule, m: Vector, L: Vector) -> list[list[Entry]]:
     """Return each state's entries in all points: the centre, points along the columns, points against them."""
     result: list[list[Entry]] = []
     for i in range(rule.n):
@@ -89,7 +89,7 @@ class Regressed(NamedTuple):
     shift: list[Entry]
 
 
-def regress(rule: Rule, values: Sequence[Sequence[Entry]]) -> Regressed:
+def regress(rule: PointRule, values: Sequence[Sequence[Entry]]) -> Regressed:
     """Return mean, slopes and bends of a function, given its r rows of values at the points."""
     n, ones = rule.n, [1.0] * rule.n
     result = Regressed([], [], [], [])

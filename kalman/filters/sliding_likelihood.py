@@ -10,7 +10,7 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters.lms import LeastMeanSquares
-from kalman.filters.state_layout import StateLayout, Target, Wrapping, in_blocks
+from kalman.filters.state_layout import StateLayout, StepTarget, Wrapping, step_in_blocks
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step
@@ -44,7 +44,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
-        return self._with_nothing(self.inner.initial(keys))
+        return self._append_zeros(self.inner.initial(keys))
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance."""
@@ -62,7 +62,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
-        return self._with_nothing(self.inner.from_moments(mean, covariance))
+        return self._append_zeros(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own learned parameters (d, K)."""
@@ -71,9 +71,9 @@ class SlidingLikelihood(Wrapping, StateLayout):
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block)
+        return step_in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         size = self.inner.size
         target.state[:size], step = self.inner.step(state[:size], rows)
         target.log_likelihood[:], target.nis[:], target.flag[:] = step[:3]
@@ -90,17 +90,17 @@ class SlidingLikelihood(Wrapping, StateLayout):
             total += row
         target.extra[OUTPUT][0] = np.where(well & (kept[0] == self.window), total, np.nan)
 
-    def _with_nothing(self, inner: Array) -> Array:
+    def _append_zeros(self, inner: Array) -> Array:
         return np.concatenate([inner, np.zeros((self.window + 1, inner.shape[1]))])
 
 
-def sliding_likelihood(definition: Definition, model: Filter) -> Filter:
+def add_sliding_likelihood(definition: Definition, model: Filter) -> Filter:
     """Return the filter with the sum that its definition requests in `sliding_log_likelihood`. Raises ModelError."""
     window: Any = definition.get(OUTPUT)
     if window is None:
         return model
     field = f"outputs.{OUTPUT}"
-    window = checks.whole(field, window, 1, LONGEST)
+    window = checks.parse_integer(field, window, 1, LONGEST)
     if isinstance(model, LeastMeanSquares) and model.R is None:
         raise ModelError(
             field, "the filter's rows have no log-likelihood", "give observation.R, or remove it"
@@ -108,6 +108,6 @@ def sliding_likelihood(definition: Definition, model: Filter) -> Filter:
     return SlidingLikelihood(model, window)
 
 
-def without_sliding(model: Filter) -> Filter:
+def drop_sliding(model: Filter) -> Filter:
     """Return the filter without the rows kept for the sum; its state comes first."""
     return model.inner if isinstance(model, SlidingLikelihood) else model

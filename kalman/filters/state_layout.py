@@ -48,7 +48,7 @@ class StateLayout:
     @cached_property
     def places(self) -> dict[str, slice]:
         """The place of each field in a key's state."""
-        return places(self.fields)
+        return locate_fields(self.fields)
 
     @property
     def size(self) -> int:
@@ -91,7 +91,7 @@ class StateLayout:
         start. Mean and covariance come from the rows' controls u (c, K); other fields stay.
         """
         which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
-        mean, covariance, wrong[which] = self.own_start.resolved(u[:, which])
+        mean, covariance, wrong[which] = self.own_start.resolve_start(u[:, which])
         with np.errstate(all="ignore"):
             fresh = self.from_moments(mean, unpack(covariance))
         end = list(self.places.values())[1].stop
@@ -185,14 +185,14 @@ class Passing(Wrapping):
         return self.inner.with_parameters(state, parameters)
 
 
-def innermost(model: Filter) -> Filter:
+def unwrap_filter(model: Filter) -> Filter:
     """Return the filter without rounding and without the rows kept for smoothing; its state comes first."""
     while isinstance(model, Wrapping):
         model = model.inner
     return model
 
 
-def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
+def locate_fields(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
     """Return the place of each field in a key's state."""
     found: dict[str, slice] = {}
     at = 0
@@ -202,7 +202,7 @@ def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
     return found
 
 
-class Target(NamedTuple):
+class StepTarget(NamedTuple):
     """Output arrays of one block of k keys: views of the whole call's arrays.
 
     state (size, k); log_likelihood, nis (k,); flag (k,) uint8, zero so far; extra name -> (d, k)
@@ -223,11 +223,11 @@ class Target(NamedTuple):
             step[..., bad] = np.nan
 
 
-def in_blocks(
+def step_in_blocks(
     state: Array,
     rows: Rows,
     outputs: Mapping[str, int],
-    work: Callable[[Array, Rows, Target], None],
+    work: Callable[[Array, Rows, StepTarget], None],
     block: int = BLOCK,
 ) -> tuple[Array, Step]:
     """Return the state (size, K) after the rows and their `Step`, computed `block` keys at a time.
@@ -243,6 +243,8 @@ def in_blocks(
             here = slice(start, min(start + block, keys))
             part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
             views = {name: values[:, here] for name, values in extra.items()}
-            target = Target(after[:, here], step.log_likelihood[here], step.nis[here], step.flag[here], views)
+            target = StepTarget(
+                after[:, here], step.log_likelihood[here], step.nis[here], step.flag[here], views
+            )
             work(state[:, here], part, target)
     return after, step

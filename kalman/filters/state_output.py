@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kalman.filters.own_parameters import own_parameters
-from kalman.filters.state_layout import Passing, innermost
+from kalman.filters.own_parameters import find_key_parameters
+from kalman.filters.state_layout import Passing, unwrap_filter
 from kalman.types import Array, Filter, ModelError, Rows, Step
 
 OUTPUT = "filter_state"
@@ -22,19 +22,19 @@ class StateOutput(Passing):
     @property
     def outputs(self) -> Mapping[str, int]:
         """The filter's outputs and its state."""
-        return {**self.inner.outputs, OUTPUT: innermost(self.inner).size}
+        return {**self.inner.outputs, OUTPUT: unwrap_filter(self.inner).size}
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step` with the state."""
         after, step = self.inner.step(state, rows)
-        kept = after[: innermost(self.inner).size].copy()
+        kept = after[: unwrap_filter(self.inner).size].copy()
         return after, step._replace(extra={**step.extra, OUTPUT: kept})
 
 
 def follows_from_moments(model: Filter) -> bool:
     """Return whether forecasts depend only on a key's mean, covariance and learned parameters."""
-    model, n = innermost(model), len(model.states)
-    if "log_probabilities" in model.fields or own_parameters(model).adapted:
+    model, n = unwrap_filter(model), len(model.states)
+    if "log_probabilities" in model.fields or find_key_parameters(model).adapted:
         return False
     try:
         model.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))

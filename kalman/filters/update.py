@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import conditioned, fold
+from kalman.filters.diffuse import condition_columns, fold
 from kalman.filters.recursions import Decorrelated, Weighing, decorrelate, joseph, weigh
 from kalman.linalg.entries import Entry, Matrix, Vector, over, plus, times
 from kalman.types import Array
@@ -63,7 +63,7 @@ def update(
     nis: Entry = 0.0
     judged: Entry = 0.0  # the number of components in the NIS
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
-        weighing = _masked(weigh(m, P, A, h, r, z, apart), has)
+        weighing = _mask_weighing(weigh(m, P, A, h, r, z, apart), has)
         scalars.append(Scalar(m, P, A, weighing, has))
         v, _, S, K, diffuse, _ = weighing
         square = over(times(v, v), S)
@@ -75,14 +75,14 @@ def update(
             score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
         log_likelihood, nis, judged = plus(log_likelihood, score), plus(nis, square), plus(judged, counts)
         m = [plus(a, times(k, v)) for a, k in zip(m, K, strict=True)]
-        P, A = after_scalar(P, A, weighing, h, r, has)
-    P, A = settled(P, A, [scalar.weighing for scalar in scalars])
+        P, A = apply_scalar(P, A, weighing, h, r, has)
+    P, A = settle_columns(P, A, [scalar.weighing for scalar in scalars])
     if not isinstance(judged, float):
         nis = np.where(judged > 0.0, nis, np.nan)
     return Updated(m, P, A, log_likelihood, nis, noise, scalars)
 
 
-def after_scalar(
+def apply_scalar(
     P: Vector, A: Matrix | None, weighing: Weighing, h: Vector, r: Entry, has: Present
 ) -> tuple[list[Entry], Matrix | None]:
     """Return covariance and columns after one scalar measurement; K is zero for keys without the component."""
@@ -92,16 +92,18 @@ def after_scalar(
     own = [times(a, given.precision) for a in given.M]
     own = own if has is None else [np.where(has, a, 0.0) for a in own]
     gain = [np.where(given.apart, a, b) for a, b in zip(own, K, strict=True)]
-    return joseph(P, gain, given.M, h, r), conditioned(given, A, given.M, has)
+    return joseph(P, gain, given.M, h, r), condition_columns(given, A, given.M, has)
 
 
-def settled(P: Vector, A: Matrix | None, weighings: Sequence[Weighing]) -> tuple[Vector, Matrix | None]:
+def settle_columns(
+    P: Vector, A: Matrix | None, weighings: Sequence[Weighing]
+) -> tuple[Vector, Matrix | None]:
     """Return covariance and columns after a row; finite columns are folded in where all components are trusted."""
-    ready = trusted(weighings)
+    ready = find_trusted(weighings)
     return (P, A) if A is None or ready is None else fold(P, A, ready)
 
 
-def trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
+def find_trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
     """Return a mask of keys where all components, also missing ones, are predicted well; None without columns."""
     given = [weighing.seen.trusted for weighing in weighings if weighing.seen is not None]
     if not given:
@@ -112,13 +114,13 @@ def trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
     return ready
 
 
-def presence(y: Array) -> Sequence[Present]:
+def mask_present(y: Array) -> Sequence[Present]:
     """Return a mask of keys for each component of y (m, K), or None for each when none is missing."""
     missing = np.isnan(y)
     return list(~missing) if missing.any() else [None] * len(y)
 
 
-def _masked(weighing: Weighing, has: Present) -> Weighing:
+def _mask_weighing(weighing: Weighing, has: Present) -> Weighing:
     """Return a weighing that leaves keys without the component as they are."""
     if has is None:
         return weighing

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import covariance as diffuse_covariance
-from kalman.filters.diffuse import whole
+from kalman.filters.diffuse import compute_finite_covariance
+from kalman.filters.diffuse import compute_flat_covariance as diffuse_covariance
 from kalman.filters.recursions import choose, congruence
 from kalman.filters.update import Scalar, Updated
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
-from kalman.linalg.packing import packed_index, symmetric
+from kalman.linalg.packing import packed_index, unpack_symmetric
 from kalman.models.structure import Transition
 
 
@@ -31,7 +31,7 @@ class Adjoint(NamedTuple):
     C: Vector | None
 
 
-def before_update(
+def pull_back_update(
     adjoint: Adjoint, updated: Updated, R: Vector
 ) -> tuple[Adjoint, list[Entry], list[list[Entry]]]:
     """Return the adjoint before a measurement update, and the derivatives by packed R and by H (m x n)."""
@@ -40,31 +40,31 @@ def before_update(
     r_bars: list[Entry] = []
     noise = updated.noise
     for scalar, h, r in reversed(list(zip(updated.scalars, noise.G, noise.d, strict=True))):
-        adjoint, h_bar, z_bar, r_bar = _before_scalar(adjoint, scalar, h, r)
+        adjoint, h_bar, z_bar, r_bar = _pull_back_scalar(adjoint, scalar, h, r)
         h_bars.insert(0, h_bar)
         z_bars.insert(0, z_bar)
         r_bars.insert(0, r_bar)
     m = len(r_bars)
-    full = symmetric(R)
+    full = unpack_symmetric(R)
     if all(is_zero(full[i][j]) for i in range(m) for j in range(i)):
         by_R = [r_bars[i] if i == j else 0.0 for i in range(m) for j in range(i + 1)]
         return adjoint, by_R, [list(h_bar) for h_bar in h_bars]
     # G = L^-1 H, so that the derivative by H is L^-T times that by G
     columns = [_solve_transposed(noise.L, list(column)) for column in zip(*h_bars, strict=True)]
     by_H = [list(row) for row in zip(*columns, strict=True)]
-    by_R = _before_decorrelation(updated, h_bars, z_bars, r_bars)
+    by_R = _pull_back_decorrelation(updated, h_bars, z_bars, r_bars)
     return adjoint, by_R, by_H
 
 
-def _before_scalar(
+def _pull_back_scalar(
     adjoint: Adjoint, scalar: Scalar, h: Vector, r: Entry
 ) -> tuple[Adjoint, list[Entry], Entry, Entry]:
     """Return the adjoint before one scalar update; the derivatives by h, the measurement, r."""
     a, B, C = adjoint
     m, P, A, (v, M, S, K, diffuse, _), has = scalar
-    P = P if A is None else whole(P, A)
+    P = P if A is None else compute_finite_covariance(P, A)
     e = dot(K, a)
-    g = apply(symmetric(B), K)
+    g = apply(unpack_symmetric(B), K)
     s = dot(K, g)
     u = over(v, S)
     # where proper: log L = -(log S + v^2 / S) / 2, m+ = m + M v / S, P+ = P - M M' / S
@@ -80,18 +80,18 @@ def _before_scalar(
         M_bar = [np.where(has, b, 0.0) for b in M_bar]
     h_bar = [
         plus(minus(times(r_bar, c), times(b, v_bar)), d)
-        for b, c, d in zip(m, M, apply(symmetric(P), M_bar), strict=True)
+        for b, c, d in zip(m, M, apply(unpack_symmetric(P), M_bar), strict=True)
     ]
     a_before = [minus(b, times(c, v_bar)) for b, c in zip(a, h, strict=True)]
-    B_before = _plus_outer(B, M_bar, h)
+    B_before = _add_outer(B, M_bar, h)
     if C is not None and A is not None and diffuse is not None:
-        P_inf = symmetric(diffuse_covariance(A))
+        P_inf = unpack_symmetric(diffuse_covariance(A))
         M_inf = apply(P_inf, h)
-        CK = apply(symmetric(C), K)
+        CK = apply(unpack_symmetric(C), K)
         # the gain K = M_inf / F_inf depends on P_inf; L M - r K with L = I - K h is M - K (h M + r)
         proper = plus(dot(h, M), r)
         remainder = [minus(b, times(k, proper)) for b, k in zip(M, K, strict=True)]
-        K_bar = [a_i * v - 2.0 * b for a_i, b in zip(a, apply(symmetric(B), remainder), strict=True)]
+        K_bar = [a_i * v - 2.0 * b for a_i, b in zip(a, apply(unpack_symmetric(B), remainder), strict=True)]
         f_bar = dot(K, CK) - 0.5 / S - dot(K, K_bar) / S
         N_bar = [
             np.where(diffuse, k / S - 2.0 * b + times(f_bar, c), 0.0)
@@ -100,11 +100,11 @@ def _before_scalar(
         f_bar = np.where(diffuse, f_bar, 0.0)
         extra = apply(P_inf, N_bar)
         h_bar = [plus(b, plus(times(f_bar, c), d)) for b, c, d in zip(h_bar, M_inf, extra, strict=True)]
-        C = _plus_outer(C, N_bar, h)
+        C = _add_outer(C, N_bar, h)
     return Adjoint(a_before, B_before, C), h_bar, v_bar, r_bar
 
 
-def _before_decorrelation(
+def _pull_back_decorrelation(
     updated: Updated, h_bars: Sequence[Vector], z_bars: Vector, r_bars: Vector
 ) -> list[Entry]:
     """Return the derivative by each packed entry of R, through R = L diag(d) L', z = L^-1 y and G = L^-1 H.
@@ -136,7 +136,7 @@ def _solve_transposed(L: Matrix, b: Vector) -> list[Entry]:
     return x
 
 
-def before_prediction(adjoint: Adjoint, transition: Transition, predicted: np.ndarray | None) -> Adjoint:
+def pull_back_prediction(adjoint: Adjoint, transition: Transition, predicted: np.ndarray | None) -> Adjoint:
     """Return the adjoint before a transition; `predicted` is (K,) bool, None when every key was predicted."""
     backwards = [list(column) for column in zip(*transition.F, strict=True)]
     a = apply(backwards, adjoint.a)
@@ -148,19 +148,19 @@ def before_prediction(adjoint: Adjoint, transition: Transition, predicted: np.nd
     return Adjoint(a, B, C)
 
 
-def transition_slope(
+def differentiate_transition(
     adjoint: Adjoint, m: Vector, P: Vector, A_inf: Matrix | None, F: Matrix
 ) -> tuple[list[list[Entry]], Vector, Vector]:
     """Return the derivatives by F (n x n), packed Q and c of a transition from m, P, P_inf."""
     a, B, C = adjoint
     n = len(m)
-    P = P if A_inf is None else whole(P, A_inf)
+    P = P if A_inf is None else compute_finite_covariance(P, A_inf)
     F_bar = [[times(a[i], m[j]) for j in range(n)] for i in range(n)]
     for weight, start in ((B, P), (C, None if A_inf is None else diffuse_covariance(A_inf))):
         if weight is None or start is None:
             continue
-        FP = [apply(symmetric(start), row) for row in F]
-        full = symmetric(weight)
+        FP = [apply(unpack_symmetric(start), row) for row in F]
+        full = unpack_symmetric(weight)
         for i in range(n):
             for j in range(n):
                 F_bar[i][j] = plus(F_bar[i][j], 2.0 * dot(full[i], [row[j] for row in FP]))
@@ -172,7 +172,7 @@ def transition_slope(
     return F_bar, Q_bar, a
 
 
-def along(slope: tuple[list[list[Entry]], Vector, Vector], tangent: Transition) -> Entry:
+def differentiate_along(slope: tuple[list[list[Entry]], Vector, Vector], tangent: Transition) -> Entry:
     """Return the derivative of the log-likelihood along a change of the transition."""
     F_bar, Q_bar, c_bar = slope
     total = plus(dot(tangent.Q, Q_bar), dot(tangent.c, c_bar))
@@ -181,7 +181,7 @@ def along(slope: tuple[list[list[Entry]], Vector, Vector], tangent: Transition) 
     return total
 
 
-def _plus_outer(B: Vector, x: Vector, y: Vector) -> list[Entry]:
+def _add_outer(B: Vector, x: Vector, y: Vector) -> list[Entry]:
     """Return B + (x y' + y x') / 2, packed."""
     n = len(x)
     return [

@@ -11,8 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.learning.key_fits import ARRIVED, Outcome, expected_gain, still_expected
-from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covariance, finite, known_of, search
+from kalman.learning.key_fits import ARRIVED, FitOutcome, compute_expected_gain, describe_missing_gain
+from kalman.learning.scoring import (
+    FALL,
+    FLAT,
+    Maximum,
+    Point,
+    Search,
+    invert_to_covariance,
+    is_finite,
+    search,
+    select_known,
+)
 from kalman.types import Array
 
 JUMP = 12.0
@@ -55,8 +65,8 @@ def search_within(start: Point, variables: Variables, max_iterations: int) -> Se
 
     The variables that ended at a bound are `held` in the result.
     """
-    point = yield from to_scale(start, variables.scale, variables.measurements)
-    point = yield from _seen(point, variables.power)
+    point = yield from fit_scale(start, variables.scale, variables.measurements)
+    point = yield from _raise_hidden(point, variables.power)
     steps = 0
     found = Maximum(point, 0, np.zeros(len(variables.names), np.int8), None)
     settled = np.zeros(len(variables.names), bool)
@@ -65,20 +75,20 @@ def search_within(start: Point, variables: Variables, max_iterations: int) -> Se
             found.point, variables.limits, variables.power, max_iterations - steps, found.held
         )
         steps += found.iterations
-        point = yield from _seen(found.point, variables.power)
+        point = yield from _raise_hidden(found.point, variables.power)
         found = found._replace(point=point, iterations=steps)
         if found.problem is not None or steps >= max_iterations:
             return found
         before = found
-        found = yield from _released(found, variables, start.used)
+        found = yield from _release_variable(found, variables, start.used)
         if found is before:
-            found = yield from _to_bounds(found, variables, settled, start.used)
+            found = yield from _move_to_bounds(found, variables, settled, start.used)
         if found is before:
             return found
     return found._replace(problem=f"it went to and from bounds {RELEASES} times")
 
 
-def to_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, Point, Point]:
+def fit_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, Point, Point]:
     """Return the point with all learned noise multiplied by the factor that fits the rows. This is scoring in the
     factor itself. Where all noise is learned and the start is diffuse, the factor is the mean squared standardised
     innovation, so that one step corrects a unit wrong by any power of ten.
@@ -92,13 +102,13 @@ def to_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, 
         if abs(shift) < 1.0:
             break
         tried = yield point.theta + shift * scale
-        if not (finite(tried) and tried.used >= point.used and tried.value > point.value):
+        if not (is_finite(tried) and tried.used >= point.used and tried.value > point.value):
             break
         point = tried
     return point
 
 
-def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
+def _raise_hidden(point: Point, power: Array) -> Generator[Array, Point, Point]:
     """Raise variances that rounding hides, unless likelihood is lost."""
     for _ in range(SCALINGS):
         known = np.diag(point.information)
@@ -107,13 +117,13 @@ def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
             break
         up = 0.5 * np.log(VISIBLE / np.maximum(known, ROUNDED)) / np.maximum(power, 1.0)
         tried = yield point.theta + np.where(hidden, up, 0.0)
-        if not (finite(tried) and tried.used >= point.used and tried.value > point.value - FALL):
+        if not (is_finite(tried) and tried.used >= point.used and tried.value > point.value - FALL):
             break
         point = tried
     return point
 
 
-def _to_bounds(
+def _move_to_bounds(
     found: Maximum, variables: Variables, settled: np.ndarray, used: int
 ) -> Generator[Array, Point, Maximum]:
     """Return the maximum with the flat variables at their bounds, or a better point found on the way. If both
@@ -126,7 +136,9 @@ def _to_bounds(
             continue
         slope = 1 if point.gradient[i] > 0.0 else -1
         for side in (slope, -slope):
-            tried, end = yield from _flat_way(point, i, side * _jump(known, variables.power[i]), used)
+            tried, end = yield from _follow_flat_way(
+                point, i, side * _compute_jump(known, variables.power[i]), used
+            )
             if end == "bound":
                 held = found.held.copy()
                 held[i] = side
@@ -139,12 +151,14 @@ def _to_bounds(
     return found
 
 
-def _jump(known: float, power: float) -> float:
+def _compute_jump(known: float, power: float) -> float:
     """Return the distance from a flat place to one where a variable has no visible effect."""
     return 0.5 * math.log(max(known, GONE) / GONE) / power if power > 0.0 else JUMP
 
 
-def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, Point, tuple[Point, str]]:
+def _follow_flat_way(
+    point: Point, i: int, jump: float, used: int
+) -> Generator[Array, Point, tuple[Point, str]]:
     """Go from a flat place to a bound of variable i; return the last point and its kind: bound, better or worse.
     Downwards one step is enough to remove the effect; upwards the flat place may end.
     """
@@ -153,7 +167,7 @@ def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, 
         moved = best.theta.copy()
         moved[i] += jump
         tried = yield moved
-        if not finite(tried) or tried.used < used or tried.value < point.value - FALL:
+        if not is_finite(tried) or tried.used < used or tried.value < point.value - FALL:
             return best, "worse"
         if tried.value > point.value + FALL and tried.information[i, i] >= FLAT:
             return tried, "better"
@@ -161,7 +175,7 @@ def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, 
     return best, "bound"
 
 
-def _released(found: Maximum, variables: Variables, used: int) -> Generator[Array, Point, Maximum]:
+def _release_variable(found: Maximum, variables: Variables, used: int) -> Generator[Array, Point, Maximum]:
     """Release the most promising variable from its bound and return the new maximum, if likelihood is gained. At a
     bound, gradient and information by the logarithm are tiny, but scoring in the variance itself keeps its step. If the
     step is too long, a shorter one is tried.
@@ -182,31 +196,31 @@ def _released(found: Maximum, variables: Variables, used: int) -> Generator[Arra
         moved = point.theta.copy()
         moved[i] -= side[i] * share * way
         tried = yield moved
-        if finite(tried) and tried.used >= used and tried.value > point.value:
+        if is_finite(tried) and tried.used >= used and tried.value > point.value:
             return found._replace(point=tried, held=held)
     return found
 
 
-def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str | None]:
+def search_outcome(found: Maximum, variables: Variables) -> tuple[FitOutcome, str | None]:
     """Return how a search ended, and the reason if it did not end inside the bounds."""
     if found.problem is not None:
-        return Outcome.FAILED, found.problem
+        return FitOutcome.FAILED, found.problem
     point = found.point
     held, known = found.held[:, None], point.information[:, :, None]
-    gain = float(expected_gain(point.gradient[:, None], known, held, variables.power)[0])
+    gain = float(compute_expected_gain(point.gradient[:, None], known, held, variables.power)[0])
     if not gain < ARRIVED:
-        return Outcome.FAILED, still_expected(gain)
-    ends = _ends(variables, found.held)
-    return (Outcome.AT_BOUND, ", ".join(ends)) if ends else (Outcome.CONVERGED, None)
+        return FitOutcome.FAILED, describe_missing_gain(gain)
+    ends = _describe_ends(variables, found.held)
+    return (FitOutcome.AT_BOUND, ", ".join(ends)) if ends else (FitOutcome.CONVERGED, None)
 
 
-def spread_within(point: Point, held: np.ndarray) -> Array:
+def compute_free_covariance(point: Point, held: np.ndarray) -> Array:
     """Return the covariance (p, p) of the free variables, given the others; NaN for variables at a bound."""
     free = held == 0
-    return np.where(np.outer(free, free), covariance(known_of(point, held)), math.nan)
+    return np.where(np.outer(free, free), invert_to_covariance(select_known(point, held)), math.nan)
 
 
-def _ends(variables: Variables, held: np.ndarray) -> list[str]:
+def _describe_ends(variables: Variables, held: np.ndarray) -> list[str]:
     """Return the sentences on the variables at their bounds."""
     return [
         f"{name} {variables.low[i] if side < 0 else variables.high[i]}"

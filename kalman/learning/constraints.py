@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from kalman.linalg.entries import Entry
-from kalman.linalg.packing import packed_index, symmetric
-from kalman.models.columns import numbers
+from kalman.linalg.packing import packed_index, unpack_symmetric
+from kalman.models.columns import require_numbers
 from kalman.models.structure import Parameter
 from kalman.types import ModelError
 
@@ -27,21 +27,21 @@ CHANCES = ("chances", "transition")
 """Kinds of parameters whose rows are probabilities: one row, or a square matrix."""
 
 
-def rows_of(parameter: Parameter) -> list[range]:
+def list_probability_rows(parameter: Parameter) -> list[range]:
     """Return the packed entries of each row of probabilities."""
     size = len(parameter.value)
     width = math.isqrt(size) if parameter.kind == "transition" else size
     return [range(a, a + width) for a in range(0, size, width)]
 
 
-def free_entries(parameter: Parameter) -> list[int]:
+def list_free_entries(parameter: Parameter) -> list[int]:
     """Return the packed entries with a free number: all except structural zeros and each row's greatest probability."""
     if parameter.kind in CHANCES:
         return [
             e
-            for row in rows_of(parameter)
+            for row in list_probability_rows(parameter)
             for e in row
-            if parameter.value[e] and e != _greatest(parameter, row)
+            if parameter.value[e] and e != _find_greatest(parameter, row)
         ]
     if parameter.kind != "covariance":
         return list(range(len(parameter.value)))
@@ -50,19 +50,23 @@ def free_entries(parameter: Parameter) -> list[int]:
 
 def start(parameter: Parameter, field: str) -> list[float]:
     """Return the free numbers of a parameter's value. Raises ModelError where the value has none."""
-    entries = numbers(parameter.value)
+    entries = require_numbers(parameter.value)
     if parameter.kind in CHANCES:
-        greatest = {e: entries[_greatest(parameter, row)] for row in rows_of(parameter) for e in row}
-        return [math.log(entries[e] / greatest[e]) for e in free_entries(parameter)]
+        greatest = {
+            e: entries[_find_greatest(parameter, row)]
+            for row in list_probability_rows(parameter)
+            for e in row
+        }
+        return [math.log(entries[e] / greatest[e]) for e in list_free_entries(parameter)]
     if parameter.kind in ("real", "vector"):
         return list(entries)
     if parameter.kind == "bounded":
-        return [_unbounded(parameter, entries[0])]
+        return [_map_from_bounds(parameter, entries[0])]
     if parameter.kind == "positive":
         if entries[0] <= 0.0:
             raise ModelError(field, "it starts at zero and cannot be learned", "start it above zero")
         return [math.log(entries[0])]
-    full = np.array(symmetric(entries))
+    full = np.array(unpack_symmetric(entries))
     linked = full != 0.0
     if not linked.any():
         raise ModelError(
@@ -90,7 +94,7 @@ def start(parameter: Parameter, field: str) -> list[float]:
     return [float(a) for a in result]
 
 
-def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
+def invert_entries(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
     """Return the free numbers (J,) of valid packed entries (J,); the inverse of `value`. A variance of zero or below,
     possibly from rounding, becomes the least variance with a logarithm.
     """
@@ -107,8 +111,8 @@ def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
         return [np.log(beyond)]
     if parameter.kind == "positive":
         return [np.log(np.maximum(entries[0], LEAST))]
-    kept = free_entries(parameter)
-    n = len(symmetric(parameter.value))
+    kept = list_free_entries(parameter)
+    n = len(unpack_symmetric(parameter.value))
     L: list[list[Any]] = [[0.0] * n for _ in range(n)]
     found: dict[int, Entry] = {}
     for i in range(n):
@@ -129,17 +133,17 @@ def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
     return [found[e] for e in kept]
 
 
-def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
+def compute_entries(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
     """Return the parameter's packed entries for its free numbers."""
     if parameter.kind in CHANCES:
-        return _chances(parameter, theta)
+        return _compute_chances(parameter, theta)
     if parameter.kind in ("real", "vector"):
         return list(theta)
     if parameter.kind == "bounded":
-        return [_bounded(parameter, theta[0])[0]]
+        return [_map_to_bounds(parameter, theta[0])[0]]
     if parameter.kind == "positive":
         return [np.exp(theta[0])]
-    L = _factor(parameter, theta)
+    L = _build_factor(parameter, theta)
     return [
         sum((L[i][k] * L[j][k] for k in range(j + 1)), 0.0)
         if parameter.value[packed_index(i, j)] != 0.0
@@ -152,16 +156,20 @@ def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
 def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
     """Return the derivative by the free numbers, given the derivative by the packed entries."""
     if parameter.kind in CHANCES:
-        found = _chances(parameter, theta)
-        mean = {e: sum((slope[k] * found[k] for k in row), 0.0) for row in rows_of(parameter) for e in row}
-        return [found[e] * (slope[e] - mean[e]) for e in free_entries(parameter)]
+        found = _compute_chances(parameter, theta)
+        mean = {
+            e: sum((slope[k] * found[k] for k in row), 0.0)
+            for row in list_probability_rows(parameter)
+            for e in row
+        }
+        return [found[e] * (slope[e] - mean[e]) for e in list_free_entries(parameter)]
     if parameter.kind in ("real", "vector"):
         return list(slope)
     if parameter.kind == "bounded":
-        return [slope[0] * _bounded(parameter, theta[0])[1]]
+        return [slope[0] * _map_to_bounds(parameter, theta[0])[1]]
     if parameter.kind == "positive":
         return [slope[0] * np.exp(theta[0])]
-    L = _factor(parameter, theta)
+    L = _build_factor(parameter, theta)
     n = len(L)
     by_factor: list[list[Entry]] = [[0.0 for _ in range(n)] for _ in range(n)]
     for i in range(n):
@@ -181,15 +189,15 @@ def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entr
     return result
 
 
-def _greatest(parameter: Parameter, row: range) -> int:
+def _find_greatest(parameter: Parameter, row: range) -> int:
     """Return the entry of a row's greatest probability, the first of equals."""
     return max(row, key=lambda e: (parameter.value[e], -e))
 
 
-def _chances(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
-    number = dict(zip(free_entries(parameter), theta, strict=True))
+def _compute_chances(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
+    number = dict(zip(list_free_entries(parameter), theta, strict=True))
     result: list[Entry] = [0.0] * len(parameter.value)
-    for row in rows_of(parameter):
+    for row in list_probability_rows(parameter):
         logs = {e: number.get(e, 0.0) for e in row if parameter.value[e] != 0.0}
         highest: Entry = 0.0
         for a in logs.values():
@@ -201,7 +209,7 @@ def _chances(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
     return result
 
 
-def _bounded(parameter: Parameter, theta: Entry) -> tuple[Entry, Entry]:
+def _map_to_bounds(parameter: Parameter, theta: Entry) -> tuple[Entry, Entry]:
     """Return the number between the bounds for a free number, and its derivative."""
     low, high = parameter.bounds or (None, None)
     if low is None or high is None:
@@ -213,16 +221,16 @@ def _bounded(parameter: Parameter, theta: Entry) -> tuple[Entry, Entry]:
     return low + (high - low) * share, (high - low) * share * (1.0 - share)
 
 
-def _unbounded(parameter: Parameter, number: float) -> float:
+def _map_from_bounds(parameter: Parameter, number: float) -> float:
     low, high = parameter.bounds or (None, None)
     if low is not None and high is not None:
         return math.log((number - low) / (high - number))
     return math.log(high - number if high is not None else number - (low or 0.0))
 
 
-def _factor(parameter: Parameter, theta: Sequence[Entry]) -> list[list[Entry]]:
-    n = len(symmetric(parameter.value))
-    number = dict(zip(free_entries(parameter), theta, strict=True))
+def _build_factor(parameter: Parameter, theta: Sequence[Entry]) -> list[list[Entry]]:
+    n = len(unpack_symmetric(parameter.value))
+    number = dict(zip(list_free_entries(parameter), theta, strict=True))
     L: list[list[Entry]] = [[0.0] * n for _ in range(n)]
     for i in range(n):
         own = number.get(packed_index(i, i))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kalman.learning.key_fits import KeyFit, Outcome, Population, short_of_rows
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population, find_row_shortage
 from kalman.run import SortedRows
 from kalman.types import Array
 
@@ -44,7 +44,7 @@ class Fit(NamedTuple):
     theta: Array
     log_likelihood: float
     iterations: int
-    outcome: Outcome
+    outcome: FitOutcome
     reason: str | None = None
     used: int = 0
     held_out: float | None = None
@@ -54,14 +54,14 @@ class Fit(NamedTuple):
     @property
     def converged(self) -> bool:
         """Whether it ended at a maximum inside the bounds."""
-        return self.outcome == Outcome.CONVERGED
+        return self.outcome == FitOutcome.CONVERGED
 
     def of_rows(self, rows: int) -> "Fit":
         """Return the fit, marked as failed if it used far fewer than these rows."""
-        short = short_of_rows(self.used, rows)
-        if short is None or self.outcome > Outcome.AT_BOUND:
+        short = find_row_shortage(self.used, rows)
+        if short is None or self.outcome > FitOutcome.AT_BOUND:
             return self
-        return self._replace(outcome=Outcome.FAILED, reason=short)
+        return self._replace(outcome=FitOutcome.FAILED, reason=short)
 
 
 class Learner(Protocol):
@@ -132,10 +132,10 @@ def climb(
         if gain > 0.0:
             theta, value = following, reached
         least = max(tolerance * used, ROUNDING * abs(value))
-        if not gain > least and (gain <= 0.0 or not _to_come(last, gain) > PROMISED * used):
-            return Fit(theta, value, iteration, Outcome.CONVERGED, None, used)
+        if not gain > least and (gain <= 0.0 or not _extrapolate_gain(last, gain) > PROMISED * used):
+            return Fit(theta, value, iteration, FitOutcome.CONVERGED, None, used)
     reason = f"it stopped after {max_iterations} steps, and the last gained {gain:.3g} of log-likelihood"
-    return Fit(theta, value, max_iterations, Outcome.FAILED, reason, used)
+    return Fit(theta, value, max_iterations, FitOutcome.FAILED, reason, used)
 
 
 def climb_each(
@@ -166,7 +166,7 @@ def climb_each(
         between, vector, _ = evaluate(once, active)
         twice = maximise(once, np.where(np.isfinite(vector), vector, 0.0))
         step, bend = once - here, twice - 2.0 * once + here
-        length = np.sqrt(_squares(step) / np.maximum(_squares(bend), 1e-300))
+        length = np.sqrt(_sum_squares(step) / np.maximum(_sum_squares(bend), 1e-300))
         length = np.clip(length, 1.0, FURTHEST)
         ahead = here + 2.0 * length * step + length**2 * bend
         reached, vector, used = evaluate(ahead, active)
@@ -181,7 +181,7 @@ def climb_each(
     return theta
 
 
-def _squares(a: Array) -> Array:
+def _sum_squares(a: Array) -> Array:
     """Return the sums of squares of columns (p, J), added in a fixed order."""
     total = a[0] * a[0]
     for row in a[1:]:
@@ -189,6 +189,6 @@ def _squares(a: Array) -> Array:
     return total
 
 
-def _to_come(last: float, gain: float) -> float:
+def _extrapolate_gain(last: float, gain: float) -> float:
     """Return the sum of all further gains if each is the same share of the previous gain."""
     return math.inf if gain >= last else gain * gain / (last - gain)

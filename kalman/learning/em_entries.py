@@ -16,7 +16,7 @@ import numpy as np
 
 from kalman.filters.linear import LinearFilter
 from kalman.linalg.packing import pack
-from kalman.models.learned_entries import place
+from kalman.models.learned_entries import parse_entry_name
 from kalman.models.structure import Parameter
 from kalman.run import KeyStates, SortedRows
 from kalman.smoothers.smooth import smooth
@@ -31,7 +31,7 @@ INSIDE = 1e-9
 """Smallest distance of a learned entry from its bounds, relative to their distance or to the number."""
 
 
-class Regression(NamedTuple):
+class MatrixRegression(NamedTuple):
     """The statistics of one matrix at its old value, of J keys, groups, or all keys together.
 
     noise (J, q, q) covariance, gradient (J, q, n) by all its entries, S = sum E[x x'] (J, n, n)
@@ -53,7 +53,7 @@ class Regression(NamedTuple):
         return change @ self.S @ turned - half - np.swapaxes(half, -1, -2)
 
 
-def second_moments(
+def compute_second_moments(
     model: LinearFilter, begun: Array, rows: SortedRows, keys: int, unit: float, scale: Array
 ) -> tuple[Array, Array]:
     """Return the packed sums (s, keys) of E[x x'] given all rows, over two sets of states.
@@ -85,7 +85,9 @@ def second_moments(
     return summed(rows.key[starts], both[:, starts]), summed(rows.key[measured], seen)
 
 
-def regressed(regression: Regression, entries: Sequence[Parameter], value: Array, slots: Slots) -> Array:
+def regress_entries(
+    regression: MatrixRegression, entries: Sequence[Parameter], value: Array, slots: Slots
+) -> Array:
     """Return the change (J, rows, columns) of the matrix, only in `entries` (now `value` (e, J)) and within bounds."""
     weight = np.linalg.pinv(regression.noise, hermitian=True)
     A = np.array([[weight[:, i, k] * regression.S[:, j, c] for _, k, c in slots] for _, i, j in slots])
@@ -95,18 +97,22 @@ def regressed(regression: Regression, entries: Sequence[Parameter], value: Array
     scaled = np.moveaxis(A * unit[:, None] * unit[None, :], -1, 0)
     inverse = np.linalg.pinv(scaled, rcond=1e-14, hermitian=True)
     free = (inverse @ (unit * slope).T[:, :, None])[:, :, 0].T
-    low, high = (np.array(a)[:, None] - value for a in zip(*(_inside(p) for p in entries), strict=True))
+    low, high = (
+        np.array(a)[:, None] - value for a in zip(*(_narrow_bounds(p) for p in entries), strict=True)
+    )
     step = free * unit
     outside = ((step < low) | (step > high)).any(axis=0)
     if outside.any():
-        step[:, outside] = _within(A[..., outside], slope[:, outside], low[:, outside], high[:, outside])
+        step[:, outside] = _maximise_within(
+            A[..., outside], slope[:, outside], low[:, outside], high[:, outside]
+        )
     change = np.zeros_like(regression.gradient)
     for (_, i, j), moved in zip(slots, np.clip(step, low, high), strict=True):
         change[:, i, j] = moved
     return change
 
 
-def _within(A: Array, slope: Array, low: Array, high: Array) -> Array:
+def _maximise_within(A: Array, slope: Array, low: Array, high: Array) -> Array:
     """Return the steps (e, J) between bounds that maximise slope'd - d'A d / 2, one entry after the other."""
     step = np.zeros_like(slope)
     for _ in range(SWEEPS):
@@ -117,13 +123,13 @@ def _within(A: Array, slope: Array, low: Array, high: Array) -> Array:
     return step
 
 
-def of_letter(names: Sequence[str], letter: str) -> list[tuple[str, int, int]]:
+def select_entries(names: Sequence[str], letter: str) -> list[tuple[str, int, int]]:
     """Return the entries of one matrix among names."""
-    found = [place(name) for name in names]
+    found = [parse_entry_name(name) for name in names]
     return [a for a in found if a is not None and a[0] == letter]
 
 
-def _inside(p: Parameter) -> tuple[float, float]:
+def _narrow_bounds(p: Parameter) -> tuple[float, float]:
     """Return the bounds, moved inwards a little, so that a value between them has a finite free number."""
     low, high = p.bounds or (None, None)
     if low is not None and high is not None:

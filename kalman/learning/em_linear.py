@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kalman.filters.robust.adaptive import scaled
+from kalman.filters.robust.adaptive import rank_parameter
 from kalman.learning import constraints
 from kalman.learning.bounds import search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb, climb_each
-from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
+from kalman.learning.em_entries import (
+    MatrixRegression,
+    compute_second_moments,
+    regress_entries,
+    select_entries,
+)
 from kalman.learning.key_fits import KeyFit, Population
 from kalman.learning.score import score
-from kalman.learning.scoring import Point, finite, maximise, point_of
-from kalman.linalg.packing import lower, packed_size, symmetric
-from kalman.models.columns import numbers, resolve, used
+from kalman.learning.scoring import Point, build_point, is_finite, maximise
+from kalman.linalg.packing import pack_lower, packed_size, unpack_symmetric
+from kalman.models.columns import find_columns, require_numbers, resolve
 from kalman.models.learned_entries import learn_requests
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
@@ -88,8 +93,8 @@ class ExpectationMaximisation:
         if self._all_entries:
             (scale,) = resolve([each.noise_scale], list(rows.u))
             scale = np.broadcast_to(np.asarray(scale, float), rows.key.shape)
-            sums = second_moments(each, begun, rows, keys, unit, scale)
-            parts += [part for matrix, part in zip("FH", sums, strict=True) if self._shape(matrix)]
+            sums = compute_second_moments(each, begun, rows, keys, unit, scale)
+            parts += [part for matrix, part in zip("FH", sums, strict=True) if self._find_shape(matrix)]
         some = (found.used > 0).astype(float)
         measured = np.bincount(rows.key[~np.isnan(rows.y).all(axis=0)], minlength=keys)
         parts.append(np.array([found.used - some, measured, some], float))
@@ -100,10 +105,10 @@ class ExpectationMaximisation:
         climbed = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
 
         def point(theta: Array) -> Point:
-            return point_of(theta, *evaluate(np.append(theta, 1.0)))
+            return build_point(theta, *evaluate(np.append(theta, 1.0)))
 
         begin = point(climbed.theta)
-        if not finite(begin):
+        if not is_finite(begin):
             return climbed
         best = maximise(point, search_within(begin, self.model.variables, max_iterations))
         return self.model.fit_at(best, best.point)._replace(iterations=climbed.iterations)  # those of EM
@@ -124,30 +129,30 @@ class ExpectationMaximisation:
         for p in self.model.learned:
             learned[p.name] = entries[at : at + len(p.value)], vector[at : at + len(p.value)]
             at += len(p.value)
-        P = self._covariance("initial.covariance", learned)
-        moved_entries, more_squares = self._regressions(learned, vector[at:-3])
+        P = self._build_covariance("initial.covariance", learned)
+        moved_entries, more_squares = self._regress_matrices(learned, vector[at:-3])
         result: list[Any] = []
         for p in self.model.learned:
             value, slope = learned[p.name]
             if p.name in moved_entries:
                 new = moved_entries[p.name][None]
             elif p.name == "initial.mean":
-                new = value + _applied(P, slope) / count[p.name]
+                new = value + _apply_matrices(P, slope) / count[p.name]
             elif p.kind == "covariance":
-                Q = _full(value)
-                moved = Q + 2.0 * (Q @ _symmetric_slope(slope) @ Q) / count[p.name][:, None, None]
+                Q = _unpack_matrices(value)
+                moved = Q + 2.0 * (Q @ _symmetrise_slope(slope) @ Q) / count[p.name][:, None, None]
                 if p.name in more_squares:
                     moved = moved + more_squares[p.name] / count[p.name][:, None, None]
                 if p.name == "initial.covariance" and "initial.mean" in learned:
-                    step = _applied(P, learned["initial.mean"][1]) / count[p.name]
+                    step = _apply_matrices(P, learned["initial.mean"][1]) / count[p.name]
                     moved = moved - step.T[:, :, None] * step.T[:, None, :]
-                new = np.array(lower(list(np.moveaxis(moved, 0, -1))))
+                new = np.array(pack_lower(list(np.moveaxis(moved, 0, -1))))
             else:
                 new = value + 2.0 / count[p.name] * value**2 * slope
-            result += constraints.inverted(p, list(new))
+            result += constraints.invert_entries(p, list(new))
         return np.array(result)
 
-    def _shape(self, matrix: str) -> tuple[int, int] | None:
+    def _find_shape(self, matrix: str) -> tuple[int, int] | None:
         """Return the shape of F or H if some of its entries are learned, else None."""
         n = len(self.model.filter.states)
         found = any(letter == matrix for letter, _, _ in self.model.entries_of_matrices)
@@ -156,12 +161,12 @@ class ExpectationMaximisation:
     @cached_property
     def _all_entries(self) -> tuple[tuple[str, int, int], ...]:
         """All entries of the matrices with learned entries."""
-        shapes = [(matrix, self._shape(matrix)) for matrix in "FH"]
+        shapes = [(matrix, self._find_shape(matrix)) for matrix in "FH"]
         return tuple(
             (a, i, j) for a, shape in shapes if shape for i in range(shape[0]) for j in range(shape[1])
         )
 
-    def _regressions(
+    def _regress_matrices(
         self, learned: Mapping[str, tuple[Array, Array]], rest: Array
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the new entries (J,) of F and H by name, and the changes (J, q, q) in the squares of Q and R.
@@ -169,7 +174,7 @@ class ExpectationMaximisation:
         rest: the part of an evaluation's vector between the derivatives by learned parameters and the counts.
         """
         n = len(self.model.filter.states)
-        shapes = [(matrix, shape) for matrix in "FH" if (shape := self._shape(matrix))]
+        shapes = [(matrix, shape) for matrix in "FH" if (shape := self._find_shape(matrix))]
         gradients: list[Array] = []
         for _, shape in shapes:
             size = shape[0] * shape[1]
@@ -178,27 +183,27 @@ class ExpectationMaximisation:
         new: dict[str, Array] = {}
         squares: dict[str, Array] = {}
         for (matrix, _), gradient in zip(shapes, gradients, strict=True):
-            moments, rest = _full(rest[: packed_size(n)]), rest[packed_size(n) :]
+            moments, rest = _unpack_matrices(rest[: packed_size(n)]), rest[packed_size(n) :]
             noise = "Q" if matrix == "F" else "R"
-            known = Regression(self._covariance(noise, learned), gradient, moments)
-            free = [p for p in self.model.learned if of_letter([p.name], matrix)]
+            known = MatrixRegression(self._build_covariance(noise, learned), gradient, moments)
+            free = [p for p in self.model.learned if select_entries([p.name], matrix)]
             now = np.array([learned[p.name][0][0] for p in free])
-            slots = of_letter([p.name for p in free], matrix)
-            change = regressed(known, free, now, slots)
+            slots = select_entries([p.name for p in free], matrix)
+            change = regress_entries(known, free, now, slots)
             new |= {
                 p.name: value + change[:, i, j] for p, value, (_, i, j) in zip(free, now, slots, strict=True)
             }
             squares[noise] = known.squares(change)
         return new, squares
 
-    def _covariance(self, name: str, learned: Mapping[str, tuple[Array, Array]]) -> Array:
+    def _build_covariance(self, name: str, learned: Mapping[str, tuple[Array, Array]]) -> Array:
         """Return Q, R or the initial covariance (J, q, q)."""
         if name in learned:
-            return _full(learned[name][0])
+            return _unpack_matrices(learned[name][0])
         keys = next(iter(learned.values()))[0].shape[1]
         model = self.model.filter
-        packed = model.covariance if name == "initial.covariance" else _written(self.model, name)
-        return _full(np.repeat(np.array(packed)[:, None], keys, axis=1))
+        packed = model.covariance if name == "initial.covariance" else _list_written_entries(self.model, name)
+        return _unpack_matrices(np.repeat(np.array(packed)[:, None], keys, axis=1))
 
     def parameters(self, theta: Array) -> Mapping[str, Any]:
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
@@ -206,9 +211,9 @@ class ExpectationMaximisation:
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
         """Return each key's parameters, by EM and then by the search of maximum likelihood."""
-        return self.model.fit_keys(rows, keys, unit, population, self.climbed)
+        return self.model.fit_keys(rows, keys, unit, population, self.climb_keys)
 
-    def climbed(self, start: Array, rows: SortedRows, keys: int, unit: float) -> Array:
+    def climb_keys(self, start: Array, rows: SortedRows, keys: int, unit: float) -> Array:
         """Return the theta (p, keys) at the end of EM from `start` (p, keys), each key by its rows alone."""
 
         def evaluate(theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
@@ -233,12 +238,12 @@ class ExpectationMaximisation:
         return self.model.population(fits)
 
 
-def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
+def build_em_learner(model: "Learning") -> ExpectationMaximisation:
     """Return the EM learner of a model. Raises ModelError where EM has no closed form."""
     fields = {request.name: request.field for request in learn_requests(model.definition)}
-    terms = {p.name: _terms(model, p) for p in model.learned}
+    terms = {p.name: _count_terms(model, p) for p in model.learned}
     for name, count in terms.items():
-        problem = _regression_problem(model, name)
+        problem = _find_regression_problem(model, name)
         if count == 0 or problem is not None:
             raise ModelError(
                 fields.get(name, "learn.parameters"),
@@ -248,53 +253,53 @@ def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
     return ExpectationMaximisation(model, terms)
 
 
-def _terms(model: "Learning", parameter: Parameter) -> int:
+def _count_terms(model: "Learning", parameter: Parameter) -> int:
     """Return the number of squares of a parameter's noise in a transition, 0 where EM cannot learn it."""
     if parameter.name in ("R", "initial.mean", "initial.covariance"):
         return 1
     if parameter.name == "Q" and parameter.kind == "covariance":
         return 1
-    if of_letter([parameter.name], "F") or of_letter([parameter.name], "H"):
+    if select_entries([parameter.name], "F") or select_entries([parameter.name], "H"):
         return 1
     if parameter.kind != "positive":
         return 0
-    return scaled(model.filter.process, parameter, model.filter.controls).rank
+    return rank_parameter(model.filter.process, parameter, model.filter.controls).rank
 
 
-def _regression_problem(model: "Learning", name: str) -> str | None:
+def _find_regression_problem(model: "Learning", name: str) -> str | None:
     """Return why an entry of F or H has no regression; None if it has one, or for other parameters."""
-    found = of_letter([name], "F") + of_letter([name], "H")
+    found = select_entries([name], "F") + select_entries([name], "H")
     if not found:
         return None
     matrix, i, _ = found[0]
     noise = "Q" if matrix == "F" else "R"
-    if used(next(p.value for p in model.filter.parameters if p.name == noise)):
+    if find_columns(next(p.value for p in model.filter.parameters if p.name == noise)):
         return (
             f"em regresses {name} on a {noise} that is the same for all rows, and this one comes from columns"
         )
-    if _written(model, noise)[i * (i + 3) // 2] == 0.0:
+    if _list_written_entries(model, noise)[i * (i + 3) // 2] == 0.0:
         return f"em regresses {name} on noise, and {noise}[{i}][{i}] is zero"
     if model.filter.diffuse:
         return f"em for {name} needs a proper initial distribution, and initial.diffuse gives none"
     return None
 
 
-def _written(model: "Learning", noise: str) -> list[float]:
+def _list_written_entries(model: "Learning", noise: str) -> list[float]:
     """Return the packed entries of Q or R in the definition."""
-    return list(numbers(next(p.value for p in model.filter.parameters if p.name == noise)))
+    return list(require_numbers(next(p.value for p in model.filter.parameters if p.name == noise)))
 
 
-def _full(packed: Array) -> Array:
+def _unpack_matrices(packed: Array) -> Array:
     """Return symmetric matrices (J, q, q) from packed entries (s, J)."""
-    return np.moveaxis(np.array(symmetric(list(packed))), -1, 0)
+    return np.moveaxis(np.array(unpack_symmetric(list(packed))), -1, 0)
 
 
-def _applied(P: Array, vector: Array) -> Array:
+def _apply_matrices(P: Array, vector: Array) -> Array:
     """Return P (J, n, n) times vectors (n, J), as (n, J)."""
     return (P @ vector.T[:, :, None])[:, :, 0].T
 
 
-def _symmetric_slope(packed: Array) -> Array:
+def _symmetrise_slope(packed: Array) -> Array:
     """Return G (J, q, q) with dL = trace(G dQ), from the derivatives (s, J) by packed entries."""
-    full = _full(packed)
+    full = _unpack_matrices(packed)
     return 0.5 * (full + full * np.eye(full.shape[-1]))

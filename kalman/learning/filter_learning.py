@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from kalman.building.modes import MODE_CHANCES, known_parameters
+from kalman.building.modes import MODE_CHANCES, list_known_parameters
 from kalman.building.registry import build
 from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.linear import LinearFilter
-from kalman.filters.mixture_moments import normalised
+from kalman.filters.mixture_moments import normalise_weights
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.robust.linear import RobustLinearFilter
 from kalman.learning import constraints
-from kalman.learning.bounds import search_within, to_scale
+from kalman.learning.bounds import fit_scale, search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
-from kalman.learning.filter_pass import Differences, Weights, differences, likelihoods
-from kalman.learning.filter_searches import FilterModel, observed_information, several
-from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.filter_pass import Differences, Weights, compute_differences, compute_likelihoods
+from kalman.learning.filter_searches import FilterModel, compute_observed_curvature, list_starts
+from kalman.learning.free_numbers import FreeNumbers, constrain_parameters, follows_scale, parse_request
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 from kalman.learning.key_learning import STARTS, fit_each
 from kalman.learning.key_starts import Free
-from kalman.learning.scoring import Point, finite, maximise, point_of
-from kalman.linalg.packing import packed_index, symmetric, unpack
+from kalman.learning.scoring import Point, build_point, is_finite, maximise
+from kalman.linalg.packing import packed_index, unpack, unpack_symmetric
 from kalman.models import columns, learned_entries
 from kalman.models.definition import learn_request
 from kalman.models.structure import Parameter
@@ -73,16 +73,16 @@ class FilterLearning(FreeNumbers):
         """The learned parameters with their constraints, the initial distribution last."""
         if isinstance(self.base, MultipleModels):
             return self.base.own
-        return constrained(self.definition, self.base.parameters, self.base.own)
+        return constrain_parameters(self.definition, self.base.parameters, self.base.own)
 
     @property
     def measurements(self) -> int:
         """Number of components of a row."""
         return self.each.measurements
 
-    def field_of(self, parameter: Parameter) -> str:
+    def find_field(self, parameter: Parameter) -> str:
         """Return the field of the definition that a parameter is written in."""
-        return parameter.name if isinstance(self.each, MultipleModels) else super().field_of(parameter)
+        return parameter.name if isinstance(self.each, MultipleModels) else super().find_field(parameter)
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
         """Return the change of a free number with the logarithm of all noise: 0 if it is not a variance."""
@@ -103,8 +103,8 @@ class FilterLearning(FreeNumbers):
         each, base, rows = self.each, self.base, dict[str, list[Any]]()
         at = 0
         for p in self.learned:
-            free = constraints.free_entries(p)
-            values = constraints.value(p, list(theta[at : at + len(free)]))
+            free = constraints.list_free_entries(p)
+            values = constraints.compute_entries(p, list(theta[at : at + len(free)]))
             if instead is not None:
                 for place, e in enumerate(free):
                     values[e] = np.where(np.isnan(instead[at + place]), values[e], instead[at + place])
@@ -114,7 +114,7 @@ class FilterLearning(FreeNumbers):
         if isinstance(base, MultipleModels):
             if MODE_CHANCES in rows:
                 with np.errstate(divide="ignore"):
-                    logs = normalised([np.log(a) for a in rows[MODE_CHANCES]], base.floor)
+                    logs = normalise_weights([np.log(a) for a in rows[MODE_CHANCES]], base.floor)
                 state[base.places["log_probabilities"]] = np.array(logs)
         elif any(name in rows for name in learned_entries.INITIAL):
             mean = np.array(rows.pop("initial.mean", [np.full(keys, a) for a in base.mean]))
@@ -134,7 +134,7 @@ class FilterLearning(FreeNumbers):
     def values(self, thetas: list[Array], rows: SortedRows, keys: int, unit: float) -> Array:
         """Return the log-likelihoods (c, keys) at each of c theta (p, keys)."""
         starts = [self.begun(theta, keys) for theta in thetas]
-        return likelihoods(self.each, rows, keys, unit, starts)[0]
+        return compute_likelihoods(self.each, rows, keys, unit, starts)[0]
 
     def differences(
         self,
@@ -167,7 +167,7 @@ class FilterLearning(FreeNumbers):
             np.where(held, 2.0 / small, 0.5 / step),
             np.where(held, -0.5 / small, -0.5 / step),
         )
-        return differences(self.each, rows, keys, unit, states, weights)
+        return compute_differences(self.each, rows, keys, unit, states, weights)
 
     def evaluate_each(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
@@ -192,23 +192,23 @@ class FilterLearning(FreeNumbers):
         """Return the theta of the greatest log-likelihood, searched from the written parameters."""
 
         def point(theta: Array) -> Point:
-            return point_of(theta, *evaluate(theta))
+            return build_point(theta, *evaluate(theta))
 
-        starts = [point(theta) for theta, _ in several(self.key_model.free, self.start, (0.0,))]
-        sound = [one for one in starts if finite(one) and one.used]
+        starts = [point(theta) for theta, _ in list_starts(self.key_model.free, self.start, (0.0,))]
+        sound = [one for one in starts if is_finite(one) and one.used]
         if not sound:
             reason = "the log-likelihood at the written parameters is not finite, or no row can be used"
-            return Fit(self.start, starts[0].value, 0, Outcome.FAILED, reason, starts[0].used)
+            return Fit(self.start, starts[0].value, 0, FitOutcome.FAILED, reason, starts[0].used)
         most = max(one.used for one in sound)
         scale, measurements = self.variables.scale, self.variables.measurements
-        scaled = [maximise(point, to_scale(one, scale, measurements)) for one in sound if one.used == most]
+        scaled = [maximise(point, fit_scale(one, scale, measurements)) for one in sound if one.used == most]
         scaled.sort(key=lambda one: -one.value)
         ends = [
             maximise(point, search_within(one, self.variables, max_iterations)) for one in scaled[:STARTS]
         ]
         best = max(ends, key=lambda one: one.point.value)
         end = best.point
-        known = observed_information(
+        known = compute_observed_curvature(
             lambda theta: point(theta[:, 0]).gradient[:, None],
             end.theta[:, None],
             self.sizes(end.theta)[:, None],
@@ -222,8 +222,8 @@ class FilterLearning(FreeNumbers):
         """The model of learning by key and the search of keys."""
         free: list[Free] = []
         for p in self.learned:
-            entries = constraints.free_entries(p)
-            n = len(symmetric(p.value)) if p.kind == "covariance" else 0
+            entries = constraints.list_free_entries(p)
+            n = len(unpack_symmetric(p.value)) if p.kind == "covariance" else 0
             for e in entries:
                 power = round(1.0 / a) if (a := self.follows_scale(p, e)) else 0
                 linked = any(
@@ -239,7 +239,7 @@ class FilterLearning(FreeNumbers):
         return fit_each(self.key_model, rows, keys, unit, population)
 
 
-def heavy_tailed(definition: Mapping[str, Any]) -> dict[str, Any]:
+def select_heavy_tailed(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a definition's section `robust` that change a row's likelihood."""
     section = definition.get("robust") or {}
     return {name: section[name] for name in NOISES if section.get(name) is not None}
@@ -256,19 +256,19 @@ def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
         problem = f"em has no closed form for the {kind} filter"
         raise ModelError("learn.method", problem, "write mle, or remove it")
     left_out = (*LEFT_OUT, "form") if kind == "linear" else LEFT_OUT
-    definition = {**definition, **dict.fromkeys(left_out), "robust": heavy_tailed(definition) or None}
+    definition = {**definition, **dict.fromkeys(left_out), "robust": select_heavy_tailed(definition) or None}
     model = build({**definition, "learn": None})
     base = model.base if isinstance(model, RobustLinearFilter) else model
     if not isinstance(base, (GaussianFilter, LinearFilter)):
         raise ModelError(
             "learn.parameters", f"nothing is learned for a filter of kind {kind}", "remove learn"
         )
-    result = FilterLearning(definition, *requested(definition, base.parameters))
+    result = FilterLearning(definition, *parse_request(definition, base.parameters))
     _ = result.start  # raises here, before the cluster is used
     return result
 
 
-def mode_learner(definition: Mapping[str, Any]) -> FilterLearning:
+def build_mode_learner(definition: Mapping[str, Any]) -> FilterLearning:
     """Return the learner of an IMM or MMAE. Raises ModelError."""
     learn = definition.get("learn") or {}
     scope = learn.get("scope") or "pooled"
@@ -280,7 +280,7 @@ def mode_learner(definition: Mapping[str, Any]) -> FilterLearning:
     definition = {**definition, **dict.fromkeys(left_out)}
     model = build({**definition, "learn": None})
     assert isinstance(model, MultipleModels)
-    known = known_parameters(model)
+    known = list_known_parameters(model)
     learn_request({**definition, "learn": {**learn, "parameters": []}}, ())
     requests = learned_entries.learn_requests(definition)
     for request in requests:
@@ -290,7 +290,7 @@ def mode_learner(definition: Mapping[str, Any]) -> FilterLearning:
             raise ModelError(request.field, f"the modes have no parameter {request.name!r}", remedy)
         if request.form is not None or request.bounds is not None:
             raise ModelError(request.field, "modes have neither forms nor bounds", "write the name alone")
-        if columns.used(part.value):
+        if columns.find_columns(part.value):
             raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
         if scope == "key" and request.name == MODE_CHANCES:
             problem = f"{request.name} is learned for all keys together or for groups: a key begins once"

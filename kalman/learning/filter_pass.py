@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.run import SortedRows, rounds
+from kalman.run import SortedRows, build_rounds
 from kalman.types import Array, Filter, Rows
 
 WIDTH = 8192
@@ -38,7 +38,7 @@ class Weights(NamedTuple):
     below: Array
 
 
-def likelihoods(
+def compute_likelihoods(
     model: Filter, rows: SortedRows, keys: int, unit: float, starts: Sequence[Array]
 ) -> tuple[Array, np.ndarray]:
     """Return log-likelihoods (c, keys) of keys that start in each of c states (size, keys), and rows used (keys,)."""
@@ -47,7 +47,7 @@ def likelihoods(
     return total, found
 
 
-def differences(
+def compute_differences(
     model: Filter, rows: SortedRows, keys: int, unit: float, starts: Sequence[Array], weights: Weights
 ) -> Differences:
     """Return value, gradient and information; starts: states (size, keys) at theta, above it p times, below p times."""
@@ -79,7 +79,7 @@ def _run_copies(
     on_row: Callable[[np.ndarray, Array], None],
 ) -> np.ndarray:
     """Run all copies; after each round, call on_row(which (k,) keys, logs (c, k)) for rows not flagged at theta."""
-    plan = rounds(rows.key)
+    plan = build_rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     used = np.zeros(keys, np.int64)
     copies = len(starts)

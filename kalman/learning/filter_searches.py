@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kalman.evaluation.row_figures import INNOVATION, RowFigures
-from kalman.filters.robust.updates import tempered
+from kalman.filters.robust.updates import temper_innovations
 from kalman.learning.filter_pass import Differences
-from kalman.learning.key_learning import KeySearches, Problems, goodness_of_fit
-from kalman.learning.key_search import Point
+from kalman.learning.key_learning import KeySearches, Problems, compute_goodness_of_fit
+from kalman.learning.key_search import KeyPoints
 from kalman.learning.key_starts import Free, Starts
 from kalman.models.structure import Parameter
 from kalman.run import KeyStates, SortedRows, run
@@ -76,14 +76,14 @@ class FilterModel(NamedTuple):
         return FilterSearches(self, rows, unit)
 
 
-class _Points:
+class _DifferencePoints:
     """Evaluations of problems; each problem is the rows of one key."""
 
     def __init__(self, searches: "FilterSearches", keys: np.ndarray) -> None:
         self.searches, self.keys = searches, keys
         self._used = np.zeros(len(keys), np.int64)
 
-    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
         """Return the points of the problems `which`; where a row is not usable, the value is minus infinity."""
         searches, keys = self.searches, self.keys[which]
         rows = searches.rows_of(keys)
@@ -93,7 +93,7 @@ class _Points:
         lost = found.used < self._used[which]
         self._used[which] = np.maximum(self._used[which], found.used)
         value = np.where(lost | (found.used == 0), -np.inf, found.log_likelihood)
-        return Point(value, found.gradient, found.information)
+        return KeyPoints(value, found.gradient, found.information)
 
 
 class FilterSearches(KeySearches):
@@ -130,7 +130,7 @@ class FilterSearches(KeySearches):
         """The candidates, ordered by key from the best: noises of many sizes, and the written values."""
         model = self.model
         power = np.array([one.power for one in model.free], float)
-        sizes = several(model.free, model.written, DECADES)
+        sizes = list_starts(model.free, model.written, DECADES)
         theta = [np.repeat(one[:, None], self.keys, axis=1) for one, _ in sizes]
         kinds = [kind for _, kind in sizes]
         found = model.of.values(theta, self.sorted, self.keys, self.unit)
@@ -155,10 +155,10 @@ class FilterSearches(KeySearches):
 
     def points(self, which: np.ndarray | None = None) -> Problems:
         """Return the problems of these keys, which may repeat, in their order; None: all."""
-        return _Points(self, np.arange(self.keys) if which is None else which)
+        return _DifferencePoints(self, np.arange(self.keys) if which is None else which)
 
-    def information_at(
-        self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
+    def compute_information(
+        self, theta: Array, zero: np.ndarray, point: KeyPoints, which: np.ndarray | None = None
     ) -> Array:
         """Return the observed curvature (p, p, J) at the ends, or the point's information off a maximum."""
         points = self.points(which)
@@ -167,10 +167,12 @@ class FilterSearches(KeySearches):
         def gradient(moved: Array) -> Array:
             return points.point(moved, zero, every).gradient
 
-        return observed_information(gradient, theta, self.model.of.sizes(theta), zero, point.information)
+        return compute_observed_curvature(
+            gradient, theta, self.model.of.sizes(theta), zero, point.information
+        )
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
+        """Return the `compute_goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
         at_zero = np.where(zero, 0.0, np.nan)
@@ -178,10 +180,12 @@ class FilterSearches(KeySearches):
         figures = RowFigures(model, states, self.sorted, (INNOVATION,))
         run(model, states, self.sorted, self.unit, figures)
         white, noise = figures.found()[INNOVATION], getattr(getattr(model, "robust", None), "noise", None)
-        return goodness_of_fit(self.sorted.key, tempered(noise, white) if noise else white, keys, fitted)
+        return compute_goodness_of_fit(
+            self.sorted.key, temper_innovations(noise, white) if noise else white, keys, fitted
+        )
 
 
-def several(free: list[Free], written: Array, decades: tuple[float, ...]) -> list[tuple[Array, int]]:
+def list_starts(free: list[Free], written: Array, decades: tuple[float, ...]) -> list[tuple[Array, int]]:
     """Return thetas (p,) of many sizes of the noises, the written values first, each with its kind.
 
     decades: powers of ten of all noises. The kind compares the ratio of process noise to measurement noise with the
@@ -198,7 +202,7 @@ def several(free: list[Free], written: Array, decades: tuple[float, ...]) -> lis
     return found
 
 
-def observed_information(
+def compute_observed_curvature(
     gradient: Callable[[Array], Array], theta: Array, sizes: Array, held: np.ndarray, otherwise: Array
 ) -> Array:
     """Return the negative second derivatives (p, p, J) at theta (p, J), by central differences of the gradient.

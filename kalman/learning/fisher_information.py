@@ -6,15 +6,15 @@ from functools import lru_cache
 import numpy as np
 
 from kalman import flags
-from kalman.filters.linear import LinearFilter, traced
+from kalman.filters.linear import LinearFilter, record_step
 from kalman.filters.state_layout import BLOCK
-from kalman.filters.update import presence
+from kalman.filters.update import mask_present
 from kalman.linalg.program import Program, Tape
-from kalman.run import SortedRows, rounds
+from kalman.run import SortedRows, build_rounds
 from kalman.types import Array, Rows
 
 
-def information(
+def compute_fisher_information(
     model: LinearFilter,
     rows: SortedRows,
     keys: int,
@@ -31,7 +31,7 @@ def information(
 
     References: Engle and Watson (1981); Harvey (1989), section 3.4.5.
     """
-    plan = rounds(rows.key)
+    plan = build_rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     here, copies = len(plan.keys), len(starts)
     values = np.stack([start[:, plan.keys] for start in starts], axis=1)
@@ -46,7 +46,7 @@ def information(
         before = values[:, :, :k].reshape(len(values), -1)
         _, step = model.step(values[:, 0, :k], row)
         good = step.flag == flags.WELL
-        after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, row.repeated(copies)))
+        after, v, S = (a.reshape(-1, copies, k) for a in _step_rows(model, before, row.repeated(copies)))
         with np.errstate(all="ignore"):
             dv = (v[:, 1:] - v[:, :1]) / (steps[:, None] * np.sqrt(S[:, :1]))
             dS = (S[:, 1:] - S[:, :1]) / (steps[:, None] * S[:, :1] * np.sqrt(2.0))
@@ -60,16 +60,16 @@ def information(
     return result
 
 
-def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
+def _step_rows(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
     """Return the state after the rows, and v and S (m, K) of each scalar; 0 and 1 where it is missing."""
     size, m = len(state), model.measurements
     result = np.empty((size + 2 * m, state.shape[1]))
     for start in range(0, state.shape[1], BLOCK):
         here = slice(start, min(start + BLOCK, state.shape[1]))
         part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
-        presents, first = presence(part.y), part.which_first()
+        presents, first = mask_present(part.y), part.mask_first_rows()
         case = first if isinstance(first, bool) else None
-        program = _program(model, presents[0] is not None, case, model.is_diffuse(state[:, here]))
+        program = _build_program(model, presents[0] is not None, case, model.is_diffuse(state[:, here]))
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, here.stop - here.start))
         with np.errstate(all="ignore"):  # flagged rows can fail, and are left out
@@ -78,9 +78,9 @@ def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array,
 
 
 @lru_cache(maxsize=64)
-def _program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+def _build_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step with its innovations as a program; the cases are those of `linear.step_program`."""
-    step = traced(model, Tape(), missing, first, diffuse)
+    step = record_step(model, Tape(), missing, first, diffuse)
     v, S = [], []
     for scalar in step.updated.scalars:
         innovation, variance = scalar.weighing.v, scalar.weighing.S

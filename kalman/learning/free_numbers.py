@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from kalman.filters.robust.adaptive import scaled
+from kalman.filters.robust.adaptive import rank_parameter
 from kalman.learning import constraints
-from kalman.learning.bounds import Variables, search_outcome, spread_within
+from kalman.learning.bounds import Variables, compute_free_covariance, search_outcome
 from kalman.learning.em import Fit
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 from kalman.learning.key_learning import Searched, check
-from kalman.learning.key_population import population_of
+from kalman.learning.key_population import estimate_population
 from kalman.learning.scoring import Maximum, Point
 from kalman.linalg.packing import packed_index
 from kalman.models import learned_entries
-from kalman.models.definition import learn_request, natural
+from kalman.models.definition import convert_to_definition, learn_request
 from kalman.models.structures import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array
@@ -41,7 +41,7 @@ class FreeNumbers:
         """What is learned for each key, and how keys are searched."""
         raise NotImplementedError
 
-    def field_of(self, parameter: Parameter) -> str:
+    def find_field(self, parameter: Parameter) -> str:
         """Return the field of the definition that a parameter is written in."""
         if learned_entries.is_chosen(parameter.name):
             return parameter.name
@@ -54,24 +54,26 @@ class FreeNumbers:
     @cached_property
     def start(self) -> Array:
         """Free numbers (p,) of the written parameters. Raises ModelError where a parameter cannot be learned."""
-        return np.array([t for p in self.learned for t in constraints.start(p, self.field_of(p))])
+        return np.array([t for p in self.learned for t in constraints.start(p, self.find_field(p))])
 
     @cached_property
     def _spans(self) -> list[slice]:
-        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self.learned)]).tolist()
+        ends = np.cumsum([0, *(len(constraints.list_free_entries(p)) for p in self.learned)]).tolist()
         return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
     def entries(self, theta: Array) -> list[Any]:
         """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
         pairs = zip(self.learned, self._spans, strict=True)
-        return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
+        return [a for p, span in pairs for a in constraints.compute_entries(p, list(theta[span]))]
 
     def parameters(self, theta: Array) -> dict[str, Any]:
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
         pairs = zip(self.learned, self._spans, strict=True)
         return {
-            p.name: natural(
-                p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
+            p.name: convert_to_definition(
+                p._replace(
+                    value=tuple(float(a) for a in constraints.compute_entries(p, theta[span].tolist()))
+                )
             )
             for p, span in pairs
         }
@@ -84,9 +86,9 @@ class FreeNumbers:
         low: list[str | None] = []
         high: list[str | None] = []
         for p in self.learned:
-            for e in constraints.free_entries(p):
-                names.append(entry_name(p, e))
-                below, above = _bounds(p)
+            for e in constraints.list_free_entries(p):
+                names.append(format_entry_name(p, e))
+                below, above = _describe_bounds(p)
                 low.append(below)
                 high.append(above)
                 scale.append(self.follows_scale(p, e))
@@ -96,7 +98,7 @@ class FreeNumbers:
     @property
     def limits(self) -> Array:
         """Largest step in each free number: unlimited where it has a unit, else a factor e^2."""
-        kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
+        kinds = [p.kind for p in self.learned for _ in constraints.list_free_entries(p)]
         return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
 
     def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
@@ -110,13 +112,13 @@ class FreeNumbers:
                 variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
                 own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
             errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
-            result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
+            result[p.name] = convert_to_definition(p._replace(value=tuple(errors.tolist())))
         return result
 
     def fit_at(self, best: Maximum, end: Point) -> Fit:
         """Return the fit of a search; end: its best point, with the information for standard errors."""
         outcome, reason = search_outcome(best, self.variables)
-        spread = spread_within(end, best.held)
+        spread = compute_free_covariance(end, best.held)
         errors = self.errors(end.theta, spread)
         return Fit(end.theta, end.value, best.iterations, outcome, reason, end.used, None, spread, errors)
 
@@ -124,7 +126,7 @@ class FreeNumbers:
         """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
         return check(self.key_model, rows, keys, unit, theta)
 
-    def pulled(self, theta: Any, slopes: Any) -> list[Any]:
+    def pull_back_slopes(self, theta: Any, slopes: Any) -> list[Any]:
         """Return the derivatives by the free numbers, given the derivatives by the packed entries."""
         result: list[Any] = []
         at = 0
@@ -140,25 +142,29 @@ class FreeNumbers:
         result: dict[str, Any] = {}
         at = 0
         for p in self.learned:
-            numbered = natural(p._replace(value=tuple(float(at + e) for e in range(len(p.value)))))
+            numbered = convert_to_definition(
+                p._replace(value=tuple(float(at + e) for e in range(len(p.value))))
+            )
             result[p.name] = numbered
             at += len(p.value)
         return result
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the population of keys that were fitted without a prior, by empirical Bayes."""
-        sound = [one.take(np.flatnonzero(one.outcome <= Outcome.AT_BOUND)) for one in fits]
+        sound = [one.take(np.flatnonzero(one.outcome <= FitOutcome.AT_BOUND)) for one in fits]
         theta = np.concatenate([one.theta for one in sound], axis=1)
         information = np.concatenate([one.information for one in sound], axis=2)
         places = np.cumsum([0, *(len(p.value) for p in self.learned)]).tolist()
         free = [
-            at + e for at, p in zip(places, self.learned, strict=False) for e in constraints.free_entries(p)
+            at + e
+            for at, p in zip(places, self.learned, strict=False)
+            for e in constraints.list_free_entries(p)
         ]
         zero = np.concatenate([one.parameters[free] == 0.0 for one in sound], axis=1)
-        return population_of(theta, information, zero, self.start)
+        return estimate_population(theta, information, zero, self.start)
 
 
-def requested(
+def parse_request(
     definition: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> tuple[tuple[str, ...], str, dict[str, Any]]:
     """Return a definition's learn request: names, scope, and initial values in place of the written ones. parameters:
@@ -167,13 +173,15 @@ def requested(
     Raises:
         ModelError: a requested parameter cannot be learned.
     """
-    names, scope = learn_request(definition, (*parameters, *learned_entries.parameters(definition)))
+    names, scope = learn_request(
+        definition, (*parameters, *learned_entries.list_chosen_parameters(definition))
+    )
     forms = {one.name: one for one in learned_entries.learn_requests(definition) if one.form is not None}
-    formed = [learned_entries.kept_to(p, forms[p.name]) for p in parameters if p.name in forms]
-    return names, scope, {p.name: natural(p) for p in formed}
+    formed = [learned_entries.constrain_parameter(p, forms[p.name]) for p in parameters if p.name in forms]
+    return names, scope, {p.name: convert_to_definition(p) for p in formed}
 
 
-def constrained(
+def constrain_parameters(
     definition: Mapping[str, Any], parameters: Sequence[Parameter], own: Sequence[str]
 ) -> tuple[Parameter, ...]:
     """Return the learned parameters with the constraints of the definition, the initial distribution last.
@@ -181,12 +189,12 @@ def constrained(
     parameters: the filter's; own: names of those in its state.
     """
     requests = {one.name: one for one in learned_entries.learn_requests(definition)}
-    kept = [learned_entries.kept_to(p, requests[p.name]) for p in parameters if p.name in own]
-    chosen = learned_entries.parameters(definition)
+    kept = [learned_entries.constrain_parameter(p, requests[p.name]) for p in parameters if p.name in own]
+    chosen = learned_entries.list_chosen_parameters(definition)
     return (*kept, *(p for p in chosen if p.name in learned_entries.INITIAL))
 
 
-def entry_name(parameter: Parameter, entry: int) -> str:
+def format_entry_name(parameter: Parameter, entry: int) -> str:
     """Return the name of a packed entry of a parameter, such as R[1][0]."""
     if len(parameter.value) == 1:
         return parameter.name
@@ -197,7 +205,7 @@ def entry_name(parameter: Parameter, entry: int) -> str:
     return f"{parameter.name}[{i}][{entry - packed_index(i, 0)}]"
 
 
-def _bounds(parameter: Parameter) -> tuple[str | None, str | None]:
+def _describe_bounds(parameter: Parameter) -> tuple[str | None, str | None]:
     """Return the sentences for a parameter at its lower and at its upper bound."""
     low, high = parameter.bounds or (None, None)
     below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
@@ -214,4 +222,4 @@ def follows_scale(model: Any, parameter: Parameter, entry: int) -> float:
         return 0.5 if entry == packed_index(row, row) else 0.0
     if parameter.kind != "positive":
         return 0.0
-    return 1.0 if scaled(model.process, parameter, model.controls).rank else 0.0
+    return 1.0 if rank_parameter(model.process, parameter, model.controls).rank else 0.0

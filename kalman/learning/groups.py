@@ -14,16 +14,22 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kalman.learning.bounds import Variables, search_outcome, search_within, spread_within, to_scale
+from kalman.learning.bounds import (
+    Variables,
+    compute_free_covariance,
+    fit_scale,
+    search_outcome,
+    search_within,
+)
 from kalman.learning.em import Fit, climb_each
 from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.filter_learning import FilterLearning
-from kalman.learning.filter_searches import observed_information
-from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import Outcome, short_of_rows
+from kalman.learning.filter_searches import compute_observed_curvature
+from kalman.learning.fisher_information import compute_fisher_information
+from kalman.learning.key_fits import FitOutcome, find_row_shortage
 from kalman.learning.maximum_likelihood import STEP, Learning
 from kalman.learning.score import score
-from kalman.learning.scoring import Maximum, Point, finite, point_of
+from kalman.learning.scoring import Maximum, Point, build_point, is_finite
 from kalman.run import SortedRows
 from kalman.types import Array
 
@@ -56,7 +62,7 @@ class GroupFit(NamedTuple):
     errors: list[dict[str, Any] | None]
     log_likelihood: Array
     used: np.ndarray
-    outcome: list[Outcome]
+    outcome: list[FitOutcome]
     reason: list[str | None]
     own: Array
     precision: Array
@@ -65,15 +71,16 @@ class GroupFit(NamedTuple):
     @property
     def converged(self) -> np.ndarray:
         """Mask (G,) of groups that ended at a maximum inside the bounds."""
-        return np.array(self.outcome) == Outcome.CONVERGED
+        return np.array(self.outcome) == FitOutcome.CONVERGED
 
     def of_rows(self, rows: np.ndarray) -> "GroupFit":
         """Return the fits, marked as failed where they used far fewer than these rows (G,)."""
-        short = [short_of_rows(*pair) for pair in zip(self.used.tolist(), rows.tolist(), strict=True)]
+        short = [find_row_shortage(*pair) for pair in zip(self.used.tolist(), rows.tolist(), strict=True)]
         short = [
-            a if outcome <= Outcome.AT_BOUND else None for a, outcome in zip(short, self.outcome, strict=True)
+            a if outcome <= FitOutcome.AT_BOUND else None
+            for a, outcome in zip(short, self.outcome, strict=True)
         ]
-        outcome = [Outcome.FAILED if a else b for a, b in zip(short, self.outcome, strict=True)]
+        outcome = [FitOutcome.FAILED if a else b for a, b in zip(short, self.outcome, strict=True)]
         return self._replace(
             outcome=outcome, reason=[a or b for a, b in zip(short, self.reason, strict=True)]
         )
@@ -92,24 +99,24 @@ class GroupLearning:
         The vector is the gradient and the packed information, as in `Learning.evaluate`; sums are exactly rounded.
         """
         model, groups = self.model, theta.shape[1]
-        add = _adder(group, groups)
+        add = _build_adder(group, groups)
         own = theta[:, group]
         if isinstance(model, FilterLearning):
             value, vector, rows_used = model.evaluate_each(own, rows, keys, unit)
             count = np.bincount(group, rows_used, minlength=groups).astype(np.int64)
             finite = np.where(np.isfinite(vector), vector, 0.0)
-            return _sums(add, value), np.array([add(row) for row in finite]), count
+            return _sum_groups(add, value), np.array([add(row) for row in finite]), count
         scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
         parts = [scored.gradient]
         parts += [scored.mean] if "initial.mean" in model.names else []
         parts += [scored.covariance] if "initial.covariance" in model.names else []
         slopes = [add(row) for part in parts for row in part]
-        gradient = model.pulled(list(theta), slopes)
+        gradient = model.pull_back_slopes(list(theta), slopes)
         starts = [
             model.begun(own + step[:, None], keys) for step in (0.0 * theta[:, 0], *STEP * np.eye(len(theta)))
         ]
         steps = np.full(len(theta), STEP)
-        packed = information(model.each, rows, keys, unit, starts, steps)
+        packed = compute_fisher_information(model.each, rows, keys, unit, starts, steps)
         vector = np.array([*gradient, *(add(row) for row in packed)])
         used = np.bincount(group, scored.used, minlength=groups).astype(np.int64)
         return add(scored.log_likelihood), vector, used
@@ -118,7 +125,7 @@ class GroupLearning:
         """Return the sums of J groups as `evaluate`, with EM's statistics as the vector."""
         assert self.em is not None
         groups = theta.shape[1]
-        add = _adder(group, groups)
+        add = _build_adder(group, groups)
         value, vector, used = self.em.statistics(theta[:, group], rows, keys, unit)
         count = np.bincount(group, used, minlength=groups).astype(np.int64)
         return add(value), np.array([add(row) for row in vector]), count
@@ -135,38 +142,39 @@ class GroupLearning:
 
         statistics: the sums of `GroupLearning.statistics`; with them EM first moves each group towards its maximum.
         """
-        middle, free = self._inside(pooled)
+        middle, free = self._move_inside(pooled)
         variables, p = self.model.variables, len(middle)
 
         def points(theta: Array, which: np.ndarray) -> list[Point]:
             value, vector, used = evaluate(theta, which)
             return [
-                point_of(theta[:, j], float(value[j]), vector[:, j], int(used[j])) for j in range(len(which))
+                build_point(theta[:, j], float(value[j]), vector[:, j], int(used[j]))
+                for j in range(len(which))
             ]
 
         starts = points(np.repeat(middle[:, None], groups, axis=1), np.arange(groups))
-        able = [g for g, start in enumerate(starts) if finite(start) and start.used]
+        able = [g for g, start in enumerate(starts) if is_finite(start) and start.used]
         scaled = _search_together(
-            {g: to_scale(starts[g], variables.scale, variables.measurements) for g in able}, points
+            {g: fit_scale(starts[g], variables.scale, variables.measurements) for g in able}, points
         )
-        precision = _precision(middle, variables, free, [scaled[g].theta for g in able])
+        precision = _build_precision(middle, variables, free, [scaled[g].theta for g in able])
         prior = _Prior(middle, precision)
         if self.em is not None and statistics is not None and able:
-            climbed = self._climbed(statistics, [scaled[g] for g in able], able)
+            climbed = self._climb_groups(statistics, [scaled[g] for g in able], able)
             scaled = dict(zip(able, points(climbed, np.array(able)), strict=True))
         found = _search_together(
-            {g: search_within(prior.posterior(scaled[g]), variables, max_iterations) for g in able},
-            lambda theta, which: [prior.posterior(point) for point in points(theta, which)],
+            {g: search_within(prior.apply_prior(scaled[g]), variables, max_iterations) for g in able},
+            lambda theta, which: [prior.apply_prior(point) for point in points(theta, which)],
         )
         still = np.zeros(p, np.int8)
         all_found = [
-            found.get(g) or Maximum(prior.posterior(starts[g]), 0, still, None) for g in range(groups)
+            found.get(g) or Maximum(prior.apply_prior(starts[g]), 0, still, None) for g in range(groups)
         ]
         if isinstance(self.model, FilterLearning):
-            all_found = self._curved(all_found, prior, points)
-        return self._result(all_found, prior)
+            all_found = self._replace_curvature(all_found, prior, points)
+        return self._build_result(all_found, prior)
 
-    def _curved(
+    def _replace_curvature(
         self,
         found: list[Maximum],
         prior: "_Prior",
@@ -179,22 +187,22 @@ class GroupLearning:
         which = np.arange(len(found))
 
         def gradient(moved: Array) -> Array:
-            at = [prior.posterior(one).gradient for one in points(moved, which)]
+            at = [prior.apply_prior(one).gradient for one in points(moved, which)]
             return np.array(at).T
 
         known = np.moveaxis(np.array([one.point.information for one in found]), 0, -1)
-        known = observed_information(gradient, theta, self.model.sizes(theta), held, known)
+        known = compute_observed_curvature(gradient, theta, self.model.sizes(theta), held, known)
         pairs = zip(found, np.moveaxis(known, -1, 0), strict=True)
         return [one._replace(point=one.point._replace(information=J)) for one, J in pairs]
 
-    def _climbed(self, statistics: GroupEvaluate, starts: Sequence[Point], able: Sequence[int]) -> Array:
+    def _climb_groups(self, statistics: GroupEvaluate, starts: Sequence[Point], able: Sequence[int]) -> Array:
         """Return the result of EM (p, J) for the groups `able` from their starts."""
         assert self.em is not None
         which = np.array(able)
         begin = np.array([one.theta for one in starts]).T
         return climb_each(lambda theta, some: statistics(theta, which[some]), self.em.maximise, begin)
 
-    def _inside(self, pooled: Fit) -> tuple[Array, Array]:
+    def _move_inside(self, pooled: Fit) -> tuple[Array, Array]:
         """Return a theta inside the bounds near the pooled one, and a mask (p,) of numbers that the pooled one
         determines. A variable at its bound begins at its written value, relative to the scale of the others.
         """
@@ -206,12 +214,12 @@ class GroupLearning:
         shift = float(np.mean((theta - start)[moved] / scale[moved])) if moved.any() else 0.0
         return np.where(free, theta, start + shift * scale), free
 
-    def _result(self, found: list[Maximum], prior: "_Prior") -> GroupFit:
+    def _build_result(self, found: list[Maximum], prior: "_Prior") -> GroupFit:
         variables = self.model.variables
-        ends = [_outcome_of(one, variables, prior) for one in found]
+        ends = [_judge_group(one, variables, prior) for one in found]
         errors = [
-            self.model.errors(one.point.theta, spread_within(one.point, one.held))
-            if finite(one.point)
+            self.model.errors(one.point.theta, compute_free_covariance(one.point, one.held))
+            if is_finite(one.point)
             else None
             for one in found
         ]
@@ -242,7 +250,7 @@ class _Prior:
         away = theta - self.mean
         return -0.5 * float(away @ self.precision @ away)
 
-    def posterior(self, point: Point) -> Point:
+    def apply_prior(self, point: Point) -> Point:
         """Return a point of the posterior."""
         return point._replace(
             value=point.value + self.value(point.theta),
@@ -251,7 +259,7 @@ class _Prior:
         )
 
 
-def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequence[Array]) -> Array:
+def _build_precision(middle: Array, variables: Variables, free: Array, scaled: Sequence[Array]) -> Array:
     """Return the precision of the groups' prior.
 
     Its standard deviation is DEVIATION, and larger along the scale of the noise where the groups differ in scale.
@@ -269,19 +277,19 @@ def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequenc
     return result
 
 
-def _outcome_of(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome, str | None, float]:
+def _judge_group(found: Maximum, variables: Variables, prior: _Prior) -> tuple[FitOutcome, str | None, float]:
     """Return a group's outcome, why it did not converge, and the share of the group's rows in the result."""
     held = np.diag(prior.precision) > 0.0
     whole = np.diag(found.point.information)[held]
     own = 1.0 - float(np.mean(np.diag(prior.precision)[held] / whole)) if held.any() else 1.0
     if not found.point.used:
-        return Outcome.TOO_FEW_ROWS, "no row can be used: it has the values of all groups", 0.0
-    if not finite(found.point):
-        return Outcome.FAILED, "the log-likelihood is not finite: it has the values of all groups", 0.0
+        return FitOutcome.TOO_FEW_ROWS, "no row can be used: it has the values of all groups", 0.0
+    if not is_finite(found.point):
+        return FitOutcome.FAILED, "the log-likelihood is not finite: it has the values of all groups", 0.0
     outcome, reason = search_outcome(found, variables)
-    if outcome == Outcome.CONVERGED and own < FEW:
+    if outcome == FitOutcome.CONVERGED and own < FEW:
         reason = f"its own rows make {own:.0%} of the result, the other groups the rest"
-        return Outcome.TOO_FEW_ROWS, reason, own
+        return FitOutcome.TOO_FEW_ROWS, reason, own
     return outcome, reason, own
 
 
@@ -309,13 +317,13 @@ def _search_together(
     return found
 
 
-def _sums(add: Callable[[Array], Array], value: Array) -> Array:
+def _sum_groups(add: Callable[[Array], Array], value: Array) -> Array:
     """Return the sums by group of values of keys, minus infinity where a value is not finite."""
     good = np.isfinite(value)
     return np.where(add((~good).astype(float)) > 0.0, -np.inf, add(np.where(good, value, 0.0)))
 
 
-def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
+def _build_adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
     """Return a function that sums values (keys,) by group, (groups,), exactly rounded."""
     order = np.argsort(group, kind="stable")
     ends = np.searchsorted(group[order], np.arange(groups + 1)).tolist()

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.learning.key_search import dot, inverse
+from kalman.learning.key_search import dot, invert_information
 from kalman.types import Array
 
 
-class Outcome(IntEnum):
+class FitOutcome(IntEnum):
     """How the search of one key ended; stored by name in tables.
 
     CONVERGED     at a maximum inside the bounds
@@ -30,7 +30,7 @@ ENOUGH_ROWS = 0.9
 """Least share of rows that a fit must use to represent all rows. Gaps and outliers flag fewer rows than that."""
 
 
-def short_of_rows(used: float, rows: float) -> str | None:
+def find_row_shortage(used: float, rows: float) -> str | None:
     """Return why a fit to `used` of `rows` rows has not converged; None if it used enough rows."""
     if used >= ENOUGH_ROWS * rows:
         return None
@@ -80,7 +80,7 @@ class KeyFit(NamedTuple):
     @property
     def converged(self) -> np.ndarray:
         """Mask (K,) of keys that ended at a maximum inside the bounds."""
-        return self.outcome == Outcome.CONVERGED
+        return self.outcome == FitOutcome.CONVERGED
 
     def take(self, which: np.ndarray) -> "KeyFit":
         """Return the fits of the keys `which`, in that order."""
@@ -91,7 +91,7 @@ class KeyFit(NamedTuple):
         return KeyFit(*parts)
 
 
-def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:
+def build_unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:
     """Return fits with only their values known; they count as converged."""
     p, keys = theta.shape
     unknown = np.full(keys, np.nan)
@@ -100,7 +100,7 @@ def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.
         parameters,
         log_likelihood,
         used,
-        np.full(keys, Outcome.CONVERGED, np.int8),
+        np.full(keys, FitOutcome.CONVERGED, np.int8),
         [None] * keys,
         np.full(parameters.shape, np.nan),
         np.full((p, p, keys), np.nan),
@@ -110,7 +110,7 @@ def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.
     )
 
 
-def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: Array) -> Array:
+def compute_expected_gain(gradient: Array, information: Array, held: np.ndarray, power: Array) -> Array:
     """Return the expected gain in log-likelihood (J,) from each of J points to its maximum.
 
     To second order a step u gains g'u - u'Ju/2, at most half of g' J^-1 g. A variance cannot fall below zero, and a
@@ -128,31 +128,31 @@ def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: 
     step, gain = np.zeros(gradient.shape), np.zeros(gradient.shape[1])
     known = np.array([information[i, i] for i in range(len(gradient))])
     for _ in range(2 * len(gradient) + 2):
-        slope = gradient - _applied(information, step)
+        slope = gradient - _apply_matrices(information, step)
         fixed = (step <= lowest) & (slope <= 0.0) | (step >= highest) & (slope >= 0.0)
         newton = step + np.where(
-            fixed, 0.0, _applied(inverse(information, fixed), np.where(fixed, 0.0, slope))
+            fixed, 0.0, _apply_matrices(invert_information(information, fixed), np.where(fixed, 0.0, slope))
         )
         tried = np.clip(newton, lowest, highest)
-        step = np.where(_gain(gradient, information, tried) > gain, tried, step)
+        step = np.where(_compute_gain(gradient, information, tried) > gain, tried, step)
         for i in range(len(gradient)):  # single steps never lose, and find the active bounds
             up = (gradient[i] - dot(information[i], step)) / np.where(known[i] > 0.0, known[i], np.inf)
             step[i] = np.clip(step[i] + up, lowest[i], highest[i])
-        before, gain = gain, np.maximum(gain, _gain(gradient, information, step))
+        before, gain = gain, np.maximum(gain, _compute_gain(gradient, information, step))
         if not (gain > before + 1e-4 * ARRIVED).any():
             break
     return gain
 
 
-def _gain(gradient: Array, information: Array, step: Array) -> Array:
-    return dot(gradient, step) - 0.5 * dot(step, _applied(information, step))
+def _compute_gain(gradient: Array, information: Array, step: Array) -> Array:
+    return dot(gradient, step) - 0.5 * dot(step, _apply_matrices(information, step))
 
 
-def still_expected(gain: float) -> str:
+def describe_missing_gain(gain: float) -> str:
     """Return why a search that ended with an expected gain has not converged."""
     return f"{gain:.3g} of log-likelihood is still expected where the search ended"
 
 
-def _applied(matrix: Array, vector: Array) -> Array:
+def _apply_matrices(matrix: Array, vector: Array) -> Array:
     """Return the products (p, J) of matrices (p, p, J) and vectors (p, J)."""
     return np.array([dot(row, vector) for row in matrix])

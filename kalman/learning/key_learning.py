@@ -11,18 +11,18 @@ from kalman.learning import constraints
 from kalman.learning.key_fits import (
     ARRIVED,
     ENOUGH_ROWS,
+    FitOutcome,
     KeyFit,
-    Outcome,
     Population,
-    expected_gain,
-    short_of_rows,
-    still_expected,
+    compute_expected_gain,
+    describe_missing_gain,
+    find_row_shortage,
 )
-from kalman.learning.key_population import evidence, own_share, posterior
-from kalman.learning.key_rows import RoundRows, by_rounds
-from kalman.learning.key_search import Box, Found, Point, inverse, search
-from kalman.learning.key_starts import Free, Starts, candidates, free_numbers
-from kalman.learning.tangents import Learned, evaluate, fits, whitened
+from kalman.learning.key_population import compute_evidence, compute_posterior, compute_row_share
+from kalman.learning.key_rows import RoundRows, sort_by_rounds
+from kalman.learning.key_search import Box, KeyPoints, SearchEnds, invert_information, search
+from kalman.learning.key_starts import Free, Starts, build_candidates, free_numbers
+from kalman.learning.tangents import LearnedEntries, compute_fits, evaluate, whiten_innovations
 from kalman.models import learned_entries
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
@@ -72,7 +72,7 @@ class Searched(Protocol):
 class Model(NamedTuple):
     """The learned model: the filter with parameters in its state, its learned parameters, written theta (p,)."""
 
-    of: Learned
+    of: LearnedEntries
     parameters: tuple[Parameter, ...]
     written: Array
     free: list[Free]
@@ -81,14 +81,14 @@ class Model(NamedTuple):
 
     def usable(self, rows: SortedRows) -> SortedRows:
         """Return the rows that the filter does not flag whatever the parameters are."""
-        return _usable(self, rows)
+        return _select_usable(self, rows)
 
     def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
         """Return the searches of keys 0 to J - 1, each with at least one row."""
         return KeySearches(self, rows, unit)
 
 
-def key_model(of: Learned, parameters: tuple[Parameter, ...], written: Array) -> Model:
+def build_key_model(of: LearnedEntries, parameters: tuple[Parameter, ...], written: Array) -> Model:
     """Return the learned model of a filter."""
     free = free_numbers(of.model, parameters)
     noises = {one.parameter.name for one in free if one.power}
@@ -109,25 +109,25 @@ class _Points:
         self._left = rows
         self._entries = np.zeros((len(model.written), rows.keys))
 
-    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
         """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
         model = self.model
-        self._entries[:, which] = free_entries(model, theta, zero)
-        rows = self._only(which)
+        self._entries[:, which] = compute_free_entries(model, theta, zero)
+        rows = self._select_problems(which)
         values = evaluate(model.of, rows, self._entries[:, rows.number])
         place = np.empty(self.problems, np.int64)
         place[rows.number] = np.arange(rows.keys)
         here = place[which]
-        jacobian = _jacobian(model, theta, zero)
+        jacobian = _compute_jacobian(model, theta, zero)
         p = len(theta)
         slopes, J = values.gradient[:, here], values.information[:, :, here]
         gradient = np.array([_sum(slopes[k] * jacobian[k, i] for k in range(p)) for i in range(p)])
         half = [[_sum(J[k, j] * jacobian[k, i] for k in range(p)) for j in range(p)] for i in range(p)]
         whole = [[_sum(half[i][k] * jacobian[k, j] for k in range(p)) for j in range(p)] for i in range(p)]
         value = np.where(np.isfinite(values.log_likelihood[here]), values.log_likelihood[here], -np.inf)
-        return Point(value, gradient, np.array(whole).reshape(p, p, len(which)))
+        return KeyPoints(value, gradient, np.array(whole).reshape(p, p, len(which)))
 
-    def _only(self, which: np.ndarray) -> RoundRows:
+    def _select_problems(self, which: np.ndarray) -> RoundRows:
         """Return rows of at least these problems."""
         asked = np.zeros(self.problems, bool)
         asked[which] = True
@@ -139,25 +139,25 @@ class _Points:
         return self._left
 
 
-def free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
+def compute_free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
     """Return the learned entries (p, J) at theta (p, J)."""
     found: list[Any] = []
     at = 0
     for p in model.parameters:
-        entries = constraints.free_entries(p)
-        values = constraints.value(p, list(theta[at : at + len(entries)]))
+        entries = constraints.list_free_entries(p)
+        values = constraints.compute_entries(p, list(theta[at : at + len(entries)]))
         found += [values[e] for e in entries]
         at += len(entries)
     return np.where(zero, 0.0, np.array(found))
 
 
-def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
+def _compute_jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
     """Return the derivatives (p, p, J) of the learned entries by theta, or by the entry where it is zero."""
     p = len(theta)
     result = np.zeros((p, p, theta.shape[1]))
     at = 0
     for one in model.parameters:
-        entries = constraints.free_entries(one)
+        entries = constraints.list_free_entries(one)
         width = len(entries)
         for row, e in enumerate(entries):
             unit = [float(e == other) for other in range(len(one.value))]
@@ -173,7 +173,7 @@ def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
 class Problems(Protocol):
     """Evaluations for a search; each problem is the rows of one key."""
 
-    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
         """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
         ...
 
@@ -183,18 +183,18 @@ class KeySearches:
 
     def __init__(self, model: Model, rows: SortedRows, unit: float) -> None:
         self.model, self.sorted, self.unit = model, rows, unit
-        self.rows = by_rounds(rows, unit)
+        self.rows = sort_by_rounds(rows, unit)
         self.keys = self.rows.keys
 
-    def information_at(
-        self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
+    def compute_information(
+        self, theta: Array, zero: np.ndarray, point: KeyPoints, which: np.ndarray | None = None
     ) -> Array:
         """Return the information (p, p, J) at the ends of keys `which`, None: all; point: the search's last point."""
         return point.information
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
-        return _checked(self, free_entries(self.model, theta, zero), fitted)
+        """Return the `compute_goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
+        return _check_goodness(self, compute_free_entries(self.model, theta, zero), fitted)
 
     def points(self, which: np.ndarray | None = None) -> Problems:
         """Return the problems of these keys, which may repeat, in their order; None: all."""
@@ -216,7 +216,7 @@ class KeySearches:
     def starts(self) -> Starts:
         """The candidates, ordered by key from the best, each with its variances at the best common factor."""
         model = self.model
-        found = candidates(model.of, model.free, model.written, self.sorted, self.unit)
+        found = build_candidates(model.of, model.free, model.written, self.sorted, self.unit)
         order = self.rows.number
         power = np.array([one.power for one in model.free])
         theta, values = [], []
@@ -225,8 +225,8 @@ class KeySearches:
         nothing = np.zeros(written.shape, bool)
         for one in several:
             logs, squares = np.empty(self.keys), np.empty(self.keys)
-            logs[order], squares[order] = fits(
-                model.of, self.rows, free_entries(model, one, nothing)[:, order]
+            logs[order], squares[order] = compute_fits(
+                model.of, self.rows, compute_free_entries(model, one, nothing)[:, order]
             )
             value = logs - 0.5 * squares
             if model.whole:
@@ -263,9 +263,9 @@ class KeySearches:
     @property
     def several(self) -> bool:
         """Whether every key is searched from several starts: the likelihood of a matrix's entries has many maxima."""
-        return any(learned_entries.place(one.name) is not None for one in self.model.parameters)
+        return any(learned_entries.parse_entry_name(one.name) is not None for one in self.model.parameters)
 
-    def alone(self, climbed: Climbed | None = None) -> Found:
+    def alone(self, climbed: Climbed | None = None) -> SearchEnds:
         """Return the maximum of each key from its rows alone; climbed: another method that runs before the search."""
         starts, kinds, box = self.starts.theta, self.starts.kind, self.box
         first = np.clip(starts[0], box.low, box.high)
@@ -276,7 +276,7 @@ class KeySearches:
         doubt &= ~self.starts.constant
         which: list[np.ndarray] = []
         theta: list[Array] = []
-        others = [self._best_of(kind) for kind in np.unique(kinds).tolist()]
+        others = [self._find_best(kind) for kind in np.unique(kinds).tolist()]
         if self.several:
             doubt = ~self.starts.constant
             others = [(starts[c], np.ones(self.keys, bool)) for c in range(min(STARTS, len(starts)))]
@@ -285,30 +285,30 @@ class KeySearches:
             other = doubt & there & (np.abs(begin - first).max(axis=0) > APART)
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
-        self._again(found, which, theta)
+        self._search_again(found, which, theta)
         for _ in range(WIDER):
             beyond = self.at_bound(found) & (box.power[:, None] > 0.0) & ~self.starts.constant
             keys = np.flatnonzero(beyond.any(axis=0))
             if not len(keys):
                 break
-            self.box = box = self._widened(beyond)
-            self._again(found, [keys], [found.theta[:, keys]])
+            self.box = box = self._widen_box(beyond)
+            self._search_again(found, [keys], [found.theta[:, keys]])
         return found
 
-    def _widened(self, beyond: np.ndarray) -> Box:
+    def _widen_box(self, beyond: np.ndarray) -> Box:
         """Return the box with wider bounds of these variances (p, J)."""
         power = np.maximum(self.box.power, 1.0)[:, None]
         low, high = np.where(beyond, FALL, 0.0) / power, np.where(beyond, RISE, 0.0) / power
         return self.box._replace(low=self.box.low - low, high=self.box.high + high)
 
-    def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
+    def _find_best(self, kind: int) -> tuple[Array, np.ndarray]:
         """Return the best candidate (p, K) of a kind, and a mask (K,) of keys that have one."""
         is_of = self.starts.kind == kind
         best = np.argmax(is_of, axis=0)
         begin = np.take_along_axis(self.starts.theta, best[None, None, :], axis=0)[0]
         return begin, is_of.any(axis=0)
 
-    def _again(self, found: Found, which: list[np.ndarray], theta: list[Array]) -> None:
+    def _search_again(self, found: SearchEnds, which: list[np.ndarray], theta: list[Array]) -> None:
         """Search some keys from other starts, all at once, and keep the best end of each, in place."""
         keys, begin = np.concatenate(which), np.concatenate(theta, axis=1)
         if not len(keys):
@@ -324,7 +324,7 @@ class KeySearches:
             better = (gain > least) | (other.done & ~found.done[some] & (gain > -least))
             found.put(some, other, better & np.isfinite(other.point.value))
 
-    def at_bound(self, found: Found) -> np.ndarray:
+    def at_bound(self, found: SearchEnds) -> np.ndarray:
         """Return a mask (p, J) of numbers that ended at a bound of the search."""
         return ((found.theta <= self.box.low) | (found.theta >= self.box.high)) & ~found.zero
 
@@ -354,31 +354,31 @@ def fit_each(
     rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
-    result = _unsearched(model, keys, middle)
+    result = _build_unsearched(model, keys, middle)
     if not len(present) or not len(middle):
         return result
     searches = model.searches(rows._replace(key=number), unit)
-    ends = _alone(searches, climbed)
+    ends = _search_alone(searches, climbed)
     if population is not None:
-        ends = _leaning(searches, ends, population)
-    outcome, reason = _judged(searches, ends, population)
-    lost = (outcome == Outcome.FAILED) & (
+        ends = _lean_on_population(searches, ends, population)
+    outcome, reason = _judge_ends(searches, ends, population)
+    lost = (outcome == FitOutcome.FAILED) & (
         searches.starts.constant | ~np.isfinite(ends.value) | (population is not None)
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
     nis, p_value, seen = searches.checked(theta, zero, len(model.free) - 1)
     for k in np.flatnonzero(
-        (outcome <= Outcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)
+        (outcome <= FitOutcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)
     ).tolist():
-        outcome[k], reason[k] = Outcome.FAILED, short_of_rows(seen[k], searches.measured[k])
-    errors = _errors(searches, theta, zero, ends)
+        outcome[k], reason[k] = FitOutcome.FAILED, find_row_shortage(seen[k], searches.measured[k])
+    errors = _compute_errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
         (result.theta, theta),
         (
             result.parameters,
-            np.array([np.broadcast_to(a, len(present)) for a in _packed(model, theta, zero)]),
+            np.array([np.broadcast_to(a, len(present)) for a in _pack_learned(model, theta, zero)]),
         ),
         (result.log_likelihood, np.where(lost, np.nan, ends.value)),
         (result.used, np.bincount(number)),
@@ -396,16 +396,16 @@ def fit_each(
     return result
 
 
-def _unsearched(model: Searched, keys: int, middle: Array) -> KeyFit:
+def _build_unsearched(model: Searched, keys: int, middle: Array) -> KeyFit:
     """Return the fits of keys without rows, at theta `middle` (p,)."""
     theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
     p = len(theta)
     return KeyFit(
         theta,
-        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
+        np.array([np.broadcast_to(a, keys) for a in _pack_learned(model, theta, np.zeros((p, keys), bool))]),
         np.zeros(keys),
         np.zeros(keys, np.int64),
-        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
+        np.full(keys, FitOutcome.TOO_FEW_ROWS, np.int8),
         ["it has no rows"] * keys,
         np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
         np.zeros((p, p, keys)),
@@ -415,7 +415,7 @@ def _unsearched(model: Searched, keys: int, middle: Array) -> KeyFit:
     )
 
 
-def _usable(model: Model, rows: SortedRows) -> SortedRows:
+def _select_usable(model: Model, rows: SortedRows) -> SortedRows:
     """Return the rows that the filter does not flag whatever the parameters are."""
     good = np.asarray(~np.isinf(rows.y).any(axis=0))
     if len(rows.u):
@@ -428,14 +428,14 @@ def _usable(model: Model, rows: SortedRows) -> SortedRows:
     return rows if good.all() else rows.take(good)
 
 
-def _packed(model: Searched, theta: Array, zero: np.ndarray) -> list[Array]:
+def _pack_learned(model: Searched, theta: Array, zero: np.ndarray) -> list[Array]:
     """Return the packed entries (d) of all learned parameters."""
     found: list[Any] = []
     at = 0
     for p in model.parameters:
-        entries = constraints.free_entries(p)
+        entries = constraints.list_free_entries(p)
         width = len(entries)
-        values = constraints.value(p, list(theta[at : at + width]))
+        values = constraints.compute_entries(p, list(theta[at : at + width]))
         for place, e in enumerate(entries):
             values[e] = np.where(zero[at + place], 0.0, values[e])
         found += values
@@ -443,62 +443,64 @@ def _packed(model: Searched, theta: Array, zero: np.ndarray) -> list[Array]:
     return found
 
 
-def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
+def _search_alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
     found = searches.alone(climbed)
     p = len(found.theta)
     gone = found.zero[:, None] | found.zero[None, :]
-    known = searches.information_at(found.theta, found.zero, found.point)
+    known = searches.compute_information(found.theta, found.zero, found.point)
     information = np.where(gone | ~np.isfinite(known), 0.0, known)
     held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
-    covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
+    covariance = np.where(held[:, None] | held[None, :], np.nan, invert_information(information, held))
     ones = np.ones(searches.keys)
-    lacking = _lacking(found, searches.box)
+    lacking = _compute_lacking_gain(found, searches.box)
     return _Ends(
         found.theta, found.zero, found.point.value, information, covariance, ones, found.done, lacking
     )
 
 
-def _lacking(found: Found, box: Box) -> Array:
+def _compute_lacking_gain(found: SearchEnds, box: Box) -> Array:
     """Return the expected gain in log-likelihood (J,) from the ends."""
     held = np.where(found.zero | (found.theta <= box.low), -1, np.where(found.theta >= box.high, 1, 0))
     power = np.where(box.alone, box.power, 0.0)
-    return expected_gain(found.point.gradient, found.point.information, held, power)
+    return compute_expected_gain(found.point.gradient, found.point.information, held, power)
 
 
-def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
+def _lean_on_population(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
     """Return the ends of all keys; those not determined by their rows are drawn to the population."""
     p = len(ends.theta)
-    own = own_share(population, ends.information)
+    own = compute_row_share(population, ends.information)
     which = np.flatnonzero((own < LEANS) | ends.zero.any(axis=0) | ~ends.done)
     if not len(which):
         return ends._replace(own=own)
     precision = np.linalg.inv(population.covariance)
     information = np.where(ends.done[which], ends.information[:, :, which], 0.0)
-    begin, _ = posterior(population, ends.theta[:, which], information)
+    begin, _ = compute_posterior(population, ends.theta[:, which], information)
 
     points = searches.points(which)
 
-    def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
+    def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> KeyPoints:
         plain = points.point(theta, zero, some)
         away = theta - population.mean[:, None]
         pull = np.array([_sum(precision[i, j] * away[j] for j in range(p)) for i in range(p)])
         penalty = 0.5 * _sum(pull[i] * away[i] for i in range(p))
-        return Point(plain.value - penalty, plain.gradient - pull, plain.information + precision[:, :, None])
+        return KeyPoints(
+            plain.value - penalty, plain.gradient - pull, plain.information + precision[:, :, None]
+        )
 
     none = np.zeros(begin.shape, bool)
     free = np.full(begin.shape, np.inf)
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
     found = search(point, begin, box, searches.measured[which])
     plain = points.point(found.theta, none, np.arange(len(which)))
-    plain = plain._replace(information=searches.information_at(found.theta, none, plain, which))
-    alone = evidence(
+    plain = plain._replace(information=searches.compute_information(found.theta, none, plain, which))
+    alone = compute_evidence(
         population,
         ends.theta[:, which],
         ends.zero[:, which],
         ends.value[which],
         ends.information[:, :, which],
     )
-    shared = evidence(population, found.theta, none, plain.value, plain.information)
+    shared = compute_evidence(population, found.theta, none, plain.value, plain.information)
     kept = ends.zero[:, which].any(axis=0) & ends.done[which] & (alone > shared)
     take = ~kept & np.isfinite(plain.value)
     at = which[take]
@@ -506,20 +508,20 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     information, covariance, done = ends.information.copy(), ends.covariance.copy(), ends.done.copy()
     theta[:, at], zero[:, at], value[at] = found.theta[:, take], False, plain.value[take]
     information[:, :, at], done[at] = plain.information[:, :, take], found.done[take]
-    covariance[:, :, at] = posterior(population, theta[:, at], information[:, :, at])[1]
-    own = np.where(zero.any(axis=0), 1.0, own_share(population, information))
+    covariance[:, :, at] = compute_posterior(population, theta[:, at], information[:, :, at])[1]
+    own = np.where(zero.any(axis=0), 1.0, compute_row_share(population, information))
     lacking = ends.lacking.copy()
-    lacking[at] = _lacking(found, box)[take]
+    lacking[at] = _compute_lacking_gain(found, box)[take]
     return _Ends(theta, zero, value, information, covariance, own, done, lacking)
 
 
-def _judged(
+def _judge_ends(
     searches: KeySearches, ends: _Ends, population: Population | None
 ) -> tuple[np.ndarray, list[str | None]]:
     """Return the outcomes (J,) and their reasons."""
     box, free = searches.box, searches.model.free
     p = len(free)
-    outcome = np.full(searches.keys, Outcome.CONVERGED, np.int8)
+    outcome = np.full(searches.keys, FitOutcome.CONVERGED, np.int8)
     reason: list[str | None] = [None] * searches.keys
     sure = population is None
     at = ((ends.theta <= box.low) | (ends.theta >= box.high)) & ~ends.zero
@@ -528,20 +530,20 @@ def _judged(
     bound = ends.zero.any(axis=0) | at.any(axis=0)
     for k in np.flatnonzero(few | failed | bound).tolist():
         if searches.starts.constant[k] and searches.measured[k] > 1:
-            outcome[k], reason[k] = Outcome.FAILED, "its measurements do not vary"
+            outcome[k], reason[k] = FitOutcome.FAILED, "its measurements do not vary"
         elif few[k]:
-            outcome[k] = Outcome.TOO_FEW_ROWS
+            outcome[k] = FitOutcome.TOO_FEW_ROWS
             text = f"{searches.measured[k]:.0f} measured values for {p} numbers"
             if not sure:
                 text += f", {100 * ends.own[k]:.0f} % its own"
             reason[k] = text
         elif failed[k]:
-            outcome[k] = Outcome.FAILED
+            outcome[k] = FitOutcome.FAILED
             reason[k] = "the search found no maximum"
             if ends.done[k] and np.isfinite(ends.value[k]):
-                reason[k] = still_expected(ends.lacking[k])
+                reason[k] = describe_missing_gain(ends.lacking[k])
         else:
-            outcome[k] = Outcome.AT_BOUND
+            outcome[k] = FitOutcome.AT_BOUND
             names = [f"{one.name} is zero" for one, a in zip(free, ends.zero[:, k], strict=True) if a]
             names += [
                 f"{one.name} is at its {'lowest' if ends.theta[i, k] <= box.low[i, k] else 'highest'}"
@@ -552,12 +554,12 @@ def _judged(
     return outcome, reason
 
 
-def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) -> Array:
+def _compute_errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) -> Array:
     """Return the standard errors (d, J) of the packed entries, by the delta method; NaN where there is none."""
     result: list[Array] = []
     at = 0
     for one in searches.model.parameters:
-        entries = constraints.free_entries(one)
+        entries = constraints.list_free_entries(one)
         width = len(entries)
         part = slice(at, at + width)
         for e in range(len(one.value)):
@@ -584,19 +586,21 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
     return np.array(result)
 
 
-def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
-    """Return the `goodness_of_fit` of keys at the learned entries (p, J)."""
+def _check_goodness(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
+    """Return the `compute_goodness_of_fit` of keys at the learned entries (p, J)."""
     rows = searches.rows
-    found = whitened(searches.model.of, rows, entries[:, rows.number])
+    found = whiten_innovations(searches.model.of, rows, entries[:, rows.number])
     with np.errstate(all="ignore"):
         white = found[0::2] / np.sqrt(found[1::2])
     widths = np.diff(rows.starts)
     key = rows.number[np.arange(rows.size) - np.repeat(rows.starts[:-1], widths)]
     order = np.argsort(key, kind="stable")
-    return goodness_of_fit(key[order], white[:, order], searches.keys, fitted)
+    return compute_goodness_of_fit(key[order], white[:, order], searches.keys, fitted)
 
 
-def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array, Array]:
+def compute_goodness_of_fit(
+    key: np.ndarray, white: Array, keys: int, fitted: int
+) -> tuple[Array, Array, Array]:
     """Return the mean NIS per measured component (J,), the smallest p-value of Ljung and Box over components, and the
     number of innovations (J,).
 

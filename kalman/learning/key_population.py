@@ -27,7 +27,7 @@ SMALL = 1e-4
 """Smallest variance of theta in the population."""
 
 
-def population_of(theta: Array, information: Array, zero: np.ndarray, start: Array) -> Population:
+def estimate_population(theta: Array, information: Array, zero: np.ndarray, start: Array) -> Population:
     """Return the population of K keys: theta (p, K), information (p, p, K), zero: mask (p, K) of variances of zero.
 
     start: the mean (p,) without any information from keys.
@@ -69,7 +69,7 @@ def population_of(theta: Array, information: Array, zero: np.ndarray, start: Arr
     return Population(mean, covariance, keys, share)
 
 
-def posterior(population: Population, theta: Array, information: Array) -> tuple[Array, Array]:
+def compute_posterior(population: Population, theta: Array, information: Array) -> tuple[Array, Array]:
     """Return the mean (p, K) of theta given keys' own estimates, and its covariance (p, p, K)."""
     J = np.moveaxis(information, -1, 0)
     C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
@@ -78,14 +78,14 @@ def posterior(population: Population, theta: Array, information: Array) -> tuple
     return population.mean[:, None] + shift.T, np.moveaxis(C, 0, -1)
 
 
-def own_share(population: Population, information: Array) -> Array:
+def compute_row_share(population: Population, information: Array) -> Array:
     """Return the share (K,) of keys' rows in theta: the mean of the eigenvalues of C I."""
     J = np.moveaxis(information, -1, 0)
     C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     return np.clip(np.einsum("kij,kji->k", C, J) / len(population.mean), 0.0, 1.0)
 
 
-def evidence(
+def compute_evidence(
     population: Population, theta: Array, zero: np.ndarray, value: Array, information: Array
 ) -> Array:
     """Return the log-likelihood (K,) of keys under the population; zero: mask (p, K) of variances of zero.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.run import SortedRows, rounds
+from kalman.run import SortedRows, build_rounds
 from kalman.types import Array
 
 RowOf = tuple[bool, Array, Array, Array, bool]
@@ -61,20 +61,20 @@ class RoundRows(NamedTuple):
         within = np.arange(starts[-1]) - np.repeat(starts[:-1], left)
         whole = np.repeat(begins, left) + positions[within]
         y = self.y[:, whole]
-        return RoundRows(number, starts, self.dt[whole], y, self.u[:, whole], _missing(y, starts))
+        return RoundRows(number, starts, self.dt[whole], y, self.u[:, whole], _find_missing(y, starts))
 
 
-def by_rounds(rows: SortedRows, unit: float) -> RoundRows:
+def sort_by_rounds(rows: SortedRows, unit: float) -> RoundRows:
     """Return rows by rounds; unit: microseconds in the model's unit of time."""
-    plan = rounds(rows.key)
+    plan = build_rounds(rows.key)
     new = np.diff(rows.key, prepend=-1) > 0
     dt = np.where(new, 0, np.diff(rows.time, prepend=0)) / unit
     y = rows.y[:, plan.order]
     starts = np.array(plan.starts, np.int64)
-    return RoundRows(plan.keys, starts, dt[plan.order], y, rows.u[:, plan.order], _missing(y, starts))
+    return RoundRows(plan.keys, starts, dt[plan.order], y, rows.u[:, plan.order], _find_missing(y, starts))
 
 
-def _missing(y: Array, starts: np.ndarray) -> np.ndarray:
+def _find_missing(y: Array, starts: np.ndarray) -> np.ndarray:
     """Return for each round whether some component of some row is missing."""
     absent = np.isnan(y).any(axis=0)
     if not absent.any():

@@ -36,7 +36,7 @@ REFUSED = 4
 """Steps after a refusal before zero is tried again."""
 
 
-class Point(NamedTuple):
+class KeyPoints(NamedTuple):
     """Evaluations of J keys: value (J,), gradient (p, J), information (p, p, J).
 
     By theta, or by the variance itself where it is zero.
@@ -47,7 +47,7 @@ class Point(NamedTuple):
     information: Array
 
 
-Objective = Callable[[Array, np.ndarray, np.ndarray], Point]
+Objective = Callable[[Array, np.ndarray, np.ndarray], KeyPoints]
 """(theta (p, J), zero (p, J) bool, which (J,) ascending) -> the point of the keys `which`."""
 
 
@@ -66,22 +66,24 @@ class Box(NamedTuple):
         return self._replace(low=self.low[:, which], high=self.high[:, which])
 
 
-class Found(NamedTuple):
+class SearchEnds(NamedTuple):
     """The ends of the searches of K keys: theta, mask of variances of zero (p, K), the point, expected gain (K,) of a
     further step, whether the search stopped by itself (K,)."""
 
     theta: Array
     zero: np.ndarray
-    point: Point
+    point: KeyPoints
     rise: Array
     done: np.ndarray
 
-    def take(self, which: np.ndarray) -> "Found":
+    def take(self, which: np.ndarray) -> "SearchEnds":
         """Return the ends of some keys."""
-        point = Point(*(a[..., which] for a in self.point))
-        return Found(self.theta[:, which], self.zero[:, which], point, self.rise[which], self.done[which])
+        point = KeyPoints(*(a[..., which] for a in self.point))
+        return SearchEnds(
+            self.theta[:, which], self.zero[:, which], point, self.rise[which], self.done[which]
+        )
 
-    def put(self, which: np.ndarray, other: "Found", better: np.ndarray) -> None:
+    def put(self, which: np.ndarray, other: "SearchEnds", better: np.ndarray) -> None:
         """Replace those of the keys `which` by the others where these are `better`, in place."""
         at = which[better]
         for own, new in zip(
@@ -119,7 +121,7 @@ class _Memory(NamedTuple):
         self.used[-1, at] = True
 
 
-def search(objective: Objective, start: Array, box: Box, rows: Array, patience: int = 0) -> Found:
+def search(objective: Objective, start: Array, box: Box, rows: Array, patience: int = 0) -> SearchEnds:
     """Search from start (p, K), with at most `MOST` steps.
 
     rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
@@ -127,7 +129,7 @@ def search(objective: Objective, start: Array, box: Box, rows: Array, patience: 
     zero = np.zeros(start.shape, bool)
     p, keys = start.shape
     point = objective(start, zero, np.arange(keys))
-    found = Found(start.copy(), zero, point, np.full(keys, np.inf), np.zeros(keys, bool))
+    found = SearchEnds(start.copy(), zero, point, np.full(keys, np.inf), np.zeros(keys, bool))
     memory = _Memory(
         np.zeros((PAIRS, p, keys)),
         np.zeros((PAIRS, p, keys)),
@@ -137,7 +139,7 @@ def search(objective: Objective, start: Array, box: Box, rows: Array, patience: 
     )
     active = np.flatnonzero(np.isfinite(point.value) & np.isfinite(point.gradient).all(axis=0))
     for _ in range(MOST):
-        active = _step(objective, found, memory, active, box, rows)
+        active = _step_keys(objective, found, memory, active, box, rows)
         if not len(active):
             break
     return found
@@ -152,14 +154,14 @@ class _Try(NamedTuple):
     to_zero: np.ndarray
 
 
-def _step(
-    objective: Objective, found: Found, memory: _Memory, active: np.ndarray, box: Box, rows: Array
+def _step_keys(
+    objective: Objective, found: SearchEnds, memory: _Memory, active: np.ndarray, box: Box, rows: Array
 ) -> np.ndarray:
     """Move the active keys by one step, in place; return the keys that continue."""
     now, inside = found.take(active), box.take(active)
     held = now.zero | (now.theta <= inside.low) & (now.point.gradient < 0.0)
     held |= (now.theta >= inside.high) & (now.point.gradient > 0.0)
-    step, rise = _direction(now.point, held, memory, active)
+    step, rise = _compute_direction(now.point, held, memory, active)
     enough = TOLERANCE * rows[active]
     found.rise[active] = rise
     still = rise <= enough
@@ -170,13 +172,13 @@ def _step(
     if not len(active):
         return active
     now, inside = now.take(moving), inside.take(moving)
-    tried = _tried(now, inside, memory, active, step[:, moving], held[:, moving], released[:, moving])
-    ended = _judged(objective, found, memory, active, now, tried, TOLERANCE * rows[active])
+    tried = _choose_trial(now, inside, memory, active, step[:, moving], held[:, moving], released[:, moving])
+    ended = _judge_trial(objective, found, memory, active, now, tried, TOLERANCE * rows[active])
     return active[~ended]
 
 
-def _tried(
-    now: Found,
+def _choose_trial(
+    now: SearchEnds,
     box: Box,
     memory: _Memory,
     active: np.ndarray,
@@ -199,7 +201,7 @@ def _tried(
     above = lone & (size > FAR) & (now.point.gradient > 0.0)
     alone = below | above
     if alone.any():
-        others, _ = _direction(now.point, held | alone, memory, active)
+        others, _ = _compute_direction(now.point, held | alone, memory, active)
         up = np.minimum(np.log1p(np.where(above, size, 0.0)), HIGHEST) / np.maximum(box.power, 1.0)[:, None]
         step = np.where(below, -box.limit[:, None], np.where(above, up, others))
     furthest = np.arange(len(step))[:, None] == np.where(below, size, 0.0).argmin(axis=0)
@@ -209,16 +211,16 @@ def _tried(
     share = np.minimum(1.0, room.min(axis=0, where=~alone, initial=np.inf)) * memory.length[active]
     theta = np.clip(now.theta + np.where(leaving, 0.0, step * share), box.low, box.high)
     zero = now.zero & ~released | to_zero
-    theta = np.where(zero, box.low, _opened(now, box, theta, released))
+    theta = np.where(zero, box.low, _open_released(now, box, theta, released))
     return _Try(theta, zero, to_zero.any(axis=0) | leaving, to_zero)
 
 
-def _judged(
+def _judge_trial(
     objective: Objective,
-    found: Found,
+    found: SearchEnds,
     memory: _Memory,
     active: np.ndarray,
-    now: Found,
+    now: SearchEnds,
     tried: _Try,
     enough: Array,
 ) -> np.ndarray:
@@ -253,7 +255,7 @@ def _judged(
     return ended | little
 
 
-def _opened(now: Found, box: Box, tried: Array, released: np.ndarray) -> Array:
+def _open_released(now: SearchEnds, box: Box, tried: Array, released: np.ndarray) -> Array:
     """Return theta with released variances at the result of a scoring step from zero."""
     if not released.any():
         return tried
@@ -265,7 +267,7 @@ def _opened(now: Found, box: Box, tried: Array, released: np.ndarray) -> Array:
     )
 
 
-def _release(now: Found, still: np.ndarray, enough: Array) -> np.ndarray:
+def _release(now: SearchEnds, still: np.ndarray, enough: Array) -> np.ndarray:
     """Return a mask (p, J) of variances that leave zero: in each resting key, the most promising one."""
     diagonal = np.array([now.point.information[i, i] for i in range(len(now.theta))])
     with np.errstate(all="ignore"):
@@ -275,15 +277,17 @@ def _release(now: Found, still: np.ndarray, enough: Array) -> np.ndarray:
     return first & still & (promise > enough)
 
 
-def _direction(point: Point, held: np.ndarray, memory: _Memory, active: np.ndarray) -> tuple[Array, Array]:
+def _compute_direction(
+    point: KeyPoints, held: np.ndarray, memory: _Memory, active: np.ndarray
+) -> tuple[Array, Array]:
     """Return the steps (p, J) of scoring with quasi-Newton corrections, and half their slope (J,); held ones stay."""
     gradient = np.where(held, 0.0, point.gradient)
-    H = inverse(point.information, held)
+    H = invert_information(point.information, held)
     for s, y, used in zip(memory.steps, memory.changes, memory.used, strict=True):
         use = np.flatnonzero(used[active])
         if len(use):
             stay, at = held[:, use], active[use]
-            H[:, :, use] = _corrected(
+            H[:, :, use] = _correct_inverse(
                 H[:, :, use], np.where(stay, 0.0, s[:, at]), np.where(stay, 0.0, y[:, at])
             )
     step = np.array([dot(row, gradient) for row in H])
@@ -291,7 +295,7 @@ def _direction(point: Point, held: np.ndarray, memory: _Memory, active: np.ndarr
     return step, 0.5 * dot(gradient, step)
 
 
-def inverse(information: Array, held: np.ndarray) -> Array:
+def invert_information(information: Array, held: np.ndarray) -> Array:
     """Return the inverses of information matrices (p, p, J) over the numbers that are not held (p, J)."""
     p = len(held)
     J = np.where(held[:, None] | held[None, :], 0.0, information)
@@ -302,13 +306,13 @@ def inverse(information: Array, held: np.ndarray) -> Array:
         unit[i, i] = np.where(diagonal[i] > 0.0, 1.0 + RIDGE, 1.0)
     unit = np.where(np.isfinite(unit).all(axis=(0, 1)), unit, np.eye(p)[:, :, None])
     if p <= SWEPT:
-        found = _swept(unit)
+        found = _sweep_matrices(unit)
     else:
         found = np.moveaxis(np.linalg.inv(np.moveaxis(unit, -1, 0)), 0, -1)
     return found / (scale[:, None] * scale[None, :])
 
 
-def _swept(matrices: Array) -> Array:
+def _sweep_matrices(matrices: Array) -> Array:
     """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row.
 
     Each operation covers all keys at once, while LAPACK takes one matrix after the other.
@@ -330,7 +334,7 @@ def _swept(matrices: Array) -> Array:
     return -np.array(a)
 
 
-def _corrected(H: Array, s: Array, y: Array) -> Array:
+def _correct_inverse(H: Array, s: Array, y: Array) -> Array:
     """Return H (p, p, J) after the BFGS correction by steps s and gradient changes y (p, J); without curvature, H."""
     sy = dot(s, y)
     use = sy > 1e-300

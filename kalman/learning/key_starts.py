@@ -14,9 +14,9 @@ import numpy as np
 
 from kalman.filters.linear import LinearFilter
 from kalman.filters.recursions import congruence, predict
-from kalman.filters.robust.adaptive import scaled
+from kalman.filters.robust.adaptive import rank_parameter
 from kalman.learning import constraints
-from kalman.learning.tangents import Learned
+from kalman.learning.tangents import LearnedEntries
 from kalman.linalg.packing import packed_index, packed_size
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
@@ -54,7 +54,7 @@ class Free(NamedTuple):
         p = self.parameter
         if p.kind != "covariance":
             return p.name
-        i, j = _place(self.entry)
+        i, j = _locate_entry(self.entry)
         return f"{p.name}[{i}][{j}]" if len(p.value) > 1 else p.name
 
 
@@ -64,25 +64,25 @@ def free_numbers(model: LinearFilter, learned: Sequence[Parameter]) -> list[Free
     for p in learned:
         noise = p.name == "R" or p.kind == "covariance"
         if p.kind == "positive":
-            noise = scaled(model.process, p, model.controls).rank > 0
-        entries = constraints.free_entries(p)
+            noise = rank_parameter(model.process, p, model.controls).rank > 0
+        entries = constraints.list_free_entries(p)
         for e in entries:
-            i, j = _place(e)
+            i, j = _locate_entry(e)
             if p.kind == "covariance":
-                linked = any(packed_index(i, k) in entries for k in range(_order(p)) if k != i)
+                linked = any(packed_index(i, k) in entries for k in range(_find_order(p)) if k != i)
                 found.append(Free(p, e, 2 if i == j else 0, i == j and not linked))
             else:
                 found.append(Free(p, e, int(noise), noise))
     return found
 
 
-def _place(entry: int) -> tuple[int, int]:
+def _locate_entry(entry: int) -> tuple[int, int]:
     i = int((np.sqrt(8 * entry + 1) - 1) / 2)
     return i, entry - i * (i + 1) // 2
 
 
-def _order(p: Parameter) -> int:
-    return _place(len(p.value) - 1)[0] + 1
+def _find_order(p: Parameter) -> int:
+    return _locate_entry(len(p.value) - 1)[0] + 1
 
 
 class Starts(NamedTuple):
@@ -102,10 +102,12 @@ class Starts(NamedTuple):
     constant: np.ndarray
 
 
-def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRows, unit: float) -> Starts:
+def build_candidates(
+    of: LearnedEntries, free: Sequence[Free], written: Array, rows: SortedRows, unit: float
+) -> Starts:
     """Return the candidates of keys 0 to K - 1, each with at least one row; written: theta (p,) of the definition."""
-    sizes, largest, step, constant = _differences(rows, unit)
-    responses = _responses(of, free, written, step, rows)
+    sizes, largest, step, constant = _measure_differences(rows, unit)
+    responses = _compute_responses(of, free, written, step, rows)
     keys = len(step)
     spread, brief, widest = np.zeros((3, len(free), keys))
     for i, one in enumerate(free):
@@ -123,7 +125,7 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
                 target[i] = np.log(np.where(np.isfinite(level) & (level > 0.0), level, 1.0))
     theta: list[Array] = []
     kinds: list[int] = []
-    for kind, weights in _sharings(free):
+    for kind, weights in _list_sharings(free):
         one = np.repeat(written[:, None], keys, axis=1)
         base = brief if kind < 0 else spread
         if kind < 0 and np.array_equal(brief, spread):
@@ -136,7 +138,7 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
     return Starts(np.array(theta), np.array(kinds), spread, np.maximum(spread, widest), constant)
 
 
-def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
+def _list_sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
     """Return the candidates: their kind, and the share of the differences' variance of each noise. kind: 0 for equal
     shares of all process noises, i + 1 where number i has the largest, -(i + 1) likewise, judged by differences over
     one row whatever its growth.
@@ -157,7 +159,7 @@ def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
     return found[:MOST]
 
 
-def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Array, np.ndarray]:
+def _measure_differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Array, np.ndarray]:
     """Return the variances of differences over each lag (m, K), the square of the largest difference of any two rows
     (m, K), the usual time step (K,), which keys do not vary."""
     count = np.bincount(rows.key)
@@ -171,7 +173,7 @@ def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Arr
         later = np.minimum(picked + here[:, None], (first + count - 1)[:, None])
         away = rows.y[:, later] - rows.y[:, picked]
         away[:, room == 0] = np.nan
-        square = (NORMAL * _median(np.abs(away))) ** 2
+        square = (NORMAL * _compute_median(np.abs(away))) ** 2
         with np.errstate(all="ignore"):
             known = np.isfinite(away)
             mean = np.where(known, away, 0.0)
@@ -180,7 +182,7 @@ def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Arr
         sizes.append(square * (lag / here))
     steps = np.diff(rows.time, append=rows.time[-1:]) / unit
     picked = first[:, None] + np.arange(SAMPLE)[None, :] * np.maximum(count - 1, 0)[:, None] // SAMPLE
-    step = _median(np.where((count > 1)[:, None], steps[picked], np.nan))
+    step = _compute_median(np.where((count > 1)[:, None], steps[picked], np.nan))
     step = np.where(np.isfinite(step) & (step > 0.0), step, 1.0)
     low, high = (
         f.reduceat(np.where(np.isnan(rows.y), fill, rows.y), first, axis=1)
@@ -193,7 +195,7 @@ def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Arr
     return sizes, np.where(np.isfinite(largest), largest, 0.0), step, constant
 
 
-def _median(values: Array) -> Array:
+def _compute_median(values: Array) -> Array:
     """Return the medians along the last axis, the lower of two, without NaN; NaN where there is nothing."""
     ordered = np.sort(values, axis=-1)
     known = (~np.isnan(ordered)).sum(axis=-1)
@@ -201,8 +203,8 @@ def _median(values: Array) -> Array:
     return np.take_along_axis(ordered, middle[..., None], axis=-1)[..., 0]
 
 
-def _responses(
-    of: Learned, free: Sequence[Free], written: Array, step: Array, rows: SortedRows
+def _compute_responses(
+    of: LearnedEntries, free: Sequence[Free], written: Array, step: Array, rows: SortedRows
 ) -> list[list[Array]]:
     """Return for each free number, where it scales a noise, the variances of the measurement (m, K) after each lag."""
     model, keys = of.model, len(step)
@@ -215,11 +217,11 @@ def _responses(
     result: list[list[Array]] = []
     for one in free:
         if not one.power or one.parameter.name == "R":
-            i = _place(one.entry)[0]
+            i = _locate_entry(one.entry)[0]
             size = 2.0 * (np.arange(model.measurements) == i) if one.power else np.zeros(model.measurements)
             result.append([np.repeat(size[:, None], keys, axis=1)] * len(LAGS))
             continue
-        values = _values(of, one, keys)
+        values = _isolate_noise(of, one, keys)
         zero = np.zeros(keys)
         P: Sequence[Any] = [zero] * packed_size(n)
         H = model.observed(list(u), values).H
@@ -228,24 +230,24 @@ def _responses(
             transition = model.process.transition(step, list(u), values)
             _, P = predict([zero] * n, P, transition)
             if lag in LAGS:
-                seen = congruence_rows(H, P)
+                seen = compute_congruence_diagonal(H, P)
                 found.append(np.array([np.broadcast_to(a, keys) for a in seen], float))
         result.append(found)
     return result
 
 
-def congruence_rows(H: Sequence[Sequence[Any]], P: Sequence[Any]) -> list[Any]:
+def compute_congruence_diagonal(H: Sequence[Sequence[Any]], P: Sequence[Any]) -> list[Any]:
     """Return the diagonal of H P H'."""
     packed = congruence(H, P)
     return [packed[packed_index(i, i)] for i in range(len(H))]
 
 
-def _values(of: Learned, one: Free, keys: int) -> dict[str, Sequence[Any]]:
+def _isolate_noise(of: LearnedEntries, one: Free, keys: int) -> dict[str, Sequence[Any]]:
     """Return the model's parameters with this noise at 1 and the other learned noises at 0."""
     values: dict[str, Sequence[Any]] = {p.name: p.value for p in of.model.parameters}
     for p in of.model.parameters:
         noise = p.kind == "covariance" or (
-            p.kind == "positive" and scaled(of.model.process, p, of.model.controls).rank > 0
+            p.kind == "positive" and rank_parameter(of.model.process, p, of.model.controls).rank > 0
         )
         if p.name in of.model.own and noise:
             values[p.name] = [np.zeros(keys) for _ in p.value]

@@ -7,16 +7,16 @@ from typing import Any
 
 from kalman.filters.multiple_models import SEVERAL
 from kalman.learning.em import Learner
-from kalman.learning.em_linear import expectation_maximisation
-from kalman.learning.filter_learning import filter_learner, heavy_tailed, mode_learner
-from kalman.learning.maximum_likelihood import maximum_likelihood
-from kalman.learning.mixtures import mixture_learner
+from kalman.learning.em_linear import build_em_learner
+from kalman.learning.filter_learning import build_mode_learner, filter_learner, select_heavy_tailed
+from kalman.learning.maximum_likelihood import build_linear_learner
+from kalman.learning.mixtures import build_mixture_learner
 from kalman.mixtures.building import FAMILIES
 from kalman.types import ModelError
 
 LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
-    **dict.fromkeys(FAMILIES, mixture_learner),
-    **dict.fromkeys(SEVERAL, mode_learner),
+    **dict.fromkeys(FAMILIES, build_mixture_learner),
+    **dict.fromkeys(SEVERAL, build_mode_learner),
     **dict.fromkeys(("extended", "unscented", "cubature"), filter_learner),
 }
 """Learners by kind of filter; the others learn by the exact gradient of the linear filter, but for heavy tails."""
@@ -30,7 +30,7 @@ def learnable(definition: Mapping[str, Any]) -> Learner:
     kind = definition.get("filter", "linear")
     if kind in LEARNERS:
         return LEARNERS[kind](definition)
-    if kind == "linear" and heavy_tailed(definition):
+    if kind == "linear" and select_heavy_tailed(definition):
         return filter_learner(definition)
-    found = maximum_likelihood(definition)
-    return expectation_maximisation(found) if method == "em" else found
+    found = build_linear_learner(definition)
+    return build_em_learner(found) if method == "em" else found

@@ -17,14 +17,14 @@ from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
 from kalman.learning.bounds import search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
-from kalman.learning.fisher_information import information
-from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
-from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Climbed, Model, fit_each, key_model
+from kalman.learning.fisher_information import compute_fisher_information
+from kalman.learning.free_numbers import FreeNumbers, constrain_parameters, follows_scale, parse_request
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population
+from kalman.learning.key_learning import Climbed, Model, build_key_model, fit_each
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
-from kalman.learning.scoring import Point, finite, maximise, point_of
-from kalman.learning.tangents import learned
+from kalman.learning.scoring import Point, build_point, is_finite, maximise
+from kalman.learning.tangents import list_learned_entries
 from kalman.models import learned_entries
 from kalman.models.structures import Parameter
 from kalman.run import SortedRows
@@ -47,7 +47,7 @@ class Learning(FreeNumbers):
     @cached_property
     def filter(self) -> LinearFilter:
         """The filter with the written parameters."""
-        return _linear({**self.definition, "learn": None}, self.begin)
+        return _build_linear_filter({**self.definition, "learn": None}, self.begin)
 
     @cached_property
     def own_names(self) -> tuple[str, ...]:
@@ -57,19 +57,22 @@ class Learning(FreeNumbers):
     @cached_property
     def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
         """The entries of matrices that are learned: letter, row, column."""
-        found = [learned_entries.place(p.name) for p in learned_entries.parameters(self.definition)]
+        found = [
+            learned_entries.parse_entry_name(p.name)
+            for p in learned_entries.list_chosen_parameters(self.definition)
+        ]
         return tuple(a for a in found if a is not None)
 
     @cached_property
     def each(self) -> LinearFilter:
         """The model with its learned parameters in the state, one filter for all values of the search."""
         learn = {"parameters": list(self.own_names), "scope": "key"}
-        return _linear({**self.definition, "learn": learn}, self.begin)
+        return _build_linear_filter({**self.definition, "learn": learn}, self.begin)
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The learned parameters with their constraints: the structure's, R and entries of H, then the initial ones."""
-        return constrained(self.definition, self.each.parameters, self.own_names)
+        return constrain_parameters(self.definition, self.each.parameters, self.own_names)
 
     @property
     def measurements(self) -> int:
@@ -80,17 +83,17 @@ class Learning(FreeNumbers):
         """Return how a free number changes with the logarithm of all noise."""
         return follows_scale(self.filter, parameter, entry)
 
-    def value_and_gradient(
+    def compute_gradient(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
     ) -> tuple[float, Array, int]:
         """Return log-likelihood, its gradient (p,) by theta, and the number of rows, summed over keys.
 
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
-        value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
-        return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
+        value, slopes, used = self.compute_slopes(theta, rows, keys, unit)
+        return value, np.array(self.pull_back_slopes(theta.tolist(), slopes), float), int(used.sum())
 
-    def value_and_slopes(
+    def compute_slopes(
         self,
         theta: Array,
         rows: SortedRows,
@@ -116,11 +119,11 @@ class Learning(FreeNumbers):
 
         The vector is the gradient (p,) and the packed information (p(p+1)/2), the sums exactly rounded.
         """
-        value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
+        value, gradient, used = self.compute_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
         steps = np.full(len(theta), STEP)
-        packed = information(self.each, rows, keys, unit, states, steps) if states else []
+        packed = compute_fisher_information(self.each, rows, keys, unit, states, steps) if states else []
         sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
 
@@ -128,12 +131,12 @@ class Learning(FreeNumbers):
         """Return the theta of the greatest log-likelihood, searched from the written parameters."""
 
         def point(theta: Array) -> Point:
-            return point_of(theta, *evaluate(theta))
+            return build_point(theta, *evaluate(theta))
 
         begin = point(self.start)
         if not len(self.start):
-            return Fit(self.start, begin.value, 0, Outcome.CONVERGED, used=begin.used)
-        if not finite(begin):
+            return Fit(self.start, begin.value, 0, FitOutcome.CONVERGED, used=begin.used)
+        if not is_finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
         best = maximise(point, search_within(begin, self.variables, max_iterations))
         return self.fit_at(best, best.point)
@@ -172,18 +175,20 @@ class Learning(FreeNumbers):
     @cached_property
     def key_model(self) -> Model:
         """The model of learning by key and the search of keys."""
-        return key_model(learned(self.each), self.learned, self.start)
+        return build_key_model(list_learned_entries(self.each), self.learned, self.start)
 
 
-def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
+def build_linear_learner(definition: Mapping[str, Any]) -> Learning:
     """Return the learner of a linear filter. Raises ModelError."""
-    model = _linear({**definition, "learn": None})
-    result = Learning(definition, *requested(definition, model.parameters))
+    model = _build_linear_filter({**definition, "learn": None})
+    result = Learning(definition, *parse_request(definition, model.parameters))
     _ = result.start  # raises here, before the cluster is used
     return result
 
 
-def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
+def _build_linear_filter(
+    definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
+) -> LinearFilter:
     # a fixed lag, a sliding sum or another form does not change the likelihood; gates, fading and adaptive noise do,
     # and learning uses the linear model (with heavy-tailed noise: `kalman.learning.filter_learning`)
     left_out = ("smoothing", "robust", "adaptive", "form", "storage", "sliding_log_likelihood")

@@ -11,11 +11,19 @@ from typing import Any
 import numpy as np
 
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
-from kalman.learning.key_fits import KeyFit, Outcome, Population, unexamined
-from kalman.linalg.packing import symmetric
-from kalman.mixtures.batch import Sums, maximised, ordered, pooled, sums, usable, with_prior
-from kalman.mixtures.building import Request, least, request, split
-from kalman.mixtures.seeds import seeds
+from kalman.learning.key_fits import FitOutcome, KeyFit, Population, build_unexamined
+from kalman.linalg.packing import unpack_symmetric
+from kalman.mixtures.batch import (
+    MixtureSums,
+    add_prior_rows,
+    maximise_components,
+    pool_sums,
+    select_usable,
+    sort_components,
+    sum_rows,
+)
+from kalman.mixtures.building import Request, compute_least_bounds, request, split
+from kalman.mixtures.seeds import draw_seeds
 from kalman.run import SortedRows
 from kalman.types import Array, ModelError
 
@@ -63,19 +71,19 @@ class MixtureLearner:
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, expected sufficient statistics and number of usable rows."""
         asked, width = self._asked, self._width
-        rows = usable(asked, rows)
+        rows = select_usable(asked, rows)
         if len(theta) == width:
-            found = pooled(sums(asked, theta, rows, keys))
-            return float(found.log_likelihood), _vector(found), int(found.rows)
+            found = pool_sums(sum_rows(asked, theta, rows, keys))
+            return float(found.log_likelihood), _pack_sums(found), int(found.rows)
         every = int(theta[0])
         out = np.arange(len(rows.key)) % every == every - 1
-        kept, held = _part(rows, ~out), _part(rows, out)
+        kept, held = _select_part(rows, ~out), _select_part(rows, out)
         vectors: list[Array] = []
         values: list[float] = []
         for one in theta[1:].reshape(-1, width):
-            judged = pooled(sums(asked, one, held, keys))
-            found = pooled(sums(asked, one, kept, keys))
-            vectors += [np.array([judged.log_likelihood, judged.rows]), _vector(found)]
+            judged = pool_sums(sum_rows(asked, one, held, keys))
+            found = pool_sums(sum_rows(asked, one, kept, keys))
+            vectors += [np.array([judged.log_likelihood, judged.rows]), _pack_sums(found)]
             values.append(float(found.log_likelihood))
         return max(values), np.concatenate(vectors), len(kept.key)
 
@@ -87,13 +95,19 @@ class MixtureLearner:
         asked = self._asked
         start, held_out = np.array(asked.start), None
         if not asked.start:
-            y = usable(asked, _unsorted(sample())).y
+            y = select_usable(asked, _build_rows(sample())).y
             if y.shape[1] == 0:
                 raise ModelError("measurement", "no row of a sample is possible", "choose another filter")
-            start, held_out = self._chosen(evaluate, seeds(asked, y, 1 if asked.count == 1 else asked.starts))
-        bounds = least(asked, start.tolist())
+            start, held_out = self._chosen(
+                evaluate, draw_seeds(asked, y, 1 if asked.count == 1 else asked.starts)
+            )
+        bounds = compute_least_bounds(asked, start.tolist())
         found = climb(evaluate, lambda a, b: self._step(a, b, bounds), start, max_iterations, tolerance)
-        return found if asked.start else found._replace(theta=ordered(asked, found.theta), held_out=held_out)
+        return (
+            found
+            if asked.start
+            else found._replace(theta=sort_components(asked, found.theta), held_out=held_out)
+        )
 
     def _chosen(self, evaluate: Evaluate, starts: Array) -> tuple[Array, float | None]:
         """Return the best of the starts (S, c) after a short run, and its log-likelihood per held-out row."""
@@ -101,32 +115,32 @@ class MixtureLearner:
         if len(starts) == 1 and asked.count == 1:
             return starts[0], None
         every = round(1.0 / asked.holdout) if asked.holdout else 2**53
-        bounds = [least(asked, start.tolist()) for start in starts]
-        held, own = self._trial(evaluate, every, starts)
+        bounds = [compute_least_bounds(asked, start.tolist()) for start in starts]
+        held, own = self._split_trials(evaluate, every, starts)
         for _ in range(SHORT):
             starts = np.array(
                 [self._step(a, b, c) for a, b, c in zip(starts, own, bounds, strict=True)], float
             )
-            held, own = self._trial(evaluate, every, starts)
+            held, own = self._split_trials(evaluate, every, starts)
         if held[:, 1].min() == 0:
             return starts[int(np.argmax(own[:, 0]))], None
         scores = held[:, 0] / held[:, 1]
         return starts[int(np.argmax(scores))], float(scores.max())
 
-    def _trial(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
+    def _split_trials(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
         """Return log-likelihood and number of held-out rows (S, 2) for each start, and the other rows' sums."""
         _, vector, _ = evaluate(np.concatenate([[every], starts.ravel()]))
         table = vector.reshape(len(starts), -1)
         return table[:, :2], table[:, 2:]
 
     def _step(self, theta: Array, vector: Array, bounds: tuple[float, ...]) -> Array:
-        return maximised(self._asked, theta, self._sums(vector), bounds)
+        return maximise_components(self._asked, theta, self._sums(vector), bounds)
 
-    def _sums(self, vector: Array) -> Sums:
+    def _sums(self, vector: Array) -> MixtureSums:
         k, m = self._asked.count, self._asked.n
         cuts = [2, 2 + k, 2 + k + k * m]
         first, weights, means, spreads = np.split(vector, cuts)
-        return Sums(first[0], first[1], weights, means, spreads)
+        return MixtureSums(first[0], first[1], weights, means, spreads)
 
     def parameters(self, theta: Array) -> dict[str, Any]:
         """Return the whole mixture by name, fixed parameters included, for `kalman.build`."""
@@ -134,7 +148,7 @@ class MixtureLearner:
         family = self._asked.family
         found: dict[str, Any] = {"weights": mixture.weights, family.mean: mixture.means}
         if family.spread:
-            found[family.spread] = [symmetric(a) for a in mixture.spreads]
+            found[family.spread] = [unpack_symmetric(a) for a in mixture.spreads]
         return found
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
@@ -142,24 +156,26 @@ class MixtureLearner:
         without rows gets the population's mixture; a key with few rows stays near it. Components keep their order.
         """
         asked = self._asked
-        rows = usable(asked, rows)
+        rows = select_usable(asked, rows)
         count = np.bincount(rows.key, minlength=keys)
         if population is None:
-            return self._each_alone(rows, keys, count)
+            return self._fit_each(rows, keys, count)
         prior = np.asarray(population.mean, float)
-        bounds = least(asked, prior.tolist())
+        bounds = compute_least_bounds(asked, prior.tolist())
         theta = np.repeat(prior[:, None], keys, axis=1)
-        found, moved = sums(asked, theta, rows, keys), np.zeros(keys)
+        found, moved = sum_rows(asked, theta, rows, keys), np.zeros(keys)
         for _ in range(KEY_ITERATIONS):
-            following = maximised(asked, theta, with_prior(asked, theta, found, prior, STRENGTH), bounds)
+            following = maximise_components(
+                asked, theta, add_prior_rows(asked, theta, found, prior, STRENGTH), bounds
+            )
             moved = np.abs(following[: asked.count] - theta[: asked.count]).max(axis=0)
             theta = following
-            found = sums(asked, theta, rows, keys)
+            found = sum_rows(asked, theta, rows, keys)
         used = found.rows.astype(int)
         own = found.rows / (found.rows + STRENGTH)
-        return _judged(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
+        return _judge_fits(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
 
-    def _each_alone(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
+    def _fit_each(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
         """Return each key's mixture, without a prior; NaN where a key has no usable row."""
         theta, values = np.full((self._width, keys), np.nan), np.zeros(keys)
         rested = np.ones(keys, bool)
@@ -168,7 +184,7 @@ class MixtureLearner:
             own = own._replace(key=np.zeros_like(own.key))
             found = self._fit_one(own)
             theta[:, key], values[key], rested[key] = found.theta, found.log_likelihood, found.converged
-        return _judged(theta, values, count, rested, count < ENOUGH * self._width)
+        return _judge_fits(theta, values, count, rested, count < ENOUGH * self._width)
 
     def _fit_one(self, rows: SortedRows) -> Fit:
         return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
@@ -198,30 +214,30 @@ class MixtureLearner:
         return Population(mean, (weight * away) @ away.T, len(weight))
 
 
-def _judged(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
+def _judge_fits(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
     """Return fits with their outcomes: whether EM converged, and which keys have few rows."""
-    found = unexamined(theta, theta, values, used)
+    found = build_unexamined(theta, theta, values, used)
     for key in np.flatnonzero(few | ~rested).tolist():
-        found.outcome[key] = Outcome.TOO_FEW_ROWS if few[key] else Outcome.FAILED
+        found.outcome[key] = FitOutcome.TOO_FEW_ROWS if few[key] else FitOutcome.FAILED
         found.reason[key] = f"{used[key]} usable rows" if few[key] else "EM did not come to rest"
     return found
 
 
-def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:
+def build_mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:
     """Return the learner of a mixture definition. Raises ModelError."""
     result = MixtureLearner(definition)
     _ = result.names  # raises here, before the cluster is used
     return result
 
 
-def _vector(found: Sums) -> Array:
+def _pack_sums(found: MixtureSums) -> Array:
     return np.concatenate([[found.log_likelihood, found.rows], found.weights, found.means, found.spreads])
 
 
-def _part(rows: SortedRows, mask: np.ndarray) -> SortedRows:
+def _select_part(rows: SortedRows, mask: np.ndarray) -> SortedRows:
     return SortedRows(rows.key[mask], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
 
 
-def _unsorted(y: Array) -> SortedRows:
+def _build_rows(y: Array) -> SortedRows:
     zeros = np.zeros(y.shape[1], np.int64)
     return SortedRows(zeros, zeros, np.asarray(y, float), np.empty((0, y.shape[1])))

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kalman.learning.em import Fit
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from kalman.types import Array
 
 REACH = 25.0
@@ -49,7 +49,7 @@ def fit(
 
     if len(start) == 0:
         log_likelihood = float(objective(start)[0])
-        return Fit(start, log_likelihood, 0, Outcome.CONVERGED)
+        return Fit(start, log_likelihood, 0, FitOutcome.CONVERGED)
     found = minimize(
         negative,
         start,
@@ -59,16 +59,16 @@ def fit(
         options={"maxiter": max_iterations, "ftol": 1e-13, "gtol": 1e-9},
     )
     theta = np.asarray(found.x, float)
-    outcome, reason = _ended(found, np.abs(theta - start))
+    outcome, reason = _judge_end(found, np.abs(theta - start))
     return Fit(theta, -float(found.fun) * rows, int(found.nit), outcome, reason, rows)
 
 
-def _ended(found: Any, moved: Array) -> tuple[Outcome, str | None]:
+def _judge_end(found: Any, moved: Array) -> tuple[FitOutcome, str | None]:
     """Return how a search by L-BFGS-B ended, in log-likelihood a row, and why it did not converge."""
     if (moved > REACH - 1e-6).any():
-        return Outcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
+        return FitOutcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
     steepest = float(np.abs(found.jac).max())
     # "abnormal" is a line search stopped by rounding: the optimum within float64
     if (found.status == 0 or "ABNORMAL" in str(found.message)) and steepest < STEEP:
-        return Outcome.CONVERGED, None
-    return Outcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"
+        return FitOutcome.CONVERGED, None
+    return FitOutcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"

@@ -6,20 +6,26 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.linear import LinearFilter, traced
+from kalman.filters.linear import LinearFilter, record_step
 from kalman.filters.state_layout import BLOCK
-from kalman.filters.update import presence
-from kalman.learning.adjoint import Adjoint, along, before_prediction, before_update, transition_slope
+from kalman.filters.update import mask_present
+from kalman.learning.adjoint import (
+    Adjoint,
+    differentiate_along,
+    differentiate_transition,
+    pull_back_prediction,
+    pull_back_update,
+)
 from kalman.linalg.entries import Entry, times
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models.columns import resolve
-from kalman.models.learned_entries import place
-from kalman.run import SortedRows, rounds
+from kalman.models.learned_entries import parse_entry_name
+from kalman.run import SortedRows, build_rounds
 from kalman.types import Array, Rows
 
 
-class Score(NamedTuple):
+class LikelihoodScore(NamedTuple):
     """For each of K keys: log-likelihood (K,), its derivative by the packed entries of the parameters and then by the
     entries of F and H (d, K), and the number of rows it is of (K,); last, the derivatives by the initial mean (n, K)
     and packed covariance. Flagged rows are left out of all of them.
@@ -40,13 +46,13 @@ def score(
     unit: float,
     begun: Array | None = None,
     entries: tuple[tuple[str, int, int], ...] = (),
-) -> Score:
+) -> LikelihoodScore:
     """Return the score of keys.
 
     names: the parameters to differentiate by, in the model's order. begun: the initial states (size, K),
     by default the model's. entries: "F" or "H", row and column of entries to differentiate by.
     """
-    plan = rounds(rows.key)
+    plan = build_rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     here = len(plan.keys)
     values = model.initial(here) if begun is None else begun[:, plan.keys]
@@ -66,7 +72,7 @@ def score(
         event_time[prefix] = np.where(good, time[part], event_time[prefix])
         count[prefix] += good
         total[prefix] += np.where(good, step.log_likelihood, 0.0)
-    gradient = np.zeros((_width(model, names) + len(entries), here))
+    gradient = np.zeros((_count_entries(model, names) + len(entries), here))
     # the adjoint: by mean, packed covariance and packed diffuse part
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     depth = p + (p - n if model.diffuse else 0)
@@ -77,8 +83,8 @@ def score(
                 block = slice(begin, min(begin + BLOCK, prefix.stop))
                 part = Rows(taken.dt[block], taken.first[block], taken.y[:, block], taken.u[:, block])
                 views = before[:, block], part, good[block], adjoint[:, block], gradient[:, block]
-                _backwards(model, names, entries, *views)
-    result = Score(
+                _step_back(model, names, entries, *views)
+    result = LikelihoodScore(
         np.zeros(keys),
         np.zeros((len(gradient), keys)),
         np.zeros(keys, np.int64),
@@ -94,11 +100,11 @@ def score(
     return result
 
 
-def _width(model: LinearFilter, names: tuple[str, ...]) -> int:
+def _count_entries(model: LinearFilter, names: tuple[str, ...]) -> int:
     return sum(len(p.value) for p in model.parameters if p.name in names)
 
 
-def _backwards(
+def _step_back(
     model: LinearFilter,
     names: tuple[str, ...],
     entries: tuple[tuple[str, int, int], ...],
@@ -109,9 +115,9 @@ def _backwards(
     gradient: Array,
 ) -> None:
     """Move the adjoint, in place, from after the rows to before them, and add to the gradient."""
-    presents = presence(rows.y)
-    first = rows.which_first()
-    program = _program(
+    presents = mask_present(rows.y)
+    first = rows.mask_first_rows()
+    program = _build_program(
         model,
         names,
         entries,
@@ -133,7 +139,7 @@ def _backwards(
 
 
 @lru_cache(maxsize=64)
-def _program(
+def _build_program(
     model: LinearFilter,
     names: tuple[str, ...],
     entries: tuple[tuple[str, int, int], ...],
@@ -141,7 +147,7 @@ def _program(
     first: bool | None,
     diffuse: bool,
 ) -> Program:
-    """Return one step backwards as a program; the cases are those of `kalman.filters.linear.step_program`.
+    """Return one step backwards as a program; the cases are those of `kalman.filters.linear.build_step_program`.
 
     Outputs: the adjoint by mean, packed covariance and packed diffuse part; then by the parameters.
     """
@@ -149,26 +155,28 @@ def _program(
     n = len(model.states)
     p = packed_size(n)
     adjoint = tape.symbols(n + p + (p if model.diffuse else 0))
-    step = traced(model, tape, missing, first, diffuse)
+    step = record_step(model, tape, missing, first, diffuse)
     parts, u = step.parts, step.u
     later = Adjoint(adjoint[:n], adjoint[n : n + p], adjoint[n + p :] if diffuse else None)
-    here, by_R, by_H = before_update(later, step.updated, step.seen.R)
+    here, by_R, by_H = pull_back_update(later, step.updated, step.seen.R)
     (scale,) = resolve([model.noise_scale], u)
     start = here
     by_F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
     slopes: dict[str, list[Entry]] = {"R": [times(scale, a) for a in by_R]}
-    seen = {name: found for name in names if (found := place(name)) is not None and found[0] == "H"}
+    seen = {
+        name: found for name in names if (found := parse_entry_name(name)) is not None and found[0] == "H"
+    }
     slopes |= {name: [by_H[i][j]] for name, (_, i, j) in seen.items()}
     if first is not True:
         moved = None if first is False else ~step.first
         transition = model.process.transition(step.dt, u, parts.values)
-        start = before_prediction(here, transition, moved)
-        slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
+        start = pull_back_prediction(here, transition, moved)
+        slope = differentiate_transition(here, parts.m, parts.P, parts.A, transition.F)
         by_F = slope[0] if moved is None else [[np.where(moved, a, 0.0) for a in row] for row in slope[0]]
         for name in names:
             if name not in slopes:
                 steps = [
-                    along(slope, tangent)
+                    differentiate_along(slope, tangent)
                     for tangent in model.process.tangents(name, step.dt, u, parts.values)
                 ]
                 slopes[name] = steps if moved is None else [np.where(moved, a, 0.0) for a in steps]

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 from kalman.types import Array
 
 TOLERANCE = 1e-12
@@ -42,10 +42,10 @@ class Point(NamedTuple):
     used: int
 
 
-def point_of(theta: Array, value: float, vector: Array, used: int) -> Point:
+def build_point(theta: Array, value: float, vector: Array, used: int) -> Point:
     """Return an evaluation at theta (p,) as a point; vector: gradient (p,) and packed information (p(p+1)/2,)."""
     p = len(theta)
-    information = np.array(symmetric(vector[p:].tolist())).reshape(p, p)
+    information = np.array(unpack_symmetric(vector[p:].tolist())).reshape(p, p)
     return Point(theta, value, vector[:p], information, used)
 
 
@@ -62,7 +62,7 @@ class Maximum(NamedTuple):
     problem: str | None
 
 
-def finite(point: Point) -> bool:
+def is_finite(point: Point) -> bool:
     """Return whether value, gradient and information are finite."""
     return bool(
         np.isfinite(point.value)
@@ -106,11 +106,11 @@ def search(
     held = np.zeros(len(limits), np.int8) if held is None else held
     rise = math.inf
     for iteration in range(max_iterations):
-        least = least_gain(point)
-        step, rise, far = _step(point, limits, power, held, pairs)
+        least = compute_least_gain(point)
+        step, rise, far = _compute_step(point, limits, power, held, pairs)
         if not rise > least or (rise < SMALL and far > 0.2):
-            return Maximum(point, iteration, held, _hidden(least))
-        following, length = yield from _along(point, step, start.used)
+            return Maximum(point, iteration, held, _describe_hidden(least))
+        following, length = yield from _search_along(point, step, start.used)
         if following is None:
             if not pairs:
                 problem = f"no step gains, and {rise:.3g} of log-likelihood is expected"
@@ -123,12 +123,12 @@ def search(
             pairs = [*pairs, (s, y)][-PAIRS:]
         point = following
         if gain < least and length == 1.0 and far <= 1.0:
-            return Maximum(point, iteration + 1, held, _hidden(least))
+            return Maximum(point, iteration + 1, held, _describe_hidden(least))
     problem = f"it stopped after {max_iterations} steps, and the next promises {rise:.3g} of log-likelihood"
     return Maximum(point, max_iterations, held, problem)
 
 
-def _step(
+def _compute_step(
     point: Point, limits: Array, power: Array, held: np.ndarray, pairs: list[tuple[Array, Array]]
 ) -> tuple[Array, float, float]:
     """Return the next step (p,), its expected gain, and its unlimited length in units of the limits. A variance far too
@@ -136,50 +136,52 @@ def _step(
     below zero falls by its limit. The other steps are computed with these variables fixed.
     """
     gradient = point.gradient
-    whole = _newton(point, held != 0, pairs)
+    whole = _compute_newton_step(point, held != 0, pairs)
     far, little = np.abs(whole) > limits, (power > 0.0) & (gradient > -FALL * power) & (gradient < 0.0)
     flat = (np.diag(point.information) < FLAT) & (far | little) & np.isfinite(limits)
     resting = (held != 0) | flat & ~((power > 0.0) & (gradient > 0.0) & (whole > 0.0))
-    whole = _newton(point, resting, pairs)
+    whole = _compute_newton_step(point, resting, pairs)
     size = power * whole
     above, below = (size > FAR) & (gradient > 0.0), (size < -1.0) & (gradient < 0.0)
-    step = _newton(point, resting | above | below, pairs)
+    step = _compute_newton_step(point, resting | above | below, pairs)
     step *= min(1.0, 1.0 / max(float(np.max(np.abs(step) / limits)), 1e-300))
     up = np.minimum(np.log1p(np.where(above, size, 0.0)), HIGHEST) / np.maximum(power, 1.0)
     step = np.where(above, up, np.where(below, -limits, step))
     return step, 0.5 * float(gradient @ whole), float(np.max(np.abs(whole) / limits))
 
 
-def _newton(point: Point, still: np.ndarray, pairs: list[tuple[Array, Array]]) -> Array:
+def _compute_newton_step(point: Point, still: np.ndarray, pairs: list[tuple[Array, Array]]) -> Array:
     """Return the step (p,) of scoring with quasi-Newton corrections, with some variables fixed."""
     corrections = [(np.where(still, 0.0, s), np.where(still, 0.0, y)) for s, y in pairs]
     ridge = 1e-6 * np.diag(point.information)
-    H = _inverse(known_of(point, still), np.where(still, 0.0, ridge), corrections)
+    H = _invert_information(select_known(point, still), np.where(still, 0.0, ridge), corrections)
     return np.where(still, 0.0, H @ np.where(still, 0.0, point.gradient))
 
 
-def least_gain(point: Point) -> float:
+def compute_least_gain(point: Point) -> float:
     """Return the gain in log-likelihood below which a search stops: a row's, and not below rounding."""
     return max(min(TOLERANCE * point.used, SMALL), ROUNDING * abs(point.value))
 
 
-def _hidden(least: float) -> str | None:
+def _describe_hidden(least: float) -> str | None:
     """Return the problem of a log-likelihood so large that its rounding hides significant gains."""
     return f"rounding hides gains in log-likelihood below {least:.3g}" if least > HIDDEN else None
 
 
-def known_of(point: Point, held: np.ndarray) -> Array:
+def select_known(point: Point, held: np.ndarray) -> Array:
     """Return the information about the free variables, with a unit matrix for the others."""
     free = held == 0
     return np.where(np.outer(free, free), point.information, np.diag((~free).astype(float)))
 
 
-def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tuple[Point | None, float]]:
+def _search_along(
+    point: Point, step: Array, used: int
+) -> Generator[Array, Point, tuple[Point | None, float]]:
     """Return a point along the step that gains enough (Armijo), with the share of the step; None if there is none."""
     length, slope = 1.0, float(point.gradient @ step)
     for _ in range(12):
         tried = yield point.theta + length * step
-        sound = finite(tried) and tried.used >= used
+        sound = is_finite(tried) and tried.used >= used
         gain = tried.value - point.value
         if sound and gain >= 1e-4 * length * slope:
             return tried, length
@@ -194,7 +196,7 @@ def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tupl
     return None, length
 
 
-def covariance(information: Array) -> Array:
+def invert_to_covariance(information: Array) -> Array:
     """Return the inverse of the information (p, p); infinite variances where it is zero or singular."""
     diagonal = np.diag(information)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
@@ -209,7 +211,7 @@ def covariance(information: Array) -> Array:
     return inverse
 
 
-def _inverse(information: Array, ridge: Array, pairs: list[tuple[Array, Array]]) -> Array:
+def _invert_information(information: Array, ridge: Array, pairs: list[tuple[Array, Array]]) -> Array:
     """Return the inverse of J, corrected by steps s and changes of the negative gradient y, oldest first."""
     J = information + np.diag(ridge)
     scale = np.sqrt(np.where(np.diag(J) > 0.0, np.diag(J), 1.0))

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import covariance as diffuse_covariance
-from kalman.filters.diffuse import whole
+from kalman.filters.diffuse import compute_finite_covariance
+from kalman.filters.diffuse import compute_flat_covariance as diffuse_covariance
 from kalman.filters.linear import LinearFilter, Parts
 from kalman.filters.recursions import Decorrelated, Weighing, congruence, decorrelate, predict, weigh
-from kalman.filters.update import LOG_2PI, after_scalar, settled
+from kalman.filters.update import LOG_2PI, apply_scalar, settle_columns
 from kalman.learning.key_rows import RoundRows
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
-from kalman.linalg.packing import packed_index, packed_size, symmetric
+from kalman.linalg.packing import packed_index, packed_size, unpack_symmetric
 from kalman.linalg.program import Program, Tape
 from kalman.models.columns import resolve
-from kalman.models.learned_entries import place
-from kalman.models.structure import Transition, quiet
+from kalman.models.learned_entries import parse_entry_name
+from kalman.models.structure import Transition, build_zero_transition
 from kalman.types import Array
 
 WIDTH = 4096
@@ -41,7 +41,7 @@ class Values(NamedTuple):
     information: Array
 
 
-class Slope(NamedTuple):
+class StateSlope(NamedTuple):
     """Derivatives by one entry of mean, packed covariance and packed diffuse part (None: there is none)."""
 
     m: list[Entry]
@@ -49,7 +49,7 @@ class Slope(NamedTuple):
     P_inf: list[Entry] | None
 
 
-class Learned(NamedTuple):
+class LearnedEntries(NamedTuple):
     """The learned entries of a model whose parameters are in its state: name of the parameter, packed entry.
 
     derived: whether to compute derivatives by the entries, or only the log-likelihood.
@@ -78,7 +78,7 @@ class Learned(NamedTuple):
         derivatives = [n, packed_size(n), self.diffuse if diffuse else 0]
         return [n, packed_size(n), self.factor if diffuse else 0, *derivatives * self.slopes]
 
-    def settled(self, state: Array) -> Array:
+    def drop_diffuse_rows(self, state: Array) -> Array:
         """Return a running state without its diffuse rows."""
         kept: list[int] = []
         at = 0
@@ -99,41 +99,41 @@ class Learned(NamedTuple):
         return packed_size(len(self.model.states)) if self.model.diffuse else 0
 
 
-def learned(model: LinearFilter) -> Learned:
+def list_learned_entries(model: LinearFilter) -> LearnedEntries:
     """Return the learned entries of a model, without structural zeros."""
     found: list[tuple[str, int]] = []
     for p in model.parameters:
         if p.name in model.own:
             found += [(p.name, e) for e, a in enumerate(p.value) if p.kind != "covariance" or a != 0.0]
-    return Learned(model, tuple(found))
+    return LearnedEntries(model, tuple(found))
 
 
-def evaluate(of: Learned, rows: RoundRows, entries: Array) -> Values:
+def evaluate(of: LearnedEntries, rows: RoundRows, entries: Array) -> Values:
     """Return the values of J keys at their learned entries (d, J), J being the number of keys of `rows`.
 
     If a key's filter breaks down, its log-likelihood is not finite.
     """
     d = of.slopes
-    result = _all_sums(of, rows, entries)
-    full = np.array(symmetric(list(result[2 + d :]))).reshape(d, d, rows.keys)
+    result = _sum_all_blocks(of, rows, entries)
+    full = np.array(unpack_symmetric(list(result[2 + d :]))).reshape(d, d, rows.keys)
     return Values(result[0] - 0.5 * result[1], result[2 : 2 + d], full)
 
 
-def fits(of: Learned, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
+def compute_fits(of: LearnedEntries, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
     """Return the log-likelihood of J keys without its squares, and sum v^2 / S: (J,) each."""
-    result = _all_sums(of._replace(derived=False), rows, entries)
+    result = _sum_all_blocks(of._replace(derived=False), rows, entries)
     return result[0], result[1]
 
 
-def _all_sums(of: Learned, rows: RoundRows, entries: Array) -> Array:
+def _sum_all_blocks(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
     result = np.zeros((of.sums, rows.keys))
     for begin in range(0, rows.keys, WIDTH):
         block = slice(begin, min(begin + WIDTH, rows.keys))
-        result[:, block] = _sums(of, rows, block, np.ascontiguousarray(entries[:, block]))
+        result[:, block] = _sum_block(of, rows, block, np.ascontiguousarray(entries[:, block]))
     return result
 
 
-def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
+def _sum_block(of: LearnedEntries, rows: RoundRows, block: slice, entries: Array) -> Array:
     """Return the sums of the keys of a block, (sums, k)."""
     k = entries.shape[1]
     diffuse = of.factor > 0
@@ -145,11 +145,11 @@ def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
     with np.errstate(all="ignore"):  # the search refuses a value that is not finite
         for first, dt, y, u, missing in rows.within(block):
             here = y.shape[1]
-            if diffuse and not pair.state[_factor_place(of)].any():
-                diffuse, pair = False, _Pair(of.settled(pair.state))
+            if diffuse and not pair.state[_locate_factor(of)].any():
+                diffuse, pair = False, _Pair(of.drop_diffuse_rows(pair.state))
             case = missing, first, diffuse
             if case not in programs:
-                program = _program(of, *case)
+                program = _build_program(of, *case)
                 work = np.empty((program.buffers, k))
                 programs[case] = program, work, list(work)
             program, work, buffers = programs[case]
@@ -160,7 +160,7 @@ def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
                 program(inputs, work[:, :here], pair.after[:, :here])
             else:
                 program([*pair.rows, *own, dt, *u, *y, *masks], buffers, pair.later)
-            pair = pair.swapped()
+            pair = pair.swap_buffers()
     return pair.state[-of.sums :]
 
 
@@ -172,14 +172,14 @@ class _Pair:
         self.after = np.empty_like(state) if after is None else after
         self.rows, self.later = list(self.state), list(self.after)
 
-    def swapped(self) -> "_Pair":
+    def swap_buffers(self) -> "_Pair":
         """Swap the two buffers and return the same object."""
         self.state, self.after = self.after, self.state
         self.rows, self.later = self.later, self.rows
         return self
 
 
-def whitened(of: Learned, rows: RoundRows, entries: Array) -> Array:
+def whiten_innovations(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
     """Return the innovations and their variances (2 m, N) of independent components, in the order of the rounds.
 
     NaN where missing. Where still diffuse the innovation is NaN, and the variance is F_inf.
@@ -197,7 +197,7 @@ def whitened(of: Learned, rows: RoundRows, entries: Array) -> Array:
             here = y.shape[1]
             diffuse = diffuse and bool(state[settled:].any())
             size = len(start) if diffuse else settled
-            program = _innovation(of, missing, first, diffuse)
+            program = _build_innovation_program(of, missing, first, diffuse)
             work = np.empty((program.buffers, here))
             masks = list(~np.isnan(y)) if missing else []
             inputs = [*state[:size, :here], *entries[:, :here], dt, *u, *y, *masks]
@@ -206,7 +206,7 @@ def whitened(of: Learned, rows: RoundRows, entries: Array) -> Array:
     return result
 
 
-def _factor_place(of: Learned) -> slice:
+def _locate_factor(of: LearnedEntries) -> slice:
     stop = of.model.places["covariance"].stop
     return slice(stop, stop + of.factor)
 
@@ -223,8 +223,8 @@ class _Traced(NamedTuple):
     presents: list[Any]
 
 
-def _traced(
-    of: Learned, missing: bool, diffuse: bool, more: Sequence[int]
+def _record_step(
+    of: LearnedEntries, missing: bool, diffuse: bool, more: Sequence[int]
 ) -> tuple[_Traced, list[list[Any]]]:
     """Return the symbols of a step, and those of further rows of the running state, in groups of these sizes."""
     model, tape = of.model, Tape()
@@ -246,19 +246,19 @@ def _traced(
 
 
 @lru_cache(maxsize=64)
-def _program(of: Learned, missing: bool, first: bool, diffuse: bool) -> Program:
+def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
     """Return one step: the running state after it, then the sums so far."""
     d = of.slopes
-    trace, groups = _traced(of, missing, diffuse, [*of.sizes(diffuse)[3:], of.sums])
+    trace, groups = _record_step(of, missing, diffuse, [*of.sizes(diffuse)[3:], of.sums])
     sums = groups.pop()
     slopes = [
-        Slope(groups[3 * j], groups[3 * j + 1], groups[3 * j + 2] if diffuse else None) for j in range(d)
+        StateSlope(groups[3 * j], groups[3 * j + 1], groups[3 * j + 2] if diffuse else None) for j in range(d)
     ]
     parts = trace.parts
     if not first:
-        slopes = _predicted_slopes(of, trace, slopes)
+        slopes = _predict_slopes(of, trace, slopes)
         parts = of.model.predicted(parts, trace.dt, trace.u, False)
-    m, P, A, added = _updated(of, trace, parts, slopes, slopes)
+    m, P, A, added = _update_row(of, trace, parts, slopes, slopes)
     factor = [] if A is None else [a for row in A for a in row]
     moved = [a for slope in slopes for a in (*slope.m, *slope.P, *(slope.P_inf or []))]
     totals = [plus(a, b) for a, b in zip(sums, added, strict=True)]
@@ -266,25 +266,25 @@ def _program(of: Learned, missing: bool, first: bool, diffuse: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def _innovation(of: Learned, missing: bool, first: bool, diffuse: bool) -> Program:
+def _build_innovation_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
     """Return one step: the state after it, and innovation and variance of each component in turn."""
-    trace, _ = _traced(of, missing, diffuse, [])
+    trace, _ = _record_step(of, missing, diffuse, [])
     parts = trace.parts if first else of.model.predicted(trace.parts, trace.dt, trace.u, False)
     found: list[Entry] = []
-    m, P, A, _ = _updated(of, trace, parts, [], [], found)
+    m, P, A, _ = _update_row(of, trace, parts, [], [], found)
     factor = [] if A is None else [a for row in A for a in row]
     return Program(trace.tape, trace.inputs, [*m, *P, *factor, *found])
 
 
-def _predicted_slopes(of: Learned, trace: _Traced, slopes: list[Slope]) -> list[Slope]:
+def _predict_slopes(of: LearnedEntries, trace: _Traced, slopes: list[StateSlope]) -> list[StateSlope]:
     """Return the derivatives after a transition."""
     process, parts = of.model.process, trace.parts
     transition = process.transition(trace.dt, trace.u, parts.values)
     tangents: dict[str, list[Transition]] = {}
-    result: list[Slope] = []
+    result: list[StateSlope] = []
     for (name, entry), slope in zip(of.entries[: of.slopes], slopes, strict=True):
         if name == "R" or name.startswith("H["):
-            tangent = quiet(len(parts.m))
+            tangent = build_zero_transition(len(parts.m))
         else:
             if name not in tangents:
                 tangents[name] = process.tangents(name, trace.dt, trace.u, parts.values)
@@ -293,17 +293,17 @@ def _predicted_slopes(of: Learned, trace: _Traced, slopes: list[Slope]) -> list[
         P_inf = None if slope.P_inf is None else congruence(transition.F, slope.P_inf)
         if not all(is_zero(a) for row in tangent.F for a in row):
             m = [plus(a, b) for a, b in zip(m, apply(tangent.F, parts.m), strict=True)]
-            before = parts.P if parts.A is None else whole(parts.P, parts.A)
-            P = _turned(P, tangent.F, transition.F, before)
+            before = parts.P if parts.A is None else compute_finite_covariance(parts.P, parts.A)
+            P = _turn_covariance(P, tangent.F, transition.F, before)
             if P_inf is not None and parts.A is not None:
-                P_inf = _turned(P_inf, tangent.F, transition.F, diffuse_covariance(parts.A))
-        result.append(Slope(m, P, P_inf))
+                P_inf = _turn_covariance(P_inf, tangent.F, transition.F, diffuse_covariance(parts.A))
+        result.append(StateSlope(m, P, P_inf))
     return result
 
 
-def _turned(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
+def _turn_covariance(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
     """Return P + dF X F' + F X dF', packed, X being packed `before`."""
-    full = symmetric(before)
+    full = unpack_symmetric(before)
     FX = [[dot(row, column) for column in full] for row in F]
     n = len(F)
     return [
@@ -313,7 +313,9 @@ def _turned(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
     ]
 
 
-def _noise_slopes(of: Learned, trace: _Traced, noise: Decorrelated) -> list[tuple[Vector, Matrix, Vector]]:
+def _differentiate_noise(
+    of: LearnedEntries, trace: _Traced, noise: Decorrelated
+) -> list[tuple[Vector, Matrix, Vector]]:
     """Return for each learned entry the derivatives of the independent measurements: d (m), G (m x n), z (m).
 
     By an entry of H, dG = L^-1 dH.
@@ -347,7 +349,7 @@ def _noise_slopes(of: Learned, trace: _Traced, noise: Decorrelated) -> list[tupl
                     A = over(X[i][j], noise.d[j])
                     z[i] = minus(z[i], times(A, noise.z[j]))
                     G[i] = [minus(g, times(A, h)) for g, h in zip(G[i], noise.G[j], strict=True)]
-        seen = place(name)
+        seen = parse_entry_name(name)
         if seen is not None and seen[0] == "H":
             G[seen[1]][seen[2]] = 1.0
             for i in range(size):
@@ -364,12 +366,12 @@ def _cut(a: Entry, one: Any, other: Any) -> Entry:
     return a
 
 
-def _updated(
-    of: Learned,
+def _update_row(
+    of: LearnedEntries,
     trace: _Traced,
     prior: Parts,
-    slopes: list[Slope],
-    target: list[Slope],
+    slopes: list[StateSlope],
+    target: list[StateSlope],
     innovations: list[Entry] | None = None,
 ) -> tuple[Vector, Vector, Matrix | None, list[Entry]]:
     """Return mean, covariance and diffuse factor after the row's measurements, and their terms of the sums.
@@ -378,8 +380,8 @@ def _updated(
     """
     m, P, A, values = prior
     seen = of.model.observed(trace.u, values)
-    noise = decorrelate(seen.H, seen.R, seen.centred(trace.y), trace.presents)
-    by_entry = _noise_slopes(of, trace, noise) if slopes else []
+    noise = decorrelate(seen.H, seen.R, seen.subtract_offset(trace.y), trace.presents)
+    by_entry = _differentiate_noise(of, trace, noise) if slopes else []
     d = len(slopes)
     added: list[Entry] = [0.0] * (2 + d + packed_size(d))
     weighings: list[Weighing] = []
@@ -390,19 +392,21 @@ def _updated(
         u = over(v, S)
         square = times(v, u) if diffuse is None else np.where(diffuse, 0.0, times(v, u))
         score = times(-0.5, plus(np.log(S), LOG_2PI))
-        step = _Update(m, P if A is None else whole(P, A), A, h, r, v, M, S, K, u, diffuse, has)
-        slopes, parts = _moved_slopes(step, slopes, [(dd[i], dG[i], dz[i]) for dd, dG, dz in by_entry])
+        step = _Update(
+            m, P if A is None else compute_finite_covariance(P, A), A, h, r, v, M, S, K, u, diffuse, has
+        )
+        slopes, parts = _move_slopes(step, slopes, [(dd[i], dG[i], dz[i]) for dd, dG, dz in by_entry])
         for at, part in enumerate([score, square, *parts]):
-            added[at] = plus(added[at], _only(has, part))
+            added[at] = plus(added[at], _mask_entry(has, part))
         if innovations is not None:
             seen_v, seen_S = (v if diffuse is None else np.where(diffuse, np.nan, v)), S
             if has is not None:
                 seen_v, seen_S = np.where(has, seen_v, np.nan), np.where(has, S, np.nan)
             innovations += [seen_v, seen_S]
-        gain, shift = [_only(has, k) for k in K], _only(has, v)
+        gain, shift = [_mask_entry(has, k) for k in K], _mask_entry(has, v)
         m = [plus(a, times(k, shift)) for a, k in zip(m, gain, strict=True)]
-        P, A = after_scalar(P, A, weighing._replace(K=gain), h, r, has)
-    P, A = settled(P, A, weighings)
+        P, A = apply_scalar(P, A, weighing._replace(K=gain), h, r, has)
+    P, A = settle_columns(P, A, weighings)
     target[:] = slopes
     return m, P, A, added
 
@@ -424,27 +428,27 @@ class _Update(NamedTuple):
     has: Any
 
 
-def _only(has: Any, a: Entry) -> Entry:
+def _mask_entry(has: Any, a: Entry) -> Entry:
     return a if has is None or is_zero(a) else np.where(has, a, 0.0)
 
 
-def _moved_slopes(
-    at: _Update, slopes: list[Slope], noise: list[tuple[Entry, Vector, Entry]]
-) -> tuple[list[Slope], list[Entry]]:
+def _move_slopes(
+    at: _Update, slopes: list[StateSlope], noise: list[tuple[Entry, Vector, Entry]]
+) -> tuple[list[StateSlope], list[Entry]]:
     """Return the slopes after a scalar measurement, and its terms of gradient and packed information."""
-    moved: list[Slope] = []
+    moved: list[StateSlope] = []
     dvs: list[Entry] = []
     ratios: list[Entry] = []
     gradient: list[Entry] = []
     fit = times(0.5, minus(1.0, times(at.v, at.u)))
     for slope, (dr, dh, dz) in zip(slopes, noise, strict=True):
         still = all(is_zero(a) for a in dh)
-        dM = apply(symmetric(slope.P), at.h)
+        dM = apply(unpack_symmetric(slope.P), at.h)
         dv = minus(dz, dot(at.h, slope.m))
         dS = plus(dot(at.h, dM), dr)
         x: list[Entry] = []
         if not still:  # P dh
-            x = apply(symmetric(at.P), dh)
+            x = apply(unpack_symmetric(at.P), dh)
             dM = [plus(a, b) for a, b in zip(dM, x, strict=True)]
             dv = minus(dv, dot(dh, at.m))
             dS = plus(dS, times(2.0, dot(at.h, x)))
@@ -454,10 +458,10 @@ def _moved_slopes(
         P_inf: list[Any] | None = slope.P_inf
         if at.diffuse is not None:
             assert P_inf is not None and at.A is not None
-            dM_inf = apply(symmetric(P_inf), at.h)
+            dM_inf = apply(unpack_symmetric(P_inf), at.h)
             dF_inf = dot(at.h, dM_inf)
             if not still:
-                more = apply(symmetric(diffuse_covariance(at.A)), dh)
+                more = apply(unpack_symmetric(diffuse_covariance(at.A)), dh)
                 dM_inf = [plus(a, b) for a, b in zip(dM_inf, more, strict=True)]
                 dF_inf = plus(dF_inf, times(2.0, dot(at.h, more)))
             dK_inf = [over(minus(a, times(k, dF_inf)), at.S) for a, k in zip(dM_inf, at.K, strict=True)]
@@ -467,19 +471,19 @@ def _moved_slopes(
             moving = at.diffuse if at.has is None else at.diffuse & at.has
             P_inf = [
                 np.where(moving, a, b)
-                for a, b in zip(_changed(P_inf, at.K, dM_inf, dF_inf), P_inf, strict=True)
+                for a, b in zip(_change_covariance(P_inf, at.K, dM_inf, dF_inf), P_inf, strict=True)
             ]
         else:
             dv_seen = dv
-        gain, dgain = [_only(at.has, k) for k in at.K], [_only(at.has, k) for k in dK]
+        gain, dgain = [_mask_entry(at.has, k) for k in at.K], [_mask_entry(at.has, k) for k in dK]
         m = [
-            plus(a, plus(times(k, _only(at.has, dv)), times(dk, _only(at.has, at.v))))
+            plus(a, plus(times(k, _mask_entry(at.has, dv)), times(dk, _mask_entry(at.has, at.v))))
             for a, k, dk in zip(slope.m, gain, dgain, strict=True)
         ]
-        P = _changed(slope.P, gain, [_only(at.has, a) for a in dM], dS)
+        P = _change_covariance(slope.P, gain, [_mask_entry(at.has, a) for a in dM], dS)
         if at.diffuse is not None:
             P = _with_gain(P, at, dgain)
-        moved.append(Slope(m, P, P_inf))
+        moved.append(StateSlope(m, P, P_inf))
         dvs.append(dv_seen)
         ratios.append(ratio)
         gradient.append(slope_of_value)
@@ -490,7 +494,7 @@ def _moved_slopes(
     return moved, [*gradient, *information]
 
 
-def _changed(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
+def _change_covariance(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
     """Return P - dM K' - K dM' + K dS K', packed: the change of a covariance under a fixed gain."""
     c = [minus(a, times(0.5, times(k, dS))) for a, k in zip(dM, K, strict=True)]
     n = len(K)

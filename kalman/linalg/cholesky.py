@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, is_zero, minus, plus, times
-from kalman.linalg.packing import order_of, packed_index
+from kalman.linalg.packing import find_order, packed_index
 
 LOST = 1e-9
 """A pivot below minus this fraction of its variance is not rounding: the matrix is not positive semidefinite."""
@@ -29,7 +29,7 @@ def cholesky(P: Vector) -> Factored:
 
     References: Golub and Van Loan (2013), section 4.2.
     """
-    n = order_of(len(P))
+    n = find_order(len(P))
     L: list[Entry] = [0.0] * len(P)
     sound: Entry = math.inf
     total = dot([1.0] * n, [P[packed_index(j, j)] for j in range(n)])  # the first variance is its own pivot
@@ -47,7 +47,7 @@ def cholesky(P: Vector) -> Factored:
     return Factored(L, sound)
 
 
-def triangle(columns: Matrix) -> list[Entry]:
+def triangulate_rows(columns: Matrix) -> list[Entry]:
     """Return the packed factor L of A A', for A (n rows of q entries), by Householder reflections from the right.
 
     References: Golub and Van Loan (2013), section 5.2; Kailath, Sayed and Hassibi (2000), section 12.3.
@@ -138,7 +138,7 @@ def downdate(L: Vector, v: Vector) -> Factored:
 
 def product(L: Vector, M: Vector) -> list[Entry]:
     """Return L M, packed, of two packed lower triangles."""
-    n = order_of(len(L))
+    n = find_order(len(L))
     return [
         dot(
             [L[packed_index(i, k)] for k in range(j, i + 1)],
@@ -151,7 +151,7 @@ def product(L: Vector, M: Vector) -> list[Entry]:
 
 def gram(L: Vector) -> list[Entry]:
     """Return the packed covariance L L'."""
-    n = order_of(len(L))
+    n = find_order(len(L))
     rows = [L[packed_index(i, 0) : packed_index(i, i) + 1] for i in range(n)]
     return [dot(rows[i][: j + 1], rows[j]) for i in range(n) for j in range(i + 1)]
 
@@ -161,13 +161,13 @@ def square(rows: Matrix) -> list[Entry]:
     return [dot(rows[i], rows[j]) for i in range(len(rows)) for j in range(i + 1)]
 
 
-def rows_of(L: Vector) -> list[list[Entry]]:
+def unpack_triangle(L: Vector) -> list[list[Entry]]:
     """Return the rows of a packed lower triangle as a full matrix, zeros above."""
-    n = order_of(len(L))
+    n = find_order(len(L))
     return [[L[packed_index(i, j)] if j <= i else 0.0 for j in range(n)] for i in range(n)]
 
 
-def transposed(L: Vector, h: Vector) -> list[Entry]:
+def multiply_transposed(L: Vector, h: Vector) -> list[Entry]:
     """Return L' h' for a packed lower triangle and a row h."""
     n = len(h)
     return [dot(h[j:], [L[packed_index(i, j)] for i in range(j, n)]) for j in range(n)]
@@ -199,7 +199,7 @@ def least(a: Entry, b: Entry) -> Entry:
     return np.minimum(a, b)
 
 
-def every(entries: Sequence[Entry]) -> Entry:
+def find_least(entries: Sequence[Entry]) -> Entry:
     """Return the least of several."""
     result: Entry = math.inf
     for entry in entries:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
-from kalman.linalg.packing import order_of, packed_index
+from kalman.linalg.packing import find_order, packed_index
 
 NOTHING = 1e-13
 """A pivot below this fraction of its variance is a rounded zero; a density then covers the other directions."""
@@ -26,7 +26,7 @@ def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None, nothin
     nothing: the share of its variance below which a pivot is zero. A state of variance R after a start of P has pivots
     of R / P. So 0.0 (every positive pivot counts) is right wherever rounding is harmless.
     """
-    n = order_of(len(P))
+    n = find_order(len(P))
     L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(n)] for i in range(n)]
     d: list[Entry] = []
     inverse: list[Entry] = []

@@ -19,31 +19,31 @@ def packed_index(i: int, j: int) -> int:
     return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
 
 
-def order_of(size: int) -> int:
+def find_order(size: int) -> int:
     """Return n of a packed triangle of `size` entries."""
     return int((np.sqrt(8 * size + 1) - 1) / 2 + 0.5)
 
 
 @lru_cache
-def _full_indices(size: int) -> tuple[tuple[int, ...], ...]:
+def _list_full_indices(size: int) -> tuple[tuple[int, ...], ...]:
     """Return the index of each entry of the full matrix in a packed triangle of `size` entries."""
-    n = order_of(size)
+    n = find_order(size)
     return tuple(tuple(packed_index(i, j) for j in range(n)) for i in range(n))
 
 
-def symmetric(packed: Sequence[Any]) -> list[list[Any]]:
+def unpack_symmetric(packed: Sequence[Any]) -> list[list[Any]]:
     """Return the full matrix as nested lists that share the packed triangle's entries."""
-    return [[packed[k] for k in row] for row in _full_indices(len(packed))]
+    return [[packed[k] for k in row] for row in _list_full_indices(len(packed))]
 
 
-def lower(matrix: Sequence[Sequence[Any]]) -> list[Any]:
+def pack_lower(matrix: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the packed lower triangle of nested sequences (or of an array (n, n, ...))."""
     return [matrix[i][j] for i in range(len(matrix)) for j in range(i + 1)]
 
 
 def unpack(packed: Array) -> Array:
     """Return the row-major full matrices (n*n, K) of packed triangles (n(n+1)/2, K)."""
-    n = order_of(len(packed))
+    n = find_order(len(packed))
     return packed[[packed_index(i, j) for i in range(n) for j in range(n)]]
 
 

@@ -52,7 +52,7 @@ class Tape:
         return [self.note("item", (whole, k), False) for k in range(count)]
 
 
-def called(function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
+def call_recorded(function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
     """Return the rows of function(*operands), of shape (count, K): now, or recorded where an operand is a symbol.
 
     For functions that are not straight-line, such as loops whose length depends on the numbers.
@@ -104,7 +104,7 @@ class Program:
         for k, output in enumerate(outputs):
             if isinstance(output, Symbol) and id(output) not in names:
                 rows.setdefault(id(output), f"o{k}")
-        needed = self._needed(tape, outputs)
+        needed = self._find_needed(tape, outputs)
         free: list[str] = []
         self.buffers = 0
         lines: list[str] = []
@@ -116,7 +116,9 @@ class Program:
             if calls:
                 functions[f"f{at}"] = args[0]
                 function = f"f{at}"
-            operands = ", ".join(names[id(a)] if isinstance(a, Symbol) else _written(a) for a in args[calls:])
+            operands = ", ".join(
+                names[id(a)] if isinstance(a, Symbol) else _format_constant(a) for a in args[calls:]
+            )
             if function == "item":
                 names[id(result)] = f"x{at}"
                 lines.append(f"x{at} = {names[id(args[0])]}[{args[1]}]")
@@ -151,7 +153,7 @@ class Program:
         self._line = scope["line"]
 
     @staticmethod
-    def _needed(tape: Tape, outputs: Sequence[Any]) -> set[int]:
+    def _find_needed(tape: Tape, outputs: Sequence[Any]) -> set[int]:
         """Return the ids of the results that the outputs depend on."""
         needed = {id(a) for a in outputs if isinstance(a, Symbol)}
         for _, args, result in reversed(tape.operations):
@@ -166,6 +168,6 @@ class Program:
         self._line(*inputs, *buffers, *outputs)
 
 
-def _written(a: Any) -> str:
+def _format_constant(a: Any) -> str:
     """Return a constant operand as Python writes it."""
     return repr(bool(a) if isinstance(a, bool | np.bool_) else float(a))

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from kalman.filters.update import presence
+from kalman.filters.update import mask_present
 from kalman.linalg.entries import minus, plus, times
 from kalman.linalg.packing import packed_index
 from kalman.mixtures.building import Request, split
-from kalman.mixtures.components import Components, bounded, judge
+from kalman.mixtures.components import Components, bound_mixture, judge
 from kalman.run import Integers, SortedRows
 from kalman.types import Array
 
 
-class Sums(NamedTuple):
+class MixtureSums(NamedTuple):
     """Sums over rows, each (..., K) for K keys, or without that axis for all keys together.
 
     log_likelihood; rows; weights (k,) sums of r; means (k * n,) of r d; spreads (k * p,) of r (d d' + spread)
@@ -34,7 +34,7 @@ class Sums(NamedTuple):
     spreads: Array
 
 
-def usable(asked: Request, rows: SortedRows) -> SortedRows:
+def select_usable(asked: Request, rows: SortedRows) -> SortedRows:
     """Return the usable rows: those with a measurement in the family's support."""
     y = rows.y
     good = ~np.isnan(y).all(axis=0) & ~np.isinf(y).any(axis=0) & ~asked.family.outside(y)
@@ -44,7 +44,7 @@ def usable(asked: Request, rows: SortedRows) -> SortedRows:
     return SortedRows(rows.key[kept], rows.time[kept], y[:, kept], rows.u[:, kept])
 
 
-def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
+def sum_rows(asked: Request, theta: Array, rows: SortedRows, keys: int) -> MixtureSums:
     """Return the sums over each key's usable rows, for components theta, shared (c,) or per key (c, keys).
 
     A row at which the mixture's log-likelihood is not finite is left out.
@@ -53,10 +53,10 @@ def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
     mixture = split(asked, entries)
     y = list(rows.y)
     with np.errstate(all="ignore"):
-        judged = judge(asked.family, mixture, y, presence(rows.y))
+        judged = judge(asked.family, mixture, y, mask_present(rows.y))
         scores = np.asarray(judged.log_likelihood, float)
         good = np.isfinite(scores)
-        total = _by_key(rows.key, keys)
+        total = _build_key_sum(rows.key, keys)
         weights: list[Array] = []
         means: list[Array] = []
         spreads: list[Array] = []
@@ -71,7 +71,7 @@ def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
                 for j in range(i + 1):
                     square = plus(times(away[i], away[j]), seen.spread[packed_index(i, j)])
                     spreads.append(total(times(r, np.where(good, square, 0.0))))
-    return Sums(
+    return MixtureSums(
         total(np.where(good, scores, 0.0)),
         total(good.astype(float)),
         np.array(weights),
@@ -80,12 +80,12 @@ def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
     )
 
 
-def pooled(one: Sums) -> Sums:
+def pool_sums(one: MixtureSums) -> MixtureSums:
     """Return the sums over all keys."""
-    return Sums(*(np.asarray(a).sum(axis=-1) for a in one))
+    return MixtureSums(*(np.asarray(a).sum(axis=-1) for a in one))
 
 
-def maximised(asked: Request, theta: Array, found: Sums, least: Sequence[float]) -> Array:
+def maximise_components(asked: Request, theta: Array, found: MixtureSums, least: Sequence[float]) -> Array:
     """Return the components (c,) or (c, K) after one M step from theta; fixed parameters stay."""
     mixture, m = split(asked, list(theta)), asked.n
     p = asked.family.spreads(asked.m)
@@ -109,11 +109,13 @@ def maximised(asked: Request, theta: Array, found: Sums, least: Sequence[float])
                 for (i, j), total, before in zip(pairs, squares, spreads[k], strict=True)
             ]
     with np.errstate(all="ignore"):
-        kept = bounded(asked.family, mixture, least).flat()
+        kept = bound_mixture(asked.family, mixture, least).flat()
     return np.array([np.broadcast_to(a, theta.shape[1:]) for a in kept], float)
 
 
-def with_prior(asked: Request, theta: Array, found: Sums, prior: Array, strength: float) -> Sums:
+def add_prior_rows(
+    asked: Request, theta: Array, found: MixtureSums, prior: Array, strength: float
+) -> MixtureSums:
     """Return the sums at theta (c, K) with `strength` further rows distributed as the mixture `prior` (c,).
 
     The M step then gives the mode of the posterior under the conjugate prior.
@@ -131,10 +133,10 @@ def with_prior(asked: Request, theta: Array, found: Sums, prior: Array, strength
                 at = packed_index(i, j)
                 square = before.spreads[k][at] + away[i] * away[j]
                 spreads[k * p + at] = found.spreads[k * p + at] + rows * square
-    return Sums(found.log_likelihood, found.rows + strength, weights, means, spreads)
+    return MixtureSums(found.log_likelihood, found.rows + strength, weights, means, spreads)
 
 
-def ordered(asked: Request, theta: Array) -> Array:
+def sort_components(asked: Request, theta: Array) -> Array:
     """Return the components (c,) in ascending order of their means."""
     weights, means, spreads = split(asked, theta.tolist())
     order = sorted(range(asked.count), key=lambda k: cast(list[float], means[k]))
@@ -142,7 +144,7 @@ def ordered(asked: Request, theta: Array) -> Array:
     return np.array(together.flat(), float)
 
 
-def _by_key(key: Integers, keys: int) -> Callable[[Any], Array]:
+def _build_key_sum(key: Integers, keys: int) -> Callable[[Any], Array]:
     """Return a function that sums values (N,) over each key's rows, (keys,)."""
     firsts = np.flatnonzero(np.diff(key, prepend=-1))
     numbers = key[firsts]

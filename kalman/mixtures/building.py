@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import unpack_symmetric
 from kalman.mixtures.categorical import Categorical
-from kalman.mixtures.components import Components, components, predictive
+from kalman.mixtures.components import Components, predict_moments, unpack_components
 from kalman.mixtures.families import Bernoulli, Family, Gaussian, Poisson
 from kalman.mixtures.online import MixtureFilter
-from kalman.mixtures.starts import MixtureStart, used, without_columns
+from kalman.mixtures.starts import MixtureStart, list_start_controls, replace_column_names
 from kalman.models import checks, columns, definition
 from kalman.models.columns import Cell, Column
 from kalman.models.definition import Definition
@@ -76,10 +76,10 @@ class Request(NamedTuple):
     @property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of a mixture's parameters."""
-        return parameter_names(self.family)
+        return list_parameter_names(self.family)
 
 
-def parameter_names(family: Family) -> tuple[str, ...]:
+def list_parameter_names(family: Family) -> tuple[str, ...]:
     """Return the names of a mixture's parameters: weights and component parameters."""
     return ("weights", family.mean, *((family.spread,) if family.spread else ()))
 
@@ -87,7 +87,7 @@ def parameter_names(family: Family) -> tuple[str, ...]:
 def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilter:
     """Return the online mixture of a definition. Raises ModelError."""
     asked = request(given, learned)
-    options, steps = _options(given), asked.steps
+    options, steps = _parse_options(given), asked.steps
     return MixtureFilter(
         asked.states,
         asked.m,
@@ -98,9 +98,9 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
         steps.offset,
         steps.minimum,
         steps.batch,
-        least(asked, asked.start) if asked.start else (0.0,) * asked.n,
+        compute_least_bounds(asked, asked.start) if asked.start else (0.0,) * asked.n,
         asked.start,
-        checks.whole("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
+        checks.parse_integer("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
         asked.own_start,
     )
 
@@ -111,12 +111,12 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     for section in ("process", "observation", "initial"):
         if given.get(section) is not None:
             raise ModelError(section, f"a {kind} has none", "remove it; the components are in mixture")
-    measurement = definition.names("measurement", given.get("measurement"))
-    controls = definition.names("control", given.get("control") or (), empty=True)
-    options = _options(given)
-    family, default = _family(kind, options, measurement)
-    states = _states(given, default, measurement)
-    names = parameter_names(family)
+    measurement = definition.parse_names("measurement", given.get("measurement"))
+    controls = definition.parse_names("control", given.get("control") or (), empty=True)
+    options = _parse_options(given)
+    family, default = _parse_family(kind, options, measurement)
+    states = _list_states(given, default, measurement)
+    names = list_parameter_names(family)
     for name in learned or {}:
         if name not in names:
             raise ModelError(
@@ -129,9 +129,9 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
         raise ModelError("learn.by", f"the keys of a {kind} lean on all keys", "remove it")
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
-    written, own_start = without_columns(family, count, len(measurement), written, controls)
-    steps = _steps(options, controls)
-    definition.check_controls(controls, used(own_start) | columns.used(steps))
+    written, own_start = replace_column_names(family, count, len(measurement), written, controls)
+    steps = _parse_steps(options, controls)
+    definition.check_controls(controls, list_start_controls(own_start) | columns.find_columns(steps))
     _check_own_start(given, own_start)
     start = _start(family, count, len(measurement), written, learned or {})
     if not start:
@@ -139,11 +139,11 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
             if name not in wanted and name != "weights":
                 remedy = f"write it, or let pretrain learn it: learn: {{parameters: [{', '.join(names)}]}}"
                 raise ModelError(f"mixture.{name}", "is missing", remedy)
-    floor = checks.positive("mixture.floor", options.get("floor", FLOORS[kind]))
+    floor = checks.parse_positive("mixture.floor", options.get("floor", FLOORS[kind]))
     if family.mean == "probabilities" and floor >= 1.0 / max(getattr(family, "categories", (2,))):
         raise ModelError("mixture.floor", f"{floor!r} is too large a floor", "write less than 0.5")
-    starts = checks.whole("mixture.starts", options.get("starts", 5), 1, 100)
-    holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
+    starts = checks.parse_integer("mixture.starts", options.get("starts", 5), 1, 100)
+    holdout = checks.parse_positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
     if holdout > 0.5:
         raise ModelError("mixture.holdout", f"{holdout!r} is more than half", "write 0.5 or less")
     return Request(
@@ -163,9 +163,11 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     )
 
 
-def _states(given: Definition, default: tuple[str, ...], measurement: tuple[str, ...]) -> tuple[str, ...]:
+def _list_states(
+    given: Definition, default: tuple[str, ...], measurement: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the names of the states, by default the names of the measurements or their categories."""
-    states = definition.names("states", given.get("states") or default)
+    states = definition.parse_names("states", given.get("states") or default)
     if len(states) != len(default):
         one, all_of = (
             ("category", "categories") if default != measurement else ("measurement", "measurements")
@@ -175,16 +177,16 @@ def _states(given: Definition, default: tuple[str, ...], measurement: tuple[str,
     return states
 
 
-def _steps(options: Mapping[str, Any], controls: Sequence[str]) -> Steps:
+def _parse_steps(options: Mapping[str, Any], controls: Sequence[str]) -> Steps:
     """Return the step options of a mixture."""
     step = options.get("step") or {}
-    checks.known("mixture.step", step, ("decay", "offset", "minimum"))
+    checks.check_keys("mixture.step", step, ("decay", "offset", "minimum"))
 
     def given(name: str, default: float) -> Cell:
         field, value = f"mixture.step.{name}", step.get(name, default)
         if isinstance(value, str):
-            return columns.cell(field, value, controls)
-        return checks.positive(field, value, zero=name == "minimum")
+            return columns.parse_cell(field, value, controls)
+        return checks.parse_positive(field, value, zero=name == "minimum")
 
     steps = Steps(given("decay", 0.6), given("offset", OFFSET), given("minimum", 0.0))
     for name in ("decay", "minimum"):
@@ -193,10 +195,10 @@ def _steps(options: Mapping[str, Any], controls: Sequence[str]) -> Steps:
             raise ModelError(f"mixture.step.{name}", f"{value!r} is above one", "write 1.0 or less")
     batch = options.get("batch", 1)
     if isinstance(batch, str):
-        found = columns.cell("mixture.batch", batch, controls)
+        found = columns.parse_cell("mixture.batch", batch, controls)
         assert isinstance(found, Column)
         return steps._replace(batch=found)
-    return steps._replace(batch=checks.whole("mixture.batch", batch, 1, 1_000_000))
+    return steps._replace(batch=checks.parse_integer("mixture.batch", batch, 1, 1_000_000))
 
 
 def _check_own_start(given: Definition, own_start: MixtureStart | None) -> None:
@@ -205,38 +207,38 @@ def _check_own_start(given: Definition, own_start: MixtureStart | None) -> None:
         raise ModelError("learn", problem, "keep one of them")
 
 
-def least(asked: Request, start: Any) -> tuple[float, ...]:
+def compute_least_bounds(asked: Request, start: Any) -> tuple[float, ...]:
     """Return the lower bounds that keep components from degenerating, for the start `start` (flat)."""
     mixture = split(asked, start)
-    _, covariance = predictive(asked.family, mixture)
-    full = symmetric(covariance)
+    _, covariance = predict_moments(asked.family, mixture)
+    full = unpack_symmetric(covariance)
     return asked.family.least(asked.floor, [float(full[i][i]) for i in range(asked.n)])
 
 
 def split(asked: Request, flat: Any) -> Components:
     """Return components from their flat numbers."""
-    return components(flat, asked.count, asked.n, asked.family.spreads(asked.m))
+    return unpack_components(flat, asked.count, asked.n, asked.family.spreads(asked.m))
 
 
-def _options(given: Definition) -> dict[str, Any]:
+def _parse_options(given: Definition) -> dict[str, Any]:
     known = (
         *("components", "step", "batch", "warm_up", "floor", "starts", "holdout", "weights", "categories"),
-        *(name for family in FAMILIES.values() for name in parameter_names(family)[1:]),
+        *(name for family in FAMILIES.values() for name in list_parameter_names(family)[1:]),
     )
     found = given.get("mixture")
     if found is None:
         raise ModelError("mixture", "is missing", "add mixture: {components: 2, ...}")
-    checks.known("mixture", found, known)
-    allowed = parameter_names(FAMILIES[given["filter"]])
+    checks.check_keys("mixture", found, known)
+    allowed = list_parameter_names(FAMILIES[given["filter"]])
     for family in FAMILIES.values():
-        for name in parameter_names(family):
+        for name in list_parameter_names(family):
             if found.get(name) is not None and name not in allowed:
                 remedy = f"write {', '.join(allowed)}"
                 raise ModelError(f"mixture.{name}", f"a {given['filter']} has none", remedy)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _family(
+def _parse_family(
     kind: str, options: Mapping[str, Any], measurement: tuple[str, ...]
 ) -> tuple[Family, tuple[str, ...]]:
     """Return the family of a kind, and the states' names by default."""
@@ -254,7 +256,7 @@ def _family(
             "is not one number for each measurement",
             f"write a list of {len(measurement)}",
         )
-    counts = tuple(checks.whole("mixture.categories", count, 2, MOST_CATEGORIES) for count in each)
+    counts = tuple(checks.parse_integer("mixture.categories", count, 2, MOST_CATEGORIES) for count in each)
     if sum(counts) > MOST_CATEGORIES:
         remedy = f"keep to {MOST_CATEGORIES}: put rare categories together"
         raise ModelError(
@@ -268,7 +270,7 @@ def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
     lengths = [len(a) for a in written.values() if isinstance(a, (list, tuple))]
     if "components" not in options and not lengths:
         raise ModelError("mixture.components", "is missing", "write how many there are, such as 2")
-    return checks.whole("mixture.components", options.get("components", (lengths or [1])[0]), 1, MOST)
+    return checks.parse_integer("mixture.components", options.get("components", (lengths or [1])[0]), 1, MOST)
 
 
 def _start(
@@ -285,12 +287,12 @@ def _start(
     def place(name: str) -> str:
         return f"parameters.{name}" if name in learned else f"mixture.{name}"
 
-    weights = _weights(place("weights"), written.get("weights"), count)
-    means = _means(place(family.mean), written[family.mean], count, family.entries(m))
+    weights = _parse_weights(place("weights"), written.get("weights"), count)
+    means = _parse_means(place(family.mean), written[family.mean], count, family.entries(m))
     for k, mean in enumerate(means):
         for value in mean:
             if family.mean == "rates":
-                checks.positive(f"{place(family.mean)}[{k}]", value)
+                checks.parse_positive(f"{place(family.mean)}[{k}]", value)
             if family.mean == "probabilities" and not 0.0 < value < 1.0:
                 remedy = "write a number between 0 and 1"
                 raise ModelError(f"{place(family.mean)}[{k}]", f"{value!r} is not between them", remedy)
@@ -299,12 +301,12 @@ def _start(
     flat = [*weights, *(a for mean in means for a in mean)]
     if family.spread:
         name = family.spread
-        given = checks.needed(place(name).partition(".")[0], written, name)
+        given = checks.require_key(place(name).partition(".")[0], written, name)
         if not isinstance(given, (list, tuple)) or len(given) != count:
             raise ModelError(place(name), "is not one for each component", f"write a list of {count}")
         for k, value in enumerate(given):
-            packed = checks.covariance(f"{place(name)}[{k}]", value, m)
-            if np.linalg.eigvalsh(np.array(symmetric(packed))).min() <= 0.0:
+            packed = checks.parse_covariance(f"{place(name)}[{k}]", value, m)
+            if np.linalg.eigvalsh(np.array(unpack_symmetric(packed))).min() <= 0.0:
                 remedy = "write a positive definite one"
                 raise ModelError(f"{place(name)}[{k}]", "it is singular", remedy)
             flat += packed
@@ -323,18 +325,18 @@ def _sum_to_one(field: str, family: Categorical, mean: tuple[float, ...]) -> tup
     return tuple(result)
 
 
-def _weights(field: str, value: Any, count: int) -> list[float]:
+def _parse_weights(field: str, value: Any, count: int) -> list[float]:
     if value is None:
         return [1.0 / count] * count
-    weights = [checks.positive(field, a) for a in checks.vector(field, value, count)]
+    weights = [checks.parse_positive(field, a) for a in checks.parse_vector(field, value, count)]
     if abs(sum(weights) - 1.0) > 1e-6:
         raise ModelError(field, f"they sum to {sum(weights):g}", "write weights that sum to 1")
     return [a / sum(weights) for a in weights]
 
 
-def _means(field: str, value: Any, count: int, m: int) -> list[tuple[float, ...]]:
+def _parse_means(field: str, value: Any, count: int, m: int) -> list[tuple[float, ...]]:
     """Return a vector for each component; with one measurement a number counts as a vector."""
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise ModelError(field, "is not one for each component", f"write a list of {count}")
     rows = [[a] if m == 1 and not isinstance(a, (list, tuple)) else a for a in value]
-    return [checks.vector(f"{field}[{k}]", row, m) for k, row in enumerate(rows)]
+    return [checks.parse_vector(f"{field}[{k}]", row, m) for k, row in enumerate(rows)]

@@ -85,7 +85,7 @@ class Categorical(Family):
         most = np.array(self.categories, float)[:, None]
         return np.any((y < 0.0) | (y >= most) | (np.floor(y) < y), axis=0)
 
-    def coded(self, y: Array) -> Array:
+    def encode_measurements(self, y: Array) -> Array:
         """Return the indicators of the categories, NaN where a measurement is missing."""
         rows = [
             np.where(np.isnan(code), np.nan, code == number)
@@ -94,7 +94,7 @@ class Categorical(Family):
         ]
         return np.array(rows, float).reshape(len(rows), y.shape[1])
 
-    def distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry:
+    def compute_distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry:
         """Return the sum over measurements of Pearson's (1 / p - 1) / (C - 1) of the observed category."""
         total: Entry = 0.0
         for part, code, has in zip(self.parts(), y, presents, strict=True):

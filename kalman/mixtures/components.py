@@ -28,7 +28,7 @@ class Components(NamedTuple):
         return [*self.weights, *(a for one in (*self.means, *self.spreads) for a in one)]
 
 
-def components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
+def unpack_components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
     """Return k components with means of m entries, and p entries of spread each, from their entries in a row."""
     second, third = k, k + k * m
     return Components(
@@ -61,13 +61,13 @@ def judge(family: Family, mixture: Components, y: Vector, presents: Presents) ->
     for part in parts[1:]:
         total = total + part
     log_likelihood = plus(top + np.log(total), family.base(y, presents))
-    some = some_present(presents)
+    some = find_any_present(presents)
     if some is not None:
         log_likelihood = np.where(some, log_likelihood, 0.0)
     return Judged(log_likelihood, [part / total for part in parts], seen)
 
 
-def some_present(presents: Presents) -> Any:
+def find_any_present(presents: Presents) -> Any:
     """Return a mask of keys with any measured component; None where none is missing."""
     some = presents[0]
     for has in presents[1:]:
@@ -75,14 +75,14 @@ def some_present(presents: Presents) -> Any:
     return some
 
 
-def row(judged: Judged) -> Components:
+def build_row_mixture(judged: Judged) -> Components:
     """Return the mixture of one row alone."""
     return Components(
         judged.responsibilities, [one.value for one in judged.seen], [one.spread for one in judged.seen]
     )
 
 
-def averaged(a: Components, b: Components, share: Entry) -> Components:
+def average_mixtures(a: Components, b: Components, share: Entry) -> Components:
     """Return the mixture whose sufficient statistics are (1 - share) those of a + share those of b."""
     rest = minus(1.0, share)
     weights: list[Entry] = []
@@ -100,14 +100,14 @@ def averaged(a: Components, b: Components, share: Entry) -> Components:
         between = part * other
         spread: list[Entry] = []
         if a.spreads[i]:
-            products = _products(away)
+            products = _multiply_outer(away)
             for x, y, square in zip(a.spreads[i], b.spreads[i], products, strict=True):
                 spread.append(plus(plus(times(other, x), times(part, y)), times(between, square)))
         spreads.append(spread)
     return Components(weights, means, spreads)
 
 
-def bounded(family: Family, mixture: Components, least: Vector) -> Components:
+def bound_mixture(family: Family, mixture: Components, least: Vector) -> Components:
     """Return the mixture within the bounds of degeneration, its weights summing to 1."""
     pairs = zip(mixture.means, mixture.spreads, strict=True)
     kept = [family.bounded(mean, spread, least) for mean, spread in pairs]
@@ -120,19 +120,19 @@ def bounded(family: Family, mixture: Components, least: Vector) -> Components:
     )
 
 
-def predicted_mean(mixture: Components) -> list[Entry]:
+def predict_mean(mixture: Components) -> list[Entry]:
     """Return the mean (m entries) of a row."""
     return [dot(mixture.weights, [one[i] for one in mixture.means]) for i in range(len(mixture.means[0]))]
 
 
-def predictive(family: Family, mixture: Components) -> tuple[list[Entry], list[Entry]]:
+def predict_moments(family: Family, mixture: Components) -> tuple[list[Entry], list[Entry]]:
     """Return mean (m entries) and packed covariance of a row: within the components and between them."""
-    mean = predicted_mean(mixture)
+    mean = predict_mean(mixture)
     m = len(mean)
     covariance: list[Entry] = [0.0] * (m * (m + 1) // 2)
     for w, centre, spread in zip(*mixture, strict=True):
         within = family.covariance(centre, spread)
-        between = _products([minus(a, b) for a, b in zip(centre, mean, strict=True)])
+        between = _multiply_outer([minus(a, b) for a, b in zip(centre, mean, strict=True)])
         covariance = [
             plus(total, times(w, plus(a, b))) for total, a, b in zip(covariance, within, between, strict=True)
         ]
@@ -143,11 +143,11 @@ def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> E
     """Return the squared distance of a row from the mixture's mean, in its covariance; NaN without a measurement. Under
     the right mixture it averages 1 for each present measurement, but is not chi-square.
     """
-    some = some_present(presents)
-    own = family.distance(predicted_mean(mixture), y, presents)
+    some = find_any_present(presents)
+    own = family.compute_distance(predict_mean(mixture), y, presents)
     if own is not None:
         return own if some is None else np.where(some, own, np.nan)
-    mean, covariance = predictive(family, mixture)
+    mean, covariance = predict_moments(family, mixture)
     has = [a for a in presents if a is not None]
     L, _, inverse = ldl.factor(covariance, has or None)
     away = [minus(a, b) for a, b in zip(y, mean, strict=True)]
@@ -159,6 +159,6 @@ def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> E
     return total if some is None else np.where(some, total, np.nan)
 
 
-def _products(a: Vector) -> list[Entry]:
+def _multiply_outer(a: Vector) -> list[Entry]:
     """Return the packed outer product of a vector."""
     return [times(a[i], a[j]) for i in range(len(a)) for j in range(i + 1)]

@@ -15,8 +15,8 @@ from scipy.special import gammaln
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg import ldl
 from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
-from kalman.linalg.packing import order_of, packed_index, packed_size
-from kalman.linalg.program import called
+from kalman.linalg.packing import find_order, packed_index, packed_size
+from kalman.linalg.program import call_recorded
 from kalman.types import Array
 
 Presents = Sequence[Present]
@@ -76,11 +76,11 @@ class Family(Protocol):
         """Mark rows (K,) with measurements (m, K) that are impossible under the component."""
         ...
 
-    def coded(self, y: Array) -> Array:
+    def encode_measurements(self, y: Array) -> Array:
         """Return measurements (m, K) in the coding whose mean is the component's mean."""
         return y
 
-    def distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry | None:
+    def compute_distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry | None:
         """Return a distance of a row from the mixture's mean that is 1 on average for each measurement.
 
         None: use the distance in the mixture's covariance.
@@ -143,7 +143,7 @@ class Gaussian(Family):
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
         """Return a covariance with a lower bound on each measurement's variance given the ones before it."""
-        n = order_of(len(spread))
+        n = find_order(len(spread))
         result = list(spread)
         L: list[list[Entry]] = []
         d: list[Entry] = []
@@ -220,7 +220,7 @@ class Poisson(_Independent):
         """Return -log y!."""
         total: Entry = 0.0
         for a, has in zip(y, presents, strict=True):
-            (log,) = called(_log_factorial, 1, [a if has is None else np.where(has, a, 0.0)])
+            (log,) = call_recorded(_compute_log_factorial, 1, [a if has is None else np.where(has, a, 0.0)])
             total = minus(total, log)
         return total
 
@@ -259,5 +259,5 @@ class Bernoulli(_Independent):
         return np.any((y != 0.0) & (y != 1.0) & ~np.isnan(y), axis=0)
 
 
-def _log_factorial(a: Array) -> Array:
+def _compute_log_factorial(a: Array) -> Array:
     return gammaln(np.asarray(a) + 1.0)[None]

@@ -20,14 +20,14 @@ from kalman.linalg.entries import Entry, Vector, plus, times
 from kalman.linalg.packing import unpack
 from kalman.mixtures.components import (
     Components,
-    averaged,
-    bounded,
-    components,
+    average_mixtures,
+    bound_mixture,
+    build_row_mixture,
+    find_any_present,
     judge,
     nis,
-    predictive,
-    row,
-    some_present,
+    predict_moments,
+    unpack_components,
 )
 from kalman.mixtures.families import Family
 from kalman.mixtures.starts import MixtureStart
@@ -69,14 +69,14 @@ class MixtureFilter(ProgramFilter):
         """The components and the number of rows; with batches, the sums of the open batch; with a warm-up, its result.
         Where a column gives the batch size, also the number of steps and the rows since the last one.
         """
-        fields = self._shapes("")
+        fields = self._list_shapes("")
         fields["rows"] = (1,)
         if isinstance(self.batch, Column):
             fields |= {"steps": (1,), "batch_rows": (1,)}
-        fields |= self._shapes("batch_") if self.batch != 1 else {}
-        return fields | (self._shapes("warm_") if self.warm_up else {})
+        fields |= self._list_shapes("batch_") if self.batch != 1 else {}
+        return fields | (self._list_shapes("warm_") if self.warm_up else {})
 
-    def _shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
+    def _list_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
         shapes = {f"{prefix}weights": (self.count,)}
         shapes[prefix + self.family.mean] = (self.count * len(self.states),)
         if self.family.spread:
@@ -94,7 +94,7 @@ class MixtureFilter(ProgramFilter):
 
     def components(self, flat: Sequence[Any]) -> Components:
         """Return the components of these flat entries."""
-        return components(flat, self.count, len(self.states), self.family.spreads(self.measurements))
+        return unpack_components(flat, self.count, len(self.states), self.family.spreads(self.measurements))
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet. Raises ModelError before learning."""
@@ -118,7 +118,7 @@ class MixtureFilter(ProgramFilter):
         """Return the state with the components of the keys that are at their first row, as `StateLayout.begun`."""
         assert self.own_start is not None
         which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
-        flat, wrong[which] = self.own_start.resolved(u[:, which])
+        flat, wrong[which] = self.own_start.resolve_start(u[:, which])
         state[:, which] = self._put(state[:, which], flat)
         return state, wrong
 
@@ -126,14 +126,14 @@ class MixtureFilter(ProgramFilter):
         """Return the result of one row: the E step under the mixture before it, and a step of the components."""
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
-        alone = row(judged)
+        alone = build_row_mixture(judged)
         held = state[self.size - self._width :] if self.warm_up else state[: self._width]
         base = self.components(held)
         full: Any = True
         more: list[Entry] = []
         if isinstance(self.batch, Column):
             steps, waiting = state[self._width + 1 : self._width + 3]
-            pending = self._pending(state, alone, waiting)
+            pending = self._average_batch(state, alone, waiting)
             full = np.greater_equal(plus(waiting, 1.0), u[self.batch.index])
             moved = self._moved(base, pending, plus(steps, 1.0), u).flat()
             after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
@@ -143,7 +143,7 @@ class MixtureFilter(ProgramFilter):
             after = self._moved(base, alone, plus(rows, 1.0), u).flat()
         else:
             place = np.remainder(rows, float(self.batch))
-            pending = self._pending(state, alone, place)
+            pending = self._average_batch(state, alone, place)
             step = np.floor((rows + 1.0) / float(self.batch))
             full = np.equal(place + 1.0, float(self.batch))
             # before the batch is full the result is not used: any step except 0 will do
@@ -155,30 +155,30 @@ class MixtureFilter(ProgramFilter):
             warm = np.greater(plus(rows, 1.0), float(self.warm_up)) & full
             after = [np.where(warm, a, b) for a, b in zip(after, state[: self._width], strict=True)]
         whole: list[Entry] = [*after, plus(rows, 1.0), *more]
-        some = some_present(presents)
+        some = find_any_present(presents)
         if some is not None:
             whole = [np.where(some, a, b) for a, b in zip(whole, state, strict=True)]
         score = nis(self.family, mixture, y, presents)
         return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
-    def _pending(self, state: Vector, alone: Components, place: Entry) -> Components:
+    def _average_batch(self, state: Vector, alone: Components, place: Entry) -> Components:
         """Return the mean of a batch after adding the row `alone` to `place` others."""
         first = self._width + (3 if isinstance(self.batch, Column) else 1)
-        return averaged(self.components(state[first:]), alone, np.divide(1.0, place + 1.0))
+        return average_mixtures(self.components(state[first:]), alone, np.divide(1.0, place + 1.0))
 
     def _moved(self, mixture: Components, towards: Components, step: Entry, u: Vector) -> Components:
         offset, minimum = resolve([self.offset, self.minimum], u)
         decay = times(-1.0, u[self.decay.index]) if isinstance(self.decay, Column) else -self.decay
         gamma: Entry = np.maximum(np.power(plus(step, offset), decay), minimum)
-        return bounded(self.family, averaged(mixture, towards, gamma), self.least)
+        return bound_mixture(self.family, average_mixtures(mixture, towards, gamma), self.least)
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
         """Return flags of measurements outside the family's support, and of columns without a valid step."""
         outside = self.family.outside(y)
         codes = np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL)
-        return np.where(self._without_step(u), flags.NOT_PSD, codes).astype(np.uint8)
+        return np.where(self._find_invalid_steps(u), flags.NOT_PSD, codes).astype(np.uint8)
 
-    def _without_step(self, u: Array) -> npt.NDArray[np.bool_]:
+    def _find_invalid_steps(self, u: Array) -> npt.NDArray[np.bool_]:
         """Return a mask of rows where a column (c, K) is not a valid decay, offset, minimum or batch."""
         wrong = np.zeros(u.shape[1], bool)
         # each with the least value, whether the least is allowed, and the greatest
@@ -196,15 +196,15 @@ class MixtureFilter(ProgramFilter):
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance of the next row's states, as the mixture predicts them."""
         with np.errstate(all="ignore"):
-            mean, covariance = predictive(self.family, self.components(list(state)))
-        return _rows(mean, state.shape[1]), _rows(covariance, state.shape[1])
+            mean, covariance = predict_moments(self.family, self.components(list(state)))
+        return _stack_rows(mean, state.shape[1]), _stack_rows(covariance, state.shape[1])
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return mean (m, K) and packed covariance of the next row's measurements."""
         with np.errstate(all="ignore"):
             mixture = self.components(list(state))
-            mean, covariance = self.family.measured(*predictive(self.family, mixture))
-        return _rows(mean, state.shape[1]), _rows(covariance, state.shape[1])
+            mean, covariance = self.family.measured(*predict_moments(self.family, mixture))
+        return _stack_rows(mean, state.shape[1]), _stack_rows(covariance, state.shape[1])
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
         """Return mean (n, K), full row-major covariance (n*n, K) of the next row, and all fields of the state."""
@@ -228,5 +228,5 @@ class MixtureFilter(ProgramFilter):
         return self._put(state.copy(), parameters)
 
 
-def _rows(entries: Vector, keys: int) -> Array:
+def _stack_rows(entries: Vector, keys: int) -> Array:
     return np.array([np.broadcast_to(a, keys) for a in entries], float)

@@ -5,7 +5,7 @@ Reference: Arthur and Vassilvitskii (2007), k-means++.
 
 import numpy as np
 
-from kalman.linalg.packing import lower
+from kalman.linalg.packing import pack_lower
 from kalman.mixtures.building import Request
 from kalman.mixtures.components import Components
 from kalman.types import Array
@@ -14,20 +14,20 @@ ROUNDS = 5
 """Steps of k-means after the choice of its centres."""
 
 
-def seeds(asked: Request, y: Array, starts: int) -> Array:
+def draw_seeds(asked: Request, y: Array, starts: int) -> Array:
     """Return `starts` mixtures (starts, c) for a sample y (m, N) of usable rows, N at least 1.
 
     A missing measurement is replaced by the mean of the others.
     """
-    filled, variance = _filled(asked.family.coded(y))
+    filled, variance = _fill_missing(asked.family.encode_measurements(y))
     scale = np.sqrt(filled) if asked.family.mean == "rates" else filled
     deviation = scale.std(axis=1, keepdims=True)
     points = ((scale - scale.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)).T
-    return np.array([_seed(asked, filled, variance, points, start) for start in range(starts)])
+    return np.array([_build_seed(asked, filled, variance, points, start) for start in range(starts)])
 
 
-def _seed(asked: Request, y: Array, variance: Array, points: Array, start: int) -> list[float]:
-    labels = _clusters(points, asked.count, np.random.default_rng(start))
+def _build_seed(asked: Request, y: Array, variance: Array, points: Array, start: int) -> list[float]:
+    labels = _assign_clusters(points, asked.count, np.random.default_rng(start))
     overall = y.mean(axis=1)
     weights: list[float] = []
     means: list[list[float]] = []
@@ -40,12 +40,12 @@ def _seed(asked: Request, y: Array, variance: Array, points: Array, start: int) 
         weights.append((number + 1.0) / (y.shape[1] + asked.count))
         away = here - np.array(means[k])[:, None]
         within = within + away @ away.T / y.shape[1]
-    spread = [float(a) for a in lower(within.tolist())] if asked.family.spread else []
+    spread = [float(a) for a in pack_lower(within.tolist())] if asked.family.spread else []
     flat = Components(list(weights), [list(a) for a in means], [list(spread) for _ in means]).flat()
     return [float(a) for a in flat]
 
 
-def _clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
+def _assign_clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
     """Return the cluster, of `count`, of each of the points (N, m): k-means++ and a few steps of k-means."""
     centres = [points[rng.integers(len(points))]]
     while len(centres) < count:
@@ -62,7 +62,7 @@ def _clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
     return labels
 
 
-def _filled(y: Array) -> tuple[Array, Array]:
+def _fill_missing(y: Array) -> tuple[Array, Array]:
     """Return y with missing values filled, and each measurement's variance, which is above zero."""
     there = ~np.isnan(y)
     number = np.maximum(there.sum(axis=1), 1)

@@ -10,7 +10,7 @@ from kalman.linalg.packing import packed_index, packed_size
 from kalman.mixtures.categorical import Categorical
 from kalman.mixtures.families import Family
 from kalman.models import columns
-from kalman.models.columns import Cell, Column, psd, resolve
+from kalman.models.columns import Cell, Column, compute_lowest_pivot, resolve
 from kalman.types import Array, ModelError
 
 INSTEAD = {"means": 0.0, "rates": 1.0, "probabilities": 0.5}
@@ -30,7 +30,7 @@ class MixtureStart(NamedTuple):
     count: int
     m: int
 
-    def resolved(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+    def resolve_start(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Return the flat components (d, K), weights summing to 1, and a mask (K,) of keys with invalid ones."""
         k, m, keys = self.count, self.m, u.shape[1]
         n = self.family.entries(m)
@@ -43,7 +43,7 @@ class MixtureStart(NamedTuple):
                 sound &= (means > 0.0).all(axis=0)
             if self.family.mean == "probabilities":
                 sound &= ((means > 0.0) & (means < 1.0)).all(axis=0)
-            for part in self._shares():
+            for part in self._list_share_groups():
                 shares = means[part]
                 whole = shares.sum(axis=0)
                 sound &= np.abs(whole - 1.0) <= SUM
@@ -51,12 +51,12 @@ class MixtureStart(NamedTuple):
             p = self.family.spreads(m)
             for component in range(k if p else 0):
                 own = list(spread[component * p : (component + 1) * p])
-                sound &= np.greater_equal(psd(own), 0.0)
+                sound &= np.greater_equal(compute_lowest_pivot(own), 0.0)
                 sound &= np.all([own[packed_index(i, i)] > 0.0 for i in range(m)], axis=0)
             flat[:k] = weights / total
         return flat, ~sound
 
-    def _shares(self) -> list[list[int]]:
+    def _list_share_groups(self) -> list[list[int]]:
         """Return groups of means' entries that sum to 1: each component's categories of each measurement."""
         if not isinstance(self.family, Categorical):
             return []
@@ -64,7 +64,7 @@ class MixtureStart(NamedTuple):
         return [[k * n + i for i in part] for k in range(self.count) for part in self.family.parts()]
 
 
-def without_columns(
+def replace_column_names(
     family: Family, count: int, m: int, written: Mapping[str, Any], controls: Sequence[str]
 ) -> tuple[dict[str, Any], MixtureStart | None]:
     """Return written components with numbers in place of columns, and the start with the columns, None without any.
@@ -72,7 +72,7 @@ def without_columns(
     Raises:
         ModelError: a text does not name a column, or a list has another size.
     """
-    if not any(_texts(value) for value in written.values()):
+    if not any(_has_texts(value) for value in written.values()):
         return dict(written), None
     cells: list[Cell] = []
     plain = dict(written)
@@ -80,43 +80,43 @@ def without_columns(
     if weights is None:
         cells += [1.0 / count] * count
     else:
-        cells += columns.vector("mixture.weights", weights, count, controls)
-        if _texts(weights):
+        cells += columns.parse_vector_cells("mixture.weights", weights, count, controls)
+        if _has_texts(weights):
             plain.pop("weights")
     name, n = family.mean, family.entries(m)
-    for k, row in enumerate(_listed(f"mixture.{name}", written.get(name), count)):
-        cells += columns.vector(
+    for k, row in enumerate(_check_list(f"mixture.{name}", written.get(name), count)):
+        cells += columns.parse_vector_cells(
             f"mixture.{name}[{k}]", row if isinstance(row, (list, tuple)) else [row], n, controls
         )
-    if _texts(written.get(name)):
-        plain[name] = [_instead(family, m)] * count
+    if _has_texts(written.get(name)):
+        plain[name] = [_choose_placeholder(family, m)] * count
     if family.spread:
-        matrices = _listed(f"mixture.{family.spread}", written.get(family.spread), count)
+        matrices = _check_list(f"mixture.{family.spread}", written.get(family.spread), count)
         for k, matrix in enumerate(matrices):
-            cells += columns.covariance(f"mixture.{family.spread}[{k}]", matrix, m, controls)
-        if _texts(matrices):
+            cells += columns.parse_covariance_cells(f"mixture.{family.spread}[{k}]", matrix, m, controls)
+        if _has_texts(matrices):
             plain[family.spread] = [np.eye(m).tolist()] * count
     assert len(cells) == count * (1 + n + (packed_size(m) if family.spread else 0))
     return plain, MixtureStart(tuple(cells), family, count, m)
 
 
-def _instead(family: Family, m: int) -> list[float]:
+def _choose_placeholder(family: Family, m: int) -> list[float]:
     """Return a component's placeholder mean before the first row."""
     if isinstance(family, Categorical):
         return [1.0 / len(part) for part in family.parts() for _ in part]
     return [INSTEAD[family.mean]] * m
 
 
-def used(start: MixtureStart | None) -> set[int]:
+def list_start_controls(start: MixtureStart | None) -> set[int]:
     """Return the controls used by a start."""
     return set() if start is None else {a.index for a in start.cells if isinstance(a, Column)}
 
 
-def _listed(field: str, value: Any, count: int) -> Sequence[Any]:
+def _check_list(field: str, value: Any, count: int) -> Sequence[Any]:
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise ModelError(field, "is not one for each component", f"write a list of {count}")
     return value
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(_texts(a) for a in value))
+def _has_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(_has_texts(a) for a in value))

@@ -36,19 +36,19 @@ def parse_wrap(definition: Any, measurements: Sequence[str]) -> tuple[float, ...
             known = ", ".join(measurements)
             raise ModelError(f"{field}.{name}", "is not a measured component", f"choose from {known}")
     return tuple(
-        _period(f"{field}.{name}", written[name]) if name in written else 0.0 for name in measurements
+        _parse_period(f"{field}.{name}", written[name]) if name in written else 0.0 for name in measurements
     )
 
 
-def _period(field: str, value: Any) -> float:
+def _parse_period(field: str, value: Any) -> float:
     if isinstance(value, str) and value in UNITS:
         return UNITS[value]
     if isinstance(value, str):
         raise ModelError(field, f"{value!r} is no period", f"write {' or '.join(UNITS)}, or a number")
-    return checks.positive(field, value)
+    return checks.parse_positive(field, value)
 
 
-def beside(value: Entry, centre: Entry, period: float) -> Entry:
+def turn_angle(value: Entry, centre: Entry, period: float) -> Entry:
     """Return an angle moved by whole periods to (centre - period / 2, centre + period / 2]; 0: unchanged."""
     if period == 0.0:
         return value
@@ -56,15 +56,15 @@ def beside(value: Entry, centre: Entry, period: float) -> Entry:
     return minus(value, times(period, turns))
 
 
-def all_beside(periods: Sequence[float], values: Vector, centres: Vector) -> list[Entry]:
+def turn_angles(periods: Sequence[float], values: Vector, centres: Vector) -> list[Entry]:
     """Return each component by `beside`; periods () for none."""
     if not periods:
         return list(values)
-    return [beside(a, b, period) for a, b, period in zip(values, centres, periods, strict=True)]
+    return [turn_angle(a, b, period) for a, b, period in zip(values, centres, periods, strict=True)]
 
 
-def within_half(periods: Sequence[float], differences: Array) -> Array:
+def turn_differences(periods: Sequence[float], differences: Array) -> Array:
     """Return differences (m, ..., K) of measurements, with angles brought within half a period."""
     if not periods:
         return differences
-    return np.array([beside(a, 0.0, period) for a, period in zip(differences, periods, strict=True)])
+    return np.array([turn_angle(a, 0.0, period) for a, period in zip(differences, periods, strict=True)])

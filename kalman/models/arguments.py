@@ -15,7 +15,7 @@ NOISES = ("w", "v")
 """Arguments that must have these names: another name in their place means something else."""
 
 
-def arity(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
+def count_arguments(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
     """Return the number of arguments to call a function with.
 
     A parameter with a default counts only where it has the argument's name. A function without a signature, or with

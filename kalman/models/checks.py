@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kalman.linalg.packing import lower
+from kalman.linalg.packing import pack_lower
 from kalman.types import ModelError
 
 Numbers = tuple[tuple[float, ...], ...]
 
 
-def number(field: str, value: Any) -> float:
+def parse_number(field: str, value: Any) -> float:
     """Return a finite float."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise ModelError(field, f"{value!r} is not a number", "write a number such as 1.0")
@@ -21,44 +21,46 @@ def number(field: str, value: Any) -> float:
     return float(value)
 
 
-def positive(field: str, value: Any, *, zero: bool = False) -> float:
+def parse_positive(field: str, value: Any, *, zero: bool = False) -> float:
     """Return a float above zero, or with `zero` at least zero."""
-    result = number(field, value)
+    result = parse_number(field, value)
     if result < 0.0 or (result == 0.0 and not zero):
         bound = "zero or more" if zero else "above zero"
         raise ModelError(field, f"{result!r} is not {bound}", f"write a number {bound}")
     return result
 
 
-def whole(field: str, value: Any, low: int, high: int) -> int:
+def parse_integer(field: str, value: Any, low: int, high: int) -> int:
     """Return an integer within [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ModelError(field, f"{value!r} is not a whole number from {low} to {high}", "write one that is")
     return value
 
 
-def vector(field: str, value: Any, size: int) -> tuple[float, ...]:
+def parse_vector(field: str, value: Any, size: int) -> tuple[float, ...]:
     """Return `size` finite floats."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or len(value) != size:
         found = str(len(value)) if isinstance(value, (list, tuple)) else repr(value)
-        wanted = counted(size, "number")
+        wanted = format_count(size, "number")
         raise ModelError(field, f"needs {wanted}, found {found}", f"write a list of {wanted}")
-    return tuple(number(f"{field}[{i}]", entry) for i, entry in enumerate(value))
+    return tuple(parse_number(f"{field}[{i}]", entry) for i, entry in enumerate(value))
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 state`, `2 states`."""
     return f"{number} {noun}{'s'[: number != 1]}"
 
 
-def matrix(field: str, value: Any, rows: int | None = None, columns: int | None = None) -> Numbers:
+def parse_matrix(field: str, value: Any, rows: int | None = None, columns: int | None = None) -> Numbers:
     """Return a matrix as rows of finite floats; a size that is None is taken from the value."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     shape = f"{rows or 'n'} x {columns or 'n'}"
-    remedy = f"write a list of rows, {shape}, such as {example(rows or columns or 2, columns or rows or 2)}"
+    remedy = (
+        f"write a list of rows, {shape}, such as {format_example(rows or columns or 2, columns or rows or 2)}"
+    )
     if (
         not isinstance(value, (list, tuple))
         or not value
@@ -68,11 +70,11 @@ def matrix(field: str, value: Any, rows: int | None = None, columns: int | None 
     rows = len(value) if rows is None else rows
     columns = len(value[0]) if columns is None else columns
     if len(value) != rows or any(len(row) != columns for row in value):
-        raise ModelError(field, f"{rows} x {columns} is needed, found {_shape(value)}", remedy)
-    return tuple(vector(f"{field}[{i}]", row, columns) for i, row in enumerate(value))
+        raise ModelError(field, f"{rows} x {columns} is needed, found {_format_shape(value)}", remedy)
+    return tuple(parse_vector(f"{field}[{i}]", row, columns) for i, row in enumerate(value))
 
 
-def example(rows: int, columns: int) -> str:
+def format_example(rows: int, columns: int) -> str:
     """Return the text of a matrix of a size, with ones on its diagonal; a large matrix is cut."""
     shown = [[float(i == j) for j in range(min(columns, 4))] for i in range(min(rows, 4))]
     text = str(shown)
@@ -81,7 +83,7 @@ def example(rows: int, columns: int) -> str:
     return text if rows <= 4 else text.removesuffix("]") + ", ...]"
 
 
-def _shape(value: Sequence[Sequence[Any]]) -> str:
+def _format_shape(value: Sequence[Sequence[Any]]) -> str:
     """Return the size of a list of rows in words."""
     lengths = [len(row) for row in value]
     if len(set(lengths)) == 1:
@@ -91,11 +93,11 @@ def _shape(value: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
+def parse_covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
     """Return the packed lower triangle of a covariance matrix (written as a number where size is 1)."""
     if size == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [[value]]
-    full = np.array(matrix(field, value, size, size))
+    full = np.array(parse_matrix(field, value, size, size))
     if not np.allclose(full, full.T, rtol=1e-10, atol=0.0):
         raise ModelError(field, "it is not symmetric", "write the same number on both sides of the diagonal")
     scale = np.sqrt(np.maximum(np.diag(full), 0.0))
@@ -122,10 +124,10 @@ def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
             f"is no covariance: its correlations contradict one another (smallest eigenvalue {smallest:.3g})",
             "make the covariances smaller in size, or compute the matrix from data or as L L'",
         )
-    return tuple(float(a) for a in lower(full.tolist()))
+    return tuple(float(a) for a in pack_lower(full.tolist()))
 
 
-def known(field: str, value: Any, allowed: Iterable[str]) -> None:
+def check_keys(field: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise ModelError unless `value` is a mapping with only the allowed keys."""
     allowed = sorted(allowed)
     if not isinstance(value, Mapping):
@@ -137,7 +139,7 @@ def known(field: str, value: Any, allowed: Iterable[str]) -> None:
             raise ModelError(f"{field}.{key}", "is not known here", f"known are {', '.join(allowed)}")
 
 
-def needed(field: str, value: Mapping[str, Any], key: str) -> Any:
+def require_key(field: str, value: Mapping[str, Any], key: str) -> Any:
     """Return value[key]. Raises ModelError where it is missing."""
     if key not in value:
         raise ModelError(f"{field}.{key}", "is missing", f"add {key} under {field}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman.linalg.entries import Entry, Vector, dot, is_zero, minus, times
-from kalman.linalg.packing import lower, symmetric
+from kalman.linalg.packing import pack_lower, unpack_symmetric
 from kalman.models import checks
 from kalman.types import ModelError
 
@@ -37,28 +37,28 @@ def resolve_matrix(cells: Sequence[Sequence[Any]], u: Vector) -> list[list[Entry
     return [resolve(row, u) for row in cells]
 
 
-def used(part: Any) -> set[int]:
+def find_columns(part: Any) -> set[int]:
     """Return the indices of all columns in a value: a cell, a sequence of such, or a dataclass."""
     if isinstance(part, Column):
         return {part.index}
     if dataclasses.is_dataclass(part):
-        return used([getattr(part, field.name) for field in dataclasses.fields(part)])
+        return find_columns([getattr(part, field.name) for field in dataclasses.fields(part)])
     if isinstance(part, (list, tuple)):
-        return set().union(*(used(a) for a in part))
+        return set().union(*(find_columns(a) for a in part))
     return set()
 
 
-def numbers(cells: Sequence[Any]) -> tuple[float, ...]:
+def require_numbers(cells: Sequence[Any]) -> tuple[float, ...]:
     """Return a vector that has no columns."""
-    if used(cells):
+    if find_columns(cells):
         raise TypeError("an entry comes from a column")
     return tuple(cells)
 
 
-def cell(field: str, value: Any, names: Sequence[str]) -> Cell:
+def parse_cell(field: str, value: Any, names: Sequence[str]) -> Cell:
     """Return a finite number, or the column among `names` that a text names. Raises ModelError."""
     if not isinstance(value, str):
-        return checks.number(field, value)
+        return checks.parse_number(field, value)
     if value not in names:
         known = (
             f"a number, or one of {', '.join(names)}" if names else "a number, or name the column in control"
@@ -67,24 +67,24 @@ def cell(field: str, value: Any, names: Sequence[str]) -> Cell:
     return Column(list(names).index(value))
 
 
-def vector(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
+def parse_vector_cells(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
     """Return a vector of cells. Raises ModelError."""
-    found = checks.vector(field, _without_texts(value), size)
+    found = checks.parse_vector(field, _replace_texts(value), size)
     return tuple(_put_back(f"{field}[{i}]", a, value[i], names) for i, a in enumerate(found))
 
 
-def matrix(
+def parse_matrix_cells(
     field: str, value: Any, rows: int | None = None, columns: int | None = None, names: Sequence[str] = ()
 ) -> Cells:
     """Return a matrix of cells; a size that is None is taken from the value. Raises ModelError."""
-    found = checks.matrix(field, _without_texts(value), rows, columns)
+    found = checks.parse_matrix(field, _replace_texts(value), rows, columns)
     return tuple(
         tuple(_put_back(f"{field}[{i}][{j}]", a, value[i][j], names) for j, a in enumerate(row))
         for i, row in enumerate(found)
     )
 
 
-def covariance(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
+def parse_covariance_cells(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
     """Return the packed lower triangle of a covariance matrix of cells. Raises ModelError.
 
     Entries from columns are checked row by row, by `psd`.
@@ -92,23 +92,23 @@ def covariance(field: str, value: Any, size: int, names: Sequence[str]) -> tuple
     if size == 1 and isinstance(value, str):
         value = [[value]]
     if not _has_text(value):
-        return checks.covariance(field, value, size)
-    full = matrix(field, value, size, size, names)
+        return checks.parse_covariance(field, value, size)
+    full = parse_matrix_cells(field, value, size, size, names)
     if any(full[i][j] != full[j][i] for i in range(size) for j in range(i)):
         raise ModelError(field, "it is not symmetric", "write the same on both sides of the diagonal")
     for i in range(size):
         here = full[i][i]
         if not isinstance(here, Column):
-            checks.positive(f"{field}[{i}][{i}]", here, zero=True)
-    return tuple(lower(full))
+            checks.parse_positive(f"{field}[{i}][{i}]", here, zero=True)
+    return tuple(pack_lower(full))
 
 
-def psd(packed: Vector) -> Entry:
+def compute_lowest_pivot(packed: Vector) -> Entry:
     """Return an entry that is zero or more where the packed matrix is positive semidefinite, else negative or NaN.
 
     By the pivots of L D L'. A pivot within rounding of zero is zero, and then so must its column be.
     """
-    full = symmetric(packed)
+    full = unpack_symmetric(packed)
     n = len(full)
     lowest: Entry = full[0][0]
     L: list[list[Entry]] = [[0.0] * n for _ in range(n)]
@@ -135,13 +135,13 @@ def psd(packed: Vector) -> Entry:
 
 
 def _put_back(field: str, number: float, written: Any, names: Sequence[str]) -> Cell:
-    return cell(field, written, names) if isinstance(written, str) else number
+    return parse_cell(field, written, names) if isinstance(written, str) else number
 
 
-def _without_texts(value: Any) -> Any:
+def _replace_texts(value: Any) -> Any:
     """Return the value with 0.0 for every text in its lists."""
     if isinstance(value, (list, tuple)):
-        return [0.0 if isinstance(a, str) else _without_texts(a) for a in value]
+        return [0.0 if isinstance(a, str) else _replace_texts(a) for a in value]
     return value
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, plus, times
-from kalman.linalg.packing import lower, packed_size, symmetric
-from kalman.linalg.program import called
+from kalman.linalg.packing import pack_lower, packed_size, unpack_symmetric
+from kalman.linalg.program import call_recorded
 from kalman.models import checks, columns
 from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
-from kalman.models.inputs import inputs, moved_by
-from kalman.models.learned_entries import entered, place
+from kalman.models.inputs import compute_input, parse_inputs
+from kalman.models.learned_entries import insert_entries, parse_entry_name
 from kalman.models.structure import Parameter, Plain, Transition, Values, with_noise
 from kalman.types import Array
 
@@ -40,14 +40,16 @@ class Continuous(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "A", "diffusion", "B", "offset"))
-        A = columns.matrix(f"{field}.A", checks.needed(field, definition, "A"), names=controls)
-        n = len(A)
-        A = columns.matrix(f"{field}.A", definition["A"], n, n, controls)
-        diffusion = columns.covariance(
-            f"{field}.diffusion", checks.needed(field, definition, "diffusion"), n, controls
+        checks.check_keys(field, definition, ("kind", "name", "A", "diffusion", "B", "offset"))
+        A = columns.parse_matrix_cells(
+            f"{field}.A", checks.require_key(field, definition, "A"), names=controls
         )
-        return cls(A, diffusion, *inputs(field, definition, n, controls))
+        n = len(A)
+        A = columns.parse_matrix_cells(f"{field}.A", definition["A"], n, n, controls)
+        diffusion = columns.parse_covariance_cells(
+            f"{field}.diffusion", checks.require_key(field, definition, "diffusion"), n, controls
+        )
+        return cls(A, diffusion, *parse_inputs(field, definition, n, controls))
 
     @property
     def size(self) -> int:
@@ -62,24 +64,28 @@ class Continuous(Plain):
         return (Parameter("diffusion", "covariance", self.diffusion), *self.entries)
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        A, n = entered("A", resolve_matrix(self.A, u), values), self.size
-        moved = moved_by(self.B, self.offset, n, u)
+        A, n = insert_entries("A", resolve_matrix(self.A, u), values), self.size
+        moved = compute_input(self.B, self.offset, n, u)
         driven = not all(is_zero(a) for a in moved)
-        F, G, (Q,) = discretised(A, [resolve(values["diffusion"], u)], dt, driven)
+        F, G, (Q,) = discretise_system(A, [resolve(values["diffusion"], u)], dt, driven)
         return Transition(F, Q, apply(G, moved) if driven else [0.0] * n)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
         size = packed_size(self.size)
-        A, entry = entered("A", resolve_matrix(self.A, u), values), place(name)
+        A, entry = insert_entries("A", resolve_matrix(self.A, u), values), parse_entry_name(name)
         if entry is not None:
-            moved = moved_by(self.B, self.offset, self.size, u)
-            return [_along_entry(A, resolve(values["diffusion"], u), dt, entry[1:], moved)]
+            moved = compute_input(self.B, self.offset, self.size, u)
+            return [_differentiate_entry(A, resolve(values["diffusion"], u), dt, entry[1:], moved)]
         units = [[float(i == e) for i in range(size)] for e in range(size)]
-        _, _, noises = discretised(A, units, dt, False)
+        _, _, noises = discretise_system(A, units, dt, False)
         return [with_noise(Q, self.size) for Q in noises]
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        return [columns.psd(resolve(self.diffusion, u))] if columns.used(self.diffusion) else []
+        return (
+            [columns.compute_lowest_pivot(resolve(self.diffusion, u))]
+            if columns.find_columns(self.diffusion)
+            else []
+        )
 
 
 class Discretised(NamedTuple):
@@ -90,24 +96,26 @@ class Discretised(NamedTuple):
     Q: list[Vector]
 
 
-def discretised(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Discretised:
+def discretise_system(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Discretised:
     """Discretise dx = A x dt + noise of spectral density D over a time dt, for each of several D (packed). Where A is
     nilpotent by its zeros the series ends, and its sum is exact. Without `driven`, G is not valid.
     """
     n = len(A)
     shape = _Shape(
-        tuple(tuple(not is_zero(a) for a in row) for row in A), tuple(_support(d) for d in D), driven
+        tuple(tuple(not is_zero(a) for a in row) for row in A), tuple(_find_support(d) for d in D), driven
     )
     if not any(shape.reach_again[i][i] for i in range(n)):
-        return _polynomial(A, D, dt, n, driven)
+        return _sum_series(A, D, dt, n, driven)
     rows = [a for row in A for a in row]
     cells = [*rows, *(a for d in D for a in d)]
     varying = [a for a in cells if not isinstance(a, float)]
     plan = _Plan(shape, tuple(a if isinstance(a, float) else None for a in cells))
-    return shape.spread(called(plan, shape.count, [dt, *varying]))
+    return shape.spread(call_recorded(plan, shape.count, [dt, *varying]))
 
 
-def _along_entry(A: Matrix, D: Vector, dt: Entry, entry: tuple[int, int], moved: Vector) -> Transition:
+def _differentiate_entry(
+    A: Matrix, D: Vector, dt: Entry, entry: tuple[int, int], moved: Vector
+) -> Transition:
     """Return the derivative of F, Q and c by an entry of A.
 
     With E the unit matrix of that entry, [[A, E], [0, A]] has dF, dG and the integral of dF D F' in its blocks
@@ -116,37 +124,37 @@ def _along_entry(A: Matrix, D: Vector, dt: Entry, entry: tuple[int, int], moved:
     n = len(A)
     unit = [[float((i, j) == entry) for j in range(n)] for i in range(n)]
     twice = [[*a, *e] for a, e in zip(A, unit, strict=True)] + [[*[0.0] * n, *a] for a in A]
-    full = symmetric(D)
-    noise = lower([[0.0] * (2 * n)] * n + [[*[0.0] * n, *row] for row in full])
+    full = unpack_symmetric(D)
+    noise = pack_lower([[0.0] * (2 * n)] * n + [[*[0.0] * n, *row] for row in full])
     driven = not all(is_zero(a) for a in moved)
-    F, G, (Q,) = discretised(twice, [noise], dt, driven)
-    Q_full = symmetric(Q)
+    F, G, (Q,) = discretise_system(twice, [noise], dt, driven)
+    Q_full = unpack_symmetric(Q)
     half = [row[n:] for row in Q_full[:n]]
     dQ = [plus(half[i][j], half[j][i]) for i in range(n) for j in range(i + 1)]
     c = apply([row[n:] for row in G[:n]], moved) if driven else [0.0] * n
     return Transition([row[n:] for row in F[:n]], dQ, c)
 
 
-def _support(packed: Vector) -> tuple[bool, ...]:
+def _find_support(packed: Vector) -> tuple[bool, ...]:
     return tuple(not is_zero(a) for a in packed)
 
 
-def _polynomial(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool) -> Discretised:
+def _sum_series(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool) -> Discretised:
     """Return the sum of the series where A^n = 0."""
-    identity = _identity(n)
+    identity = _build_identity(n)
     F, G = identity, [[times(a, dt) for a in row] for row in identity]
     power, time = identity, dt
     for k in range(1, n):
-        power = [[times(a, 1.0 / k) for a in row] for row in _times(A, power)]
-        F = _matrix_plus(F, power, time)
+        power = [[times(a, 1.0 / k) for a in row] for row in _multiply_rows(A, power)]
+        F = _add_matrices(F, power, time)
         time = times(time, dt)
         if driven:
-            G = _matrix_plus(G, power, times(time, 1.0 / (k + 1)))
+            G = _add_matrices(G, power, times(time, 1.0 / (k + 1)))
     noises: list[Vector] = []
     for d in D:
         M, Q, time = list(d), [times(a, dt) for a in d], dt
         for k in range(2, 2 * n):
-            M = [times(a, 1.0 / k) for a in _lyapunov(A, M)]
+            M = [times(a, 1.0 / k) for a in _compute_lyapunov(A, M)]
             time = times(time, dt)
             Q = [plus(q, times(a, time)) for q, a in zip(Q, M, strict=True)]
         noises.append(Q)
@@ -185,8 +193,8 @@ class _Shape:
         reach = [[self.reach_again[i][j] or i == j for j in range(n)] for i in range(n)]
         found: list[list[int]] = []
         for d in self.D:
-            full = symmetric(d)
-            hit = lower(
+            full = unpack_symmetric(d)
+            hit = pack_lower(
                 [
                     [
                         any(full[k][m] and reach[i][k] and reach[j][m] for k in range(n) for m in range(n))
@@ -207,7 +215,7 @@ class _Shape:
         """Return the results with their structure."""
         n = len(self.A)
         rest = iter(flat)
-        F, G = _identity(n), _identity(n)
+        F, G = _build_identity(n), _build_identity(n)
         for matrix in (F, G) if self.driven else (F,):
             for i, j in self.kept:
                 matrix[i][j] = next(rest)
@@ -244,33 +252,33 @@ class _Plan:
 
     @cached_property
     def _constant(self) -> "_Scaled | None":
-        return _scaled(*self._matrices(())) if all(a is not None for a in self.cells) else None
+        return _scale_series(*self._build_matrices(())) if all(a is not None for a in self.cells) else None
 
-    def _matrices(self, varying: Sequence[Array]) -> tuple[Array, Array]:
+    def _build_matrices(self, varying: Sequence[Array]) -> tuple[Array, Array]:
         """Return A (n, n, K) and D (d, n, n, K)."""
         rest = iter(varying)
         cells = [np.atleast_1d(next(rest) if a is None else a) for a in self.cells]
         n = len(self.shape.A)
         size = packed_size(n)
-        D = [symmetric(cells[n * n + k * size :][:size]) for k in range(len(self.shape.D))]
+        D = [unpack_symmetric(cells[n * n + k * size :][:size]) for k in range(len(self.shape.D))]
         width = max(len(a) for a in cells)
         stacked = np.array([np.broadcast_to(a, width) for a in cells[: n * n]]).reshape(n, n, width)
         return stacked, np.array([[[np.broadcast_to(a, width) for a in row] for row in d] for d in D])
 
     def _work(self, dt: Array, varying: Sequence[Array]) -> Array:
-        unit, powers, noises = self._constant or _scaled(*self._matrices(varying))
+        unit, powers, noises = self._constant or _scale_series(*self._build_matrices(varying))
         t = np.ldexp(dt, unit)
         doublings = np.where(np.isfinite(t), np.maximum(np.frexp(t)[1] + 2, 0), 0)
         h = np.ldexp(t, -doublings)
-        F = _horner(powers, h)
-        G = _horner([p / (k + 1) for k, p in enumerate(powers)], h) * h
-        Q = _horner(noises, h) * h
+        F = _evaluate_horner(powers, h)
+        G = _evaluate_horner([p / (k + 1) for k, p in enumerate(powers)], h) * h
+        Q = _evaluate_horner(noises, h) * h
         for k in range(int(doublings.max(initial=0))):
             more = k < doublings
-            Q = np.where(more, Q + _product(_product(F, Q), F.swapaxes(0, 1)), Q)
+            Q = np.where(more, Q + _multiply_matrices(_multiply_matrices(F, Q), F.swapaxes(0, 1)), Q)
             if self.shape.driven:
-                G = np.where(more, G + _product(F, G), G)
-            F = np.where(more, _product(F, F), F)
+                G = np.where(more, G + _multiply_matrices(F, G), G)
+            F = np.where(more, _multiply_matrices(F, F), F)
         n = len(F)
         matrices = (F, np.ldexp(G, -unit)) if self.shape.driven else (F,)
         flat = [matrix[i, j] for matrix in matrices for i, j in self.shape.kept]
@@ -288,7 +296,7 @@ class _Scaled(NamedTuple):
     noises: list[Array]
 
 
-def _scaled(A: Array, D: Array) -> _Scaled:
+def _scale_series(A: Array, D: Array) -> _Scaled:
     """Return the series in a unit of time in which |A| < 1, a power of two so that nothing is rounded."""
     norm = A[:, 0] * 0.0
     for column in np.abs(A).swapaxes(0, 1):
@@ -300,22 +308,22 @@ def _scaled(A: Array, D: Array) -> _Scaled:
     A, D = np.ldexp(A, -unit), np.ldexp(D, -unit)
     powers = [np.broadcast_to(np.eye(len(A))[:, :, None], A.shape)]
     for k in range(1, ORDER):
-        powers.append(_product(A, powers[-1]) / k)
+        powers.append(_multiply_matrices(A, powers[-1]) / k)
     noises = [D]
     for k in range(2, ORDER + 1):
-        AM = _product(A, noises[-1])
+        AM = _multiply_matrices(A, noises[-1])
         noises.append((AM + AM.swapaxes(-3, -2)) / k)
     return _Scaled(unit, powers, noises)
 
 
-def _horner(coefficients: Sequence[Array], h: Array) -> Array:
+def _evaluate_horner(coefficients: Sequence[Array], h: Array) -> Array:
     total = coefficients[-1]
     for a in reversed(coefficients[:-1]):
         total = total * h + a
     return total
 
 
-def _product(A: Array, B: Array) -> Array:
+def _multiply_matrices(A: Array, B: Array) -> Array:
     """Return the product of matrices (..., n, n, K), each sum taken from the first to the last."""
     total = A[..., :, 0, None, :] * B[..., None, 0, :, :]
     for k in range(1, A.shape[-2]):
@@ -323,20 +331,20 @@ def _product(A: Array, B: Array) -> Array:
     return total
 
 
-def _identity(n: int) -> list[list[Entry]]:
+def _build_identity(n: int) -> list[list[Entry]]:
     return [[float(i == j) for j in range(n)] for i in range(n)]
 
 
-def _times(A: Matrix, B: Matrix) -> list[list[Entry]]:
+def _multiply_rows(A: Matrix, B: Matrix) -> list[list[Entry]]:
     return [[dot(row, column) for column in zip(*B, strict=True)] for row in A]
 
 
-def _matrix_plus(A: Matrix, B: Matrix, scale: Entry) -> list[list[Entry]]:
+def _add_matrices(A: Matrix, B: Matrix, scale: Entry) -> list[list[Entry]]:
     """Return A + scale B."""
     return [[plus(a, times(b, scale)) for a, b in zip(x, y, strict=True)] for x, y in zip(A, B, strict=True)]
 
 
-def _lyapunov(A: Matrix, M: Vector) -> list[Entry]:
+def _compute_lyapunov(A: Matrix, M: Vector) -> list[Entry]:
     """Return A M + M A', packed, of a packed symmetric M."""
-    AM = _times(A, symmetric(M))
+    AM = _multiply_rows(A, unpack_symmetric(M))
     return [plus(AM[i][j], AM[j][i]) for i in range(len(A)) for j in range(i + 1)]

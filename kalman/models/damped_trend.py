@@ -9,7 +9,7 @@ import numpy as np
 
 from kalman.linalg.entries import Entry, plus, times
 from kalman.models import checks
-from kalman.models.structure import Parameter, Plain, Transition, Values, variance, with_noise
+from kalman.models.structure import Parameter, Plain, Transition, Values, parse_variance, with_noise
 from kalman.types import Array
 
 NEAR = 0.5
@@ -33,11 +33,11 @@ class DampedTrend(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "level_variance", "slope_variance", "damping"))
+        checks.check_keys(field, definition, ("kind", "name", "level_variance", "slope_variance", "damping"))
         return cls(
-            variance(field, definition, "level_variance"),
-            variance(field, definition, "slope_variance"),
-            checks.positive(f"{field}.damping", checks.needed(field, definition, "damping")),
+            parse_variance(field, definition, "level_variance"),
+            parse_variance(field, definition, "slope_variance"),
+            checks.parse_positive(f"{field}.damping", checks.require_key(field, definition, "damping")),
         )
 
     @property
@@ -54,8 +54,8 @@ class DampedTrend(Plain):
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         damping = values["damping"][0]
-        F = [[1.0, dt * _mean(damping * dt).value], [0.0, np.exp(-(damping * dt))]]
-        slope = [times(values["slope_variance"][0], a) for a in _driven(damping, dt)]
+        F = [[1.0, dt * _compute_mean(damping * dt).value], [0.0, np.exp(-(damping * dt))]]
+        slope = [times(values["slope_variance"][0], a) for a in _integrate_noise(damping, dt)]
         level = times(values["level_variance"][0], dt)
         return Transition(F, [plus(level, slope[0]), *slope[1:]], [0.0, 0.0])
 
@@ -64,9 +64,9 @@ class DampedTrend(Plain):
         if name == "level_variance":
             return [with_noise([dt, 0.0, 0.0], 2)]
         if name == "slope_variance":
-            return [with_noise(_driven(damping, dt), 2)]
+            return [with_noise(_integrate_noise(damping, dt), 2)]
         x, square = damping * dt, dt * dt
-        one, two, area = _mean(x), _mean(2.0 * x), _area(x)
+        one, two, area = _compute_mean(x), _compute_mean(2.0 * x), _compute_area(x)
         F = [[0.0, square * one.slope], [0.0, -(dt * np.exp(-x))]]
         by_damping = [
             square * square * area.slope,
@@ -83,39 +83,39 @@ class Curve(NamedTuple):
     slope: Array
 
 
-def _driven(damping: Entry, dt: Array) -> list[Entry]:
+def _integrate_noise(damping: Entry, dt: Array) -> list[Entry]:
     """Return the packed covariance that a slope's noise of unit variance leaves in level and slope."""
     x = damping * dt
-    one, two = _mean(x).value, _mean(2.0 * x).value
+    one, two = _compute_mean(x).value, _compute_mean(2.0 * x).value
     square = dt * dt
-    return [square * dt * _area(x).value, 0.5 * square * (one * one), dt * two]
+    return [square * dt * _compute_area(x).value, 0.5 * square * (one * one), dt * two]
 
 
-def _mean(x: Entry) -> Curve:
+def _compute_mean(x: Entry) -> Curve:
     """Return (1 - exp(-x)) / x, the mean of exp(-s) over 0 < s < x."""
     far = np.maximum(x, NEAR)
     gone = -np.expm1(-far)
-    return _stitched(
+    return _stitch_series(
         x,
         [(-1.0) ** k / math.factorial(k + 1) for k in range(TERMS)],
         Curve(gone / far, (far * np.exp(-far) - gone) / (far * far)),
     )
 
 
-def _area(x: Entry) -> Curve:
+def _compute_area(x: Entry) -> Curve:
     """Return (x - 2 (1 - exp(-x)) + (1 - exp(-2 x)) / 2) / x^3, the level's noise from a slope's of variance 1."""
     far = np.maximum(x, NEAR)
     gone = -np.expm1(-far)
     total = far - 2.0 * gone - 0.5 * np.expm1(-2.0 * far)
     cube = far * far * far
-    return _stitched(
+    return _stitch_series(
         x,
         [(-1.0) ** k * (2.0 - 2.0 ** (k - 1)) / math.factorial(k) for k in range(3, 3 + TERMS)],
         Curve(total / cube, (gone * gone - 3.0 * total / far) / cube),
     )
 
 
-def _stitched(x: Entry, series: Sequence[float], far: Curve) -> Curve:
+def _stitch_series(x: Entry, series: Sequence[float], far: Curve) -> Curve:
     """Return the power series where x is near zero, `far` elsewhere, with the derivatives."""
     near = np.minimum(x, NEAR)
     value: Any = series[-1]

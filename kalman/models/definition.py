@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from kalman.linalg.packing import packed_index, packed_size, symmetric
+from kalman.linalg.packing import packed_index, packed_size, unpack_symmetric
 from kalman.models import checks, columns, structures
 from kalman.models.inputs import noise_scale
-from kalman.models.learned_entries import INITIAL, learn_requests, own_entries, place
-from kalman.models.starts import Start, numbers_for
+from kalman.models.learned_entries import INITIAL, learn_requests, list_key_entries, parse_entry_name
+from kalman.models.starts import Start, replace_columns
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
@@ -22,7 +22,7 @@ class Parametric(Protocol):
     def parameters(self) -> tuple[Parameter, ...]: ...
 
 
-def process(
+def parse_process(
     definition: Definition, states: int, controls: Sequence[str], all_used: bool = False
 ) -> structures.Structure:
     """Return the process of a definition, checked against its number of states and the names of its controls.
@@ -34,13 +34,13 @@ def process(
         raise ModelError(
             "states",
             f"{states} named, but the process has {found.size}",
-            f"name {checks.counted(found.size, 'state')}",
+            f"name {checks.format_count(found.size, 'state')}",
         )
-    texts = {a for name in ("observation", "robust", "initial") for a in _texts(definition.get(name))}
+    texts = {a for name in ("observation", "robust", "initial") for a in _list_texts(definition.get(name))}
     named = {i for i, name in enumerate(controls) if name in texts}
     if not definition.get("mode"):  # a control that one mode does not use may be used by another
-        check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
-    return _with_entries(found, own_entries(definition, "FA"))
+        check_controls(() if found.controlled or all_used else controls, columns.find_columns(found) | named)
+    return _with_entries(found, list_key_entries(definition, "FA"))
 
 
 def _with_entries(process: structures.Structure, entries: tuple[Parameter, ...]) -> structures.Structure:
@@ -64,12 +64,12 @@ def check_controls(controls: Sequence[str], used: set[int]) -> None:
             )
 
 
-def parameters(
+def build_parameters(
     definition: Definition, process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
     """Return the parameters of a process, R, and entries of H, with learned values in place of the written ones."""
-    every = (*process.parameters, Parameter("R", "covariance", R), *own_entries(definition, "H"))
-    all_parameters = tuple(replaced(parameter, learned) for parameter in every)
+    every = (*process.parameters, Parameter("R", "covariance", R), *list_key_entries(definition, "H"))
+    all_parameters = tuple(replace_value(parameter, learned) for parameter in every)
     unknown = set(learned) - {parameter.name for parameter in all_parameters}
     if unknown:
         raise ModelError(
@@ -100,7 +100,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     asked = [
         request
         for request in learn_requests(definition)
-        if request.name in known or not (request.name in INITIAL or place(request.name))
+        if request.name in known or not (request.name in INITIAL or parse_entry_name(request.name))
     ]
     wanted = [request.name for request in asked]
     for name, field in zip(wanted, [request.field for request in asked], strict=True):
@@ -110,7 +110,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
                 f"the model has no parameter {name!r}",
                 f"choose from {', '.join(known)}",
             )
-    varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
+    varying = {parameter.name for parameter in parameters if columns.find_columns(parameter.value)}
     for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name in varying:
             raise ModelError(
@@ -121,33 +121,36 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     return tuple(name for name in known if name in wanted), scope
 
 
-def natural(parameter: Parameter) -> Any:
+def convert_to_definition(parameter: Parameter) -> Any:
     """Return a parameter's value in the form of a definition: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
-        return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
+        return [
+            [float(entry) for entry in row]
+            for row in unpack_symmetric(columns.require_numbers(parameter.value))
+        ]
     if parameter.kind == "transition":
-        flat = columns.numbers(parameter.value)
+        flat = columns.require_numbers(parameter.value)
         width = round(len(flat) ** 0.5)
         return [[float(a) for a in flat[i : i + width]] for i in range(0, len(flat), width)]
     if parameter.kind in ("vector", "chances"):
-        return [float(entry) for entry in columns.numbers(parameter.value)]
-    return float(columns.numbers(parameter.value)[0])
+        return [float(entry) for entry in columns.require_numbers(parameter.value)]
+    return float(columns.require_numbers(parameter.value)[0])
 
 
-def replaced(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter:
+def replace_value(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter:
     """Return the parameter with its learned value, if there is one."""
     if parameter.name not in learned:
         return parameter
     field, value = f"parameters.{parameter.name}", learned[parameter.name]
     if parameter.kind == "covariance":
-        size = len(symmetric(parameter.value))
-        return parameter._replace(value=checks.covariance(field, value, size))
+        size = len(unpack_symmetric(parameter.value))
+        return parameter._replace(value=checks.parse_covariance(field, value, size))
     if parameter.kind == "positive":
-        return parameter._replace(value=(checks.positive(field, value, zero=True),))
-    return parameter._replace(value=(checks.number(field, value),))
+        return parameter._replace(value=(checks.parse_positive(field, value, zero=True),))
+    return parameter._replace(value=(checks.parse_number(field, value),))
 
 
-def names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
+def parse_names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
     """Return a list of names, each named once."""
     if isinstance(value, (list, tuple)) and (value or empty) and all(isinstance(v, str) and v for v in value):
         for i, name in enumerate(value):
@@ -166,7 +169,7 @@ class Observation(NamedTuple):
     noise_scale: columns.Cell
 
 
-def observation(
+def parse_observation(
     definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
 ) -> Observation:
     """Return the observation; entries may come from the controls."""
@@ -183,10 +186,10 @@ def observation(
             "choose filter: extended, which is the same filter where the model is linear",
         )
     field = "observation"
-    checks.known(field, definition, ("H", "R", "offset", "noise_scale"))
+    checks.check_keys(field, definition, ("H", "R", "offset", "noise_scale"))
     n = process.size
     if definition.get("H") is not None:
-        H = columns.matrix("observation.H", definition["H"], measurements, n, controls)
+        H = columns.parse_matrix_cells("observation.H", definition["H"], measurements, n, controls)
     elif process.observes is not None and len(process.observes) == measurements:
         H = process.observes
     else:
@@ -194,12 +197,16 @@ def observation(
             "observation.H",
             "is missing, and the process does not tell which of its states a measurement sees",
             f"write a list of rows, {measurements} x {n}: a row a measurement, a column a state, such as "
-            f"{checks.example(measurements, n)}",
+            f"{checks.format_example(measurements, n)}",
         )
-    R = columns.covariance("observation.R", checks.needed(field, definition, "R"), measurements, controls)
+    R = columns.parse_covariance_cells(
+        "observation.R", checks.require_key(field, definition, "R"), measurements, controls
+    )
     offset = ()
     if definition.get("offset") is not None:
-        offset = columns.vector("observation.offset", definition["offset"], measurements, controls)
+        offset = columns.parse_vector_cells(
+            "observation.offset", definition["offset"], measurements, controls
+        )
     return Observation(H, R, offset, noise_scale(field, definition, controls))
 
 
@@ -211,25 +218,29 @@ def start(
     """
     written = definition.get("initial")
     moments = [written.get(name) for name in ("mean", "covariance")] if isinstance(written, Mapping) else []
-    if not isinstance(written, Mapping) or not any(True for _ in _texts(moments)):
-        return initial(written, n), None
-    checks.known("initial", written, ("mean", "covariance", "diffuse"))
+    if not isinstance(written, Mapping) or not any(True for _ in _list_texts(moments)):
+        return parse_initial(written, n), None
+    checks.check_keys("initial", written, ("mean", "covariance", "diffuse"))
     for section, problem in (
         (written.get("diffuse"), "diffuse: this state comes from a column too"),
         (definition.get("learn"), "it comes from columns, and what is learned starts from numbers"),
     ):
         if section:
             raise ModelError("initial", problem, "keep one of them")
-    mean = columns.vector("initial.mean", checks.needed("initial", written, "mean"), n, controls)
-    rows = checks.needed("initial", written, "covariance")
-    middle, spread = numbers_for(mean, columns.matrix("initial.covariance", rows, n, n, controls))
-    own = Start(mean, columns.covariance("initial.covariance", rows, n, controls))
+    mean = columns.parse_vector_cells(
+        "initial.mean", checks.require_key("initial", written, "mean"), n, controls
+    )
+    rows = checks.require_key("initial", written, "covariance")
+    middle, spread = replace_columns(
+        mean, columns.parse_matrix_cells("initial.covariance", rows, n, n, controls)
+    )
+    own = Start(mean, columns.parse_covariance_cells("initial.covariance", rows, n, controls))
     return (middle, spread, ()), own
 
 
-def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+def parse_initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Return mean, packed covariance and diffuse factor of the state at a key's first row."""
-    checks.known("initial", definition, ("mean", "covariance", "diffuse"))
+    checks.check_keys("initial", definition, ("mean", "covariance", "diffuse"))
     diffuse = definition.get("diffuse")
     flags = [diffuse or False] * n if diffuse is None or isinstance(diffuse, bool) else diffuse
     if not isinstance(flags, (list, tuple)) or len(flags) != n or not all(isinstance(a, bool) for a in flags):
@@ -239,9 +250,9 @@ def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ..
     if all(flags) and "mean" not in definition and "covariance" not in definition:
         mean, covariance = (0.0,) * n, (0.0,) * packed_size(n)
     else:
-        mean = checks.vector("initial.mean", checks.needed("initial", definition, "mean"), n)
-        covariance = checks.covariance(
-            "initial.covariance", checks.needed("initial", definition, "covariance"), n
+        mean = checks.parse_vector("initial.mean", checks.require_key("initial", definition, "mean"), n)
+        covariance = checks.parse_covariance(
+            "initial.covariance", checks.require_key("initial", definition, "covariance"), n
         )
     if not any(flags):
         return mean, covariance, ()
@@ -255,13 +266,13 @@ def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ..
     return mean, covariance, tuple(float(i == j) for i in range(n) for j in range(n) if flags[j])
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _list_texts(value: Any) -> Iterator[str]:
     """Yield all texts in a definition's part."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _texts(item)
+            yield from _list_texts(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _texts(item)
+            yield from _list_texts(item)

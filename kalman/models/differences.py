@@ -59,12 +59,12 @@ class Slope(NamedTuple):
         return self.apart + self.rounding
 
 
-def points_of(n: int) -> int:
+def count_points(n: int) -> int:
     """Return the number of points P at which `slope` calls a function of n states."""
     return 4 * n
 
 
-def slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | None = None) -> Slope:
+def compute_slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | None = None) -> Slope:
     """Return the Jacobian at x (n, K) of a function of `rows` values.
 
     spread (n, K): standard deviations of the states. wrap: for values that are angles.
@@ -72,17 +72,17 @@ def slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | N
     known = spread > 0.0
     scale = spread if known.all() else np.where(known, spread, np.maximum(np.abs(x), 1.0))
     step = np.maximum(FRACTION * scale, RESOLUTION * np.abs(x))
-    slopes = _differences(function, x, step, slice(None), rows, wrap)
-    open_ = np.flatnonzero(_bent(slopes, spread, 0.0).any(axis=0))
+    slopes = _compute_differences(function, x, step, slice(None), rows, wrap)
+    open_ = np.flatnonzero(_find_bent(slopes, spread, 0.0).any(axis=0))
     if len(open_):
-        settled = _settled(function, x, spread, step, open_, rows, wrap, slopes)
+        settled = _settle_slopes(function, x, spread, step, open_, rows, wrap, slopes)
         slopes = slopes._replace(width=np.repeat(slopes.width[None], rows, axis=0))
         for kept, new in zip(slopes, settled, strict=True):
             kept[..., open_] = new
     return slopes
 
 
-def _settled(
+def _settle_slopes(
     function: Function,
     x: Array,
     spread: Array,
@@ -98,13 +98,13 @@ def _settled(
     best = Slope(first.value[..., which], first.apart[..., which], first.found[..., which], width)
     least = SHORTEST * np.abs(x)
     for _ in range(SHORTER):
-        bent = _bent(best, spread, 4.0 * best.rounding) & (step > least)
+        bent = _find_bent(best, spread, 4.0 * best.rounding) & (step > least)
         open_ = np.flatnonzero(bent.any(axis=0))
         if not len(open_):
             break
         shorter = np.maximum(SHRINK * step[:, open_], least[:, open_])
         step[:, open_] = np.where(bent[:, open_], shorter, step[:, open_])
-        again = _differences(function, x[:, open_], step[:, open_], which[open_], rows, wrap)
+        again = _compute_differences(function, x[:, open_], step[:, open_], which[open_], rows, wrap)
         old = best.error[:, :, open_]
         better = (again.error < old) | np.isnan(old)
         best.found[..., open_] = np.where(better[:, :, None], again.found, best.found[..., open_])
@@ -113,7 +113,7 @@ def _settled(
     return best
 
 
-def _differences(
+def _compute_differences(
     function: Function,
     x: Array,
     step: Array,
@@ -139,7 +139,7 @@ def _differences(
     return Slope(near + apart / 3.0, np.abs(apart), found, widths[0])
 
 
-def row_size(slopes: Array, spread: Array) -> Array:
+def compute_row_sizes(slopes: Array, spread: Array) -> Array:
     """Return the size of each row's slopes (rows, n, K) in standard deviations (n, K), for each state. A state without
     spread is compared only with itself, unscaled.
     """
@@ -150,8 +150,8 @@ def row_size(slopes: Array, spread: Array) -> Array:
     return np.where(known, np.where(known, sizes, 0.0).max(axis=1, keepdims=True), sizes)
 
 
-def _bent(slopes: Slope, spread: Array, rounding: Array | float) -> Any:
+def _find_bent(slopes: Slope, spread: Array, rounding: Array | float) -> Any:
     """Return a mask of states' steps (n, K) that are too long for some row."""
     scale = np.where(spread > 0.0, spread, 1.0)
-    allowed = AGREED * row_size(slopes.value, spread)
+    allowed = AGREED * compute_row_sizes(slopes.value, spread)
     return (~((slopes.apart - rounding) * scale <= allowed)).any(axis=0)

@@ -15,7 +15,7 @@ import numpy as np
 from kalman.linalg.entries import Entry
 from kalman.linalg.packing import packed_index
 from kalman.models import angles, checks, columns, differences
-from kalman.models.arguments import arity
+from kalman.models.arguments import count_arguments
 from kalman.models.columns import Cell, Column, resolve
 from kalman.models.differences import Slope
 from kalman.models.inputs import noise_scale
@@ -79,7 +79,7 @@ class FunctionProcess:
         """Return f(x, dt, u) (n, K), or f(x, dt, u, w) with w (r, K), by default zeros."""
         if w is None and self.noise_inside:
             w = np.zeros((self.noise_size, x.shape[1]))
-        return called(self.f, (x, dt, u) if w is None else (x, dt, u, w), (self.size,))
+        return evaluate_function(self.f, (x, dt, u) if w is None else (x, dt, u, w), (self.size,))
 
     def slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of f by x (n, n, K), by differences where the model gives none.
@@ -87,49 +87,52 @@ class FunctionProcess:
         spread (n, K): standard deviations, the scale of the differences' steps.
         """
         if self.jacobian is not None:
-            return called(self.jacobian, (x, dt, u), (self.size, self.size))
+            return evaluate_function(self.jacobian, (x, dt, u), (self.size, self.size))
         return self.differences(x, dt, u, spread).value
 
     def differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
         """Return the Jacobian by differences, and its error bound."""
-        many = differences.points_of(self.size)
+        many = differences.count_points(self.size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
             return self.value(points, np.tile(dt[which], many), np.tile(u[:, which], many))
 
-        return differences.slope(moved, x, spread, self.size)
+        return differences.compute_slope(moved, x, spread, self.size)
 
-    def noise_slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
+    def compute_noise_slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of f by w at w = 0 (n, r, K); spread (r, K): the noise's standard deviations."""
         if self.noise_jacobian is not None:
-            return called(self.noise_jacobian, (x, dt, u), (self.size, self.noise_size))
-        return self.noise_differences(x, dt, u, spread).value
+            return evaluate_function(self.noise_jacobian, (x, dt, u), (self.size, self.noise_size))
+        return self.compute_noise_differences(x, dt, u, spread).value
 
-    def noise_differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
+    def compute_noise_differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
         """Return the Jacobian by w by differences, and its error bound."""
-        many = differences.points_of(self.noise_size)
+        many = differences.count_points(self.noise_size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
             return self.value(
                 np.tile(x[:, which], many), np.tile(dt[which], many), np.tile(u[:, which], many), points
             )
 
-        return differences.slope(moved, np.zeros_like(spread), spread, self.size)
+        return differences.compute_slope(moved, np.zeros_like(spread), spread, self.size)
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         """Return entries that are zero or more where the row's columns give a valid noise."""
         guards = resolve([self.scale], u) if isinstance(self.scale, Column) else []
-        return [*guards, *([columns.psd(resolve(self.Q, u))] if columns.used(self.Q) else [])]
+        return [
+            *guards,
+            *([columns.compute_lowest_pivot(resolve(self.Q, u))] if columns.find_columns(self.Q) else []),
+        ]
 
     def noise(self, dt: Array, u: Array) -> Array | None:
         """Return the packed Q of each key where a function gives it."""
         if self.q is None:
             return None
         r = self.noise_size
-        full = called(self.q, (dt, u), (r, r))
+        full = evaluate_function(self.q, (dt, u), (r, r))
         return np.array([full[i, j] for i in range(r) for j in range(i + 1)])
 
-    def row_noise(self, dt: Array, u: Array, Q: Sequence[Any]) -> Array:
+    def resolve_row_noise(self, dt: Array, u: Array, Q: Sequence[Any]) -> Array:
         """Return the packed Q of each key (r(r+1)/2, K), scaled; Q: its entries where it is a matrix."""
         packed = self.noise(dt, u)
         if packed is None:
@@ -167,39 +170,39 @@ class FunctionObservation:
         """Return h(x, u) (m, K), or h(x, u, v) with v (s, K), by default zeros."""
         if v is None and self.noise_inside:
             v = np.zeros((self.noise_size, x.shape[1]))
-        return called(self.h, (x, u) if v is None else (x, u, v), (self.size,))
+        return evaluate_function(self.h, (x, u) if v is None else (x, u, v), (self.size,))
 
-    def noise_slope(self, x: Array, u: Array, spread: Array) -> Array:
+    def compute_noise_slope(self, x: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of h by v at v = 0 (m, s, K); spread (s, K): the noise's standard deviations."""
         if self.noise_jacobian is not None:
-            return called(self.noise_jacobian, (x, u), (self.size, self.noise_size))
-        return self.noise_differences(x, u, spread).value
+            return evaluate_function(self.noise_jacobian, (x, u), (self.size, self.noise_size))
+        return self.compute_noise_differences(x, u, spread).value
 
-    def noise_differences(self, x: Array, u: Array, spread: Array) -> Slope:
+    def compute_noise_differences(self, x: Array, u: Array, spread: Array) -> Slope:
         """Return the Jacobian by v by differences, and its error bound."""
-        many = differences.points_of(self.noise_size)
-        within = partial(angles.within_half, self.periods) if self.periods else None
+        many = differences.count_points(self.noise_size)
+        within = partial(angles.turn_differences, self.periods) if self.periods else None
 
         def seen(points: Array, which: np.ndarray | slice) -> Array:
             return self.value(np.tile(x[:, which], many), np.tile(u[:, which], many), points)
 
-        return differences.slope(seen, np.zeros_like(spread), spread, self.size, within)
+        return differences.compute_slope(seen, np.zeros_like(spread), spread, self.size, within)
 
     def slope(self, x: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
         if self.jacobian is not None:
-            return called(self.jacobian, (x, u), (self.size, self.states))
+            return evaluate_function(self.jacobian, (x, u), (self.size, self.states))
         return self.differences(x, u, spread).value
 
     def differences(self, x: Array, u: Array, spread: Array) -> Slope:
         """Return the Jacobian by differences, and its error bound."""
-        many = differences.points_of(self.states)
-        within = partial(angles.within_half, self.periods) if self.periods else None
+        many = differences.count_points(self.states)
+        within = partial(angles.turn_differences, self.periods) if self.periods else None
 
         def seen(points: Array, which: np.ndarray | slice) -> Array:
             return self.value(points, np.tile(u[:, which], many) if self.controlled else u)
 
-        return differences.slope(seen, x, spread, self.size, within)
+        return differences.compute_slope(seen, x, spread, self.size, within)
 
 
 INSIDE = ("x", "dt", "u", "w")
@@ -209,7 +212,9 @@ DISTURBED = ("x", "u", "v")
 """Possible arguments of the functions of a process and of an observation."""
 
 
-def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
+def evaluate_function(
+    function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]
+) -> Array:
     """Return a function's result as float64 (*shape, K). Raises ValueError where it has another shape."""
     result = np.asarray(function(*arguments))
     keys = arguments[0].shape[-1]
@@ -227,14 +232,15 @@ def parse_process(
 ) -> FunctionProcess:
     """Read a process of kind `function`. Raises ModelError."""
     fields = ("kind", "name", "f", "Q", "q", "jacobian", "noise_jacobian", "noise_scale", "offset")
-    checks.known("process", definition, fields)
-    f = _called("process", definition, "f", folder, (*MOVED, INSIDE), 3)
+    checks.check_keys("process", definition, fields)
+    f = _parse_function("process", definition, "f", folder, (*MOVED, INSIDE), 3)
     if f is None:
         raise ModelError("process.f", "is missing", "name a function, such as f: my_module:move")
     jacobian, inside = (
-        _called("process", definition, key, folder, MOVED, 3) for key in ("jacobian", "noise_jacobian")
+        _parse_function("process", definition, key, folder, MOVED, 3)
+        for key in ("jacobian", "noise_jacobian")
     )
-    q = _called("process", definition, "q", folder, (("dt",), ("dt", "u")), 1)
+    q = _parse_function("process", definition, "q", folder, (("dt",), ("dt", "u")), 1)
     if (q is None) == (definition.get("Q") is None):
         raise ModelError(
             "process.Q",
@@ -245,14 +251,14 @@ def parse_process(
     if inside is not None and not noisy:
         remedy = "remove it, or let f take x, dt, u and w"
         raise ModelError("process.noise_jacobian", f"{f.name} takes no noise w", remedy)
-    size = _noise_size(definition, q, len(controls)) if noisy else states
-    Q = () if q is not None else columns.covariance("process.Q", definition["Q"], size, controls)
-    offset = _offset("process", definition, states, controls)
+    size = _count_noise_entries(definition, q, len(controls)) if noisy else states
+    Q = () if q is not None else columns.parse_covariance_cells("process.Q", definition["Q"], size, controls)
+    offset = _parse_offset("process", definition, states, controls)
     scale = noise_scale("process", definition, controls)
     return FunctionProcess(states, f, jacobian, Q, q, scale, offset, size, inside)
 
 
-def _noise_size(definition: Mapping[str, Any], q: Call | None, controls: int) -> int:
+def _count_noise_entries(definition: Mapping[str, Any], q: Call | None, controls: int) -> int:
     """Return the number of entries of a noise w inside f: the number of rows of Q."""
     if q is None:
         Q = definition["Q"]
@@ -272,12 +278,12 @@ def _noise_size(definition: Mapping[str, Any], q: Call | None, controls: int) ->
     return len(found)
 
 
-def _offset(
+def _parse_offset(
     section: str, definition: Mapping[str, Any], size: int, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
     """Return the offset added to a function's values, () for none. Raises ModelError."""
     written = definition.get("offset")
-    return () if written is None else columns.vector(f"{section}.offset", written, size, controls)
+    return () if written is None else columns.parse_vector_cells(f"{section}.offset", written, size, controls)
 
 
 def parse_observation(
@@ -289,10 +295,10 @@ def parse_observation(
 ) -> FunctionObservation:
     """Read an observation by a function h. Raises ModelError."""
     fields = ("h", "R", "jacobian", "noise_jacobian", "offset", "noise_scale", "wrap")
-    checks.known("observation", definition, fields)
-    h = _called("observation", definition, "h", folder, (SEEN[:1], SEEN, DISTURBED), 1)
+    checks.check_keys("observation", definition, fields)
+    h = _parse_function("observation", definition, "h", folder, (SEEN[:1], SEEN, DISTURBED), 1)
     jacobian, inside = (
-        _called("observation", definition, key, folder, (SEEN[:1], SEEN), 1)
+        _parse_function("observation", definition, key, folder, (SEEN[:1], SEEN), 1)
         for key in ("jacobian", "noise_jacobian")
     )
     assert h is not None
@@ -305,14 +311,14 @@ def parse_observation(
     return FunctionObservation(measurements, states, h, jacobian, periods, size, inside)
 
 
-def observation_offset(
+def parse_observation_offset(
     definition: Mapping[str, Any], measurements: int, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
     """Return the offset of an observation by a function, () for none. Raises ModelError."""
-    return _offset("observation", definition, measurements, controls)
+    return _parse_offset("observation", definition, measurements, controls)
 
 
-def _called(
+def _parse_function(
     section: str,
     definition: Mapping[str, Any],
     key: str,
@@ -326,7 +332,7 @@ def _called(
     field = f"{section}.{key}"
     find(definition[key], folder, field)
     function = Named(definition[key], folder)
-    return Call(function, arity(field, function, allowed, usual))
+    return Call(function, count_arguments(field, function, allowed, usual))
 
 
 def check_process(
@@ -337,7 +343,7 @@ def check_process(
     sure: bool,
 ) -> None:
     """Check a process at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
-    x, sigma = _places(mean, spread)
+    x, sigma = _choose_check_points(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
     n, r = process.size, process.noise_size
     w = (np.zeros((r, 3)),) if process.noise_inside else ()
@@ -352,15 +358,15 @@ def check_process(
         if process.q is not None:
             trials.check("process.q", process.q, (dt, u), (r, r))
             for key in range(len(dt)):
-                Q = called(process.q, (dt, u), (r, r))[:, :, key]
+                Q = evaluate_function(process.q, (dt, u), (r, r))[:, :, key]
                 if np.isfinite(Q).all() or not controls:
-                    checks.covariance("process.q", Q, r)
+                    checks.parse_covariance("process.q", Q, r)
         if process.noise_jacobian is not None:
             trials.check("process.noise_jacobian", process.noise_jacobian, (x, dt, u), (n, r))
             ones = np.ones((r, 3))
             with np.errstate(all="ignore"):
-                given = process.noise_slope(x, dt, u, ones)
-                numeric = process.noise_differences(x, dt, u, ones)
+                given = process.compute_noise_slope(x, dt, u, ones)
+                numeric = process.compute_noise_differences(x, dt, u, ones)
             trials.check_slope("process.noise_jacobian", given, numeric, ones)
 
 
@@ -372,7 +378,7 @@ def check_observation(
     sure: bool,
 ) -> None:
     """Check an observation at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
-    x, sigma = _places(mean, spread)
+    x, sigma = _choose_check_points(mean, spread)
     m, n = observation.size, observation.states
     trials = _Trials(controls if observation.controlled else 0, sure)
     for u in trials.inputs(3):
@@ -384,8 +390,8 @@ def check_observation(
             ones = np.ones((s, 3))
             with np.errstate(all="ignore"):
                 given, numeric = (
-                    observation.noise_slope(x, u, ones),
-                    observation.noise_differences(x, u, ones),
+                    observation.compute_noise_slope(x, u, ones),
+                    observation.compute_noise_differences(x, u, ones),
                 )
             trials.check_slope("observation.noise_jacobian", given, numeric, ones)
         if observation.jacobian is not None:
@@ -395,12 +401,12 @@ def check_observation(
             trials.check_slope("observation.jacobian", given, numeric, sigma)
 
 
-def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
+def compute_deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
     """Return the standard deviations of a packed covariance."""
     return tuple(float(np.sqrt(covariance[packed_index(i, i)])) for i in range(n))
 
 
-def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
+def _choose_check_points(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
     """Return the points of the checks, (n, 3), the initial mean first, and the standard deviations there."""
     m, sigma = np.array(mean)[:, None], np.array(spread)[:, None]
     offsets = np.array([[0.0, 0.1, -0.07]]) * (1.0 + 0.1 * np.arange(len(m)))[:, None]
@@ -446,8 +452,11 @@ def _check(
     keys = arguments[0].shape[-1]
     try:
         with np.errstate(all="ignore"):
-            whole = called(function, copies, shape)
-            each = [called(function, tuple(a[..., k : k + 1] for a in copies), shape) for k in range(keys)]
+            whole = evaluate_function(function, copies, shape)
+            each = [
+                evaluate_function(function, tuple(a[..., k : k + 1] for a in copies), shape)
+                for k in range(keys)
+            ]
     except ModelError:
         raise
     except ValueError as error:
@@ -483,7 +492,7 @@ def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array, finite:
     """
     b, scale = numeric.value, np.where(sigma > 0.0, sigma, 1.0)
     with np.errstate(all="ignore"):  # differences may leave the function's domain
-        allowed = 4.0 * numeric.error + SLACK * differences.row_size(b, sigma) / scale
+        allowed = 4.0 * numeric.error + SLACK * differences.compute_row_sizes(b, sigma) / scale
         wrong = ~(np.abs(given - b) <= allowed) & np.isfinite(b) & np.isfinite(allowed)
     if finite:
         wrong[..., 0] |= ~np.isfinite(given[..., 0])

@@ -16,7 +16,7 @@ GROUPS = "groups"
 Build = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Filter]
 
 
-def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+def select_pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the pooled parameters. Raises ModelError where the model does not learn by these groups."""
     found = parameters.get(GROUPS)
     if found is None:
@@ -33,6 +33,6 @@ def begin_states(build: Build, definition: Mapping[str, Any], parameters: Mappin
 
     build: `kalman.build`. Raises ModelError where a group's parameters do not fit the model.
     """
-    rest = pooled(definition, parameters)
+    rest = select_pooled(definition, parameters)
     own = parameters[GROUPS]["parameters"] if GROUPS in parameters else []
     return np.concatenate([build(definition, {**rest, **one}).initial(1) for one in (*own, {})], axis=1)

@@ -53,30 +53,32 @@ def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
 
 def is_chosen(name: Any) -> bool:
     """Return whether a name is an entry of a matrix, or of the initial distribution."""
-    return isinstance(name, str) and (name in INITIAL or place(name) is not None)
+    return isinstance(name, str) and (name in INITIAL or parse_entry_name(name) is not None)
 
 
-def place(name: str) -> tuple[str, int, int] | None:
+def parse_entry_name(name: str) -> tuple[str, int, int] | None:
     """Return matrix letter, row and column from the name of an entry; None for other names."""
     found = ENTRY.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
-def own_entries(definition: Mapping[str, Any], letters: str) -> tuple[Parameter, ...]:
+def list_key_entries(definition: Mapping[str, Any], letters: str) -> tuple[Parameter, ...]:
     """Return the entries of these matrices that groups or keys learn, as written. Raises ModelError."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return ()
     return tuple(
-        _parameter(definition, request)._replace(kind="real", bounds=None)
+        _parse_parameter(definition, request)._replace(kind="real", bounds=None)
         for request in learn_requests(definition)
-        if (found := place(request.name)) is not None and found[0] in letters
+        if (found := parse_entry_name(request.name)) is not None and found[0] in letters
     )
 
 
-def entered(letter: str, matrix: Sequence[Sequence[Entry]], values: Values) -> Sequence[Sequence[Entry]]:
+def insert_entries(
+    letter: str, matrix: Sequence[Sequence[Entry]], values: Values
+) -> Sequence[Sequence[Entry]]:
     """Return a matrix with its entries among the parameters' values."""
-    places = [(found, values[name][0]) for name in values if (found := place(name)) is not None]
+    places = [(found, values[name][0]) for name in values if (found := parse_entry_name(name)) is not None]
     if not any(found[0] == letter for found, _ in places):
         return matrix
     result = [list(row) for row in matrix]
@@ -86,10 +88,12 @@ def entered(letter: str, matrix: Sequence[Sequence[Entry]], values: Values) -> S
     return result
 
 
-def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
+def list_chosen_parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     """Return the requested entries of matrices, then the initial distribution, as written. Raises ModelError."""
     found = [
-        _parameter(definition, request) for request in learn_requests(definition) if is_chosen(request.name)
+        _parse_parameter(definition, request)
+        for request in learn_requests(definition)
+        if is_chosen(request.name)
     ]
     scope = (definition.get("learn") or {}).get("scope")
     for p in found:
@@ -99,12 +103,12 @@ def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     return sorted(found, key=lambda p: (p.name in INITIAL, p.name == INITIAL[1]))
 
 
-def kept_to(parameter: Parameter, request: LearnRequest) -> Parameter:
+def constrain_parameter(parameter: Parameter, request: LearnRequest) -> Parameter:
     """Return a parameter with the requested form and bounds. Raises ModelError."""
     if request.form is not None:
         if parameter.kind != "covariance":
             raise ModelError(f"{request.field}.form", f"{request.name} is not a covariance", "remove it")
-        return parameter._replace(value=_formed(request.form, parameter.value))
+        return parameter._replace(value=_apply_form(request.form, parameter.value))
     if request.bounds is None:
         return parameter
     if parameter.kind not in ("real", "positive"):
@@ -120,7 +124,7 @@ def kept_to(parameter: Parameter, request: LearnRequest) -> Parameter:
     return parameter._replace(kind="bounded", bounds=request.bounds)
 
 
-def substituted(
+def substitute_learned(
     definition: Mapping[str, Any], learned: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return the definition with learned entries written into it, and the other learned parameters."""
@@ -136,16 +140,16 @@ def substituted(
             initial[name.removeprefix("initial.")] = value
             result["initial"] = initial
         elif is_chosen(name):
-            row, column = _row_of(result, f"parameters.{name}", name)
-            row[column] = checks.number(f"parameters.{name}", value)
+            row, column = _find_row(result, f"parameters.{name}", name)
+            row[column] = checks.parse_number(f"parameters.{name}", value)
     return result, rest
 
 
 def _request(field: str, item: Any) -> LearnRequest:
     if isinstance(item, str):
         return LearnRequest(field, item)
-    checks.known(field, item, ("name", "form", "bounds"))
-    name = checks.needed(field, item, "name")
+    checks.check_keys(field, item, ("name", "form", "bounds"))
+    name = checks.require_key(field, item, "name")
     if not isinstance(name, str):
         raise ModelError(f"{field}.name", f"{name!r} is not a name", "write one such as Q or F[0][1]")
     form, bounds = item.get("form"), item.get("bounds")
@@ -156,7 +160,7 @@ def _request(field: str, item: Any) -> LearnRequest:
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
         raise ModelError(f"{field}.bounds", f"{bounds!r} is not a pair", "write [lowest, highest]")
     low, high = (
-        None if a is None else checks.number(f"{field}.bounds[{i}]", a) for i, a in enumerate(bounds)
+        None if a is None else checks.parse_number(f"{field}.bounds[{i}]", a) for i, a in enumerate(bounds)
     )
     if (low is None and high is None) or (low is not None and high is not None and low >= high):
         raise ModelError(
@@ -167,12 +171,14 @@ def _request(field: str, item: Any) -> LearnRequest:
     return LearnRequest(field, name, form, (low, high))
 
 
-def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Parameter:
+def _parse_parameter(definition: Mapping[str, Any], request: LearnRequest) -> Parameter:
     if request.name not in INITIAL:
-        row, column = _row_of(definition, request.field, request.name)
+        row, column = _find_row(definition, request.field, request.name)
         if isinstance(row[column], str):
             raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
-        return kept_to(Parameter(request.name, "real", (checks.number(request.field, row[column]),)), request)
+        return constrain_parameter(
+            Parameter(request.name, "real", (checks.parse_number(request.field, row[column]),)), request
+        )
     initial = definition.get("initial")
     if not isinstance(initial, Mapping) or initial.get("diffuse"):
         raise ModelError(
@@ -182,15 +188,17 @@ def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Paramete
         )
     n = len(definition.get("states") or ())
     if request.name == "initial.mean":
-        mean = checks.vector("initial.mean", checks.needed("initial", initial, "mean"), n)
-        return kept_to(Parameter(request.name, "vector", mean), request)
-    covariance = checks.covariance("initial.covariance", checks.needed("initial", initial, "covariance"), n)
-    return kept_to(Parameter(request.name, "covariance", covariance), request)
+        mean = checks.parse_vector("initial.mean", checks.require_key("initial", initial, "mean"), n)
+        return constrain_parameter(Parameter(request.name, "vector", mean), request)
+    covariance = checks.parse_covariance(
+        "initial.covariance", checks.require_key("initial", initial, "covariance"), n
+    )
+    return constrain_parameter(Parameter(request.name, "covariance", covariance), request)
 
 
-def _row_of(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
+def _find_row(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
     """Return the row of the matrix that holds an entry, and its column."""
-    found = place(name)
+    found = parse_entry_name(name)
     assert found is not None
     letter, i, j = found
     section = "observation" if letter == "H" else "process"
@@ -205,7 +213,7 @@ def _row_of(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, 
     return matrix[i], j
 
 
-def _formed(form: str, packed: Sequence[Any]) -> tuple[Any, ...]:
+def _apply_form(form: str, packed: Sequence[Any]) -> tuple[Any, ...]:
     result: list[Any] = list(packed)
     at = 0
     diagonal: list[float] = []

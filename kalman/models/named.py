@@ -62,7 +62,7 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
         ) from error
     except Exception as error:
         raise ModelError(
-            field, f"module {module_name} cannot be imported: {_first_line(error)}", "mend the module"
+            field, f"module {module_name} cannot be imported: {_format_first_line(error)}", "mend the module"
         ) from error
     for part in attribute.split("."):
         value = getattr(value, part, None)
@@ -90,10 +90,10 @@ def load(name: str, folder: str | None = None) -> ModuleType:
     on_path = PathFinder.find_spec(name)
     found = on_path if _is_file(on_path) else PathFinder.find_spec(name, places)
     if "." in name or name in sys.builtin_module_names or not _is_file(found) or found is None:
-        with _also_on_the_path(places):
+        with _extend_path(places):
             return importlib.import_module(name)
     loaded = sys.modules.get(name)
-    if found is on_path and (loaded is None or _same_file(loaded, found)):
+    if found is on_path and (loaded is None or _is_same_file(loaded, found)):
         return importlib.import_module(name)
     return _load_file(name, str(found.origin))
 
@@ -108,7 +108,7 @@ def _load_file(name: str, file: str) -> ModuleType:
         before = sys.modules.get(name)
         sys.modules[name] = module  # code in the module may look up its module
         try:
-            with _also_on_the_path([os.path.dirname(file)]):  # for imports of modules in the same folder
+            with _extend_path([os.path.dirname(file)]):  # for imports of modules in the same folder
                 spec.loader.exec_module(module)
         finally:
             del sys.modules[name]
@@ -118,7 +118,7 @@ def _load_file(name: str, file: str) -> ModuleType:
     return _private[key]
 
 
-def module_file(name: str, folder: str | None = None) -> Path | None:
+def find_module_file(name: str, folder: str | None = None) -> Path | None:
     """Return the file, or a package's folder, of `module:function`; None if there is none."""
     top = load(name.partition(":")[0].partition(".")[0], folder)
     file = getattr(top, "__file__", None)
@@ -128,7 +128,7 @@ def module_file(name: str, folder: str | None = None) -> Path | None:
 
 
 @contextmanager
-def _also_on_the_path(places: list[str]) -> Iterator[None]:
+def _extend_path(places: list[str]) -> Iterator[None]:
     added = [place for place in places if place not in sys.path]
     sys.path.extend(added)
     importlib.invalidate_caches()
@@ -145,10 +145,10 @@ def _is_file(found: ModuleSpec | None) -> bool:
     return found is not None and found.has_location and not found.submodule_search_locations
 
 
-def _same_file(module: ModuleType, found: ModuleSpec) -> bool:
+def _is_same_file(module: ModuleType, found: ModuleSpec) -> bool:
     file = getattr(module, "__file__", None)
     return file is None or os.path.realpath(file) == os.path.realpath(str(found.origin))
 
 
-def _first_line(error: BaseException) -> str:
+def _format_first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

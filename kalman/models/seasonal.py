@@ -10,7 +10,15 @@ import numpy as np
 from kalman.linalg.entries import Entry, times
 from kalman.linalg.packing import packed_size
 from kalman.models import checks
-from kalman.models.structure import Parameter, Plain, Transition, Values, block_diagonal, variance, with_noise
+from kalman.models.structure import (
+    Parameter,
+    Plain,
+    Transition,
+    Values,
+    block_diagonal,
+    parse_variance,
+    with_noise,
+)
 from kalman.types import Array
 
 LONGEST = 366
@@ -30,10 +38,11 @@ class SeasonalDummy(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "period", "variance"))
-        period = checks.needed(field, definition, "period")
+        checks.check_keys(field, definition, ("kind", "name", "period", "variance"))
+        period = checks.require_key(field, definition, "period")
         return cls(
-            checks.whole(f"{field}.period", period, 2, LONGEST), variance(field, definition, "variance")
+            checks.parse_integer(f"{field}.period", period, 2, LONGEST),
+            parse_variance(field, definition, "variance"),
         )
 
     @property
@@ -73,11 +82,11 @@ class SeasonalTrigonometric(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "period", "variance", "harmonics"))
+        checks.check_keys(field, definition, ("kind", "name", "period", "variance", "harmonics"))
         return cls(
-            checks.positive(f"{field}.period", checks.needed(field, definition, "period")),
-            variance(field, definition, "variance"),
-            checks.whole(f"{field}.harmonics", definition.get("harmonics", 1), 1, LONGEST // 2),
+            checks.parse_positive(f"{field}.period", checks.require_key(field, definition, "period")),
+            parse_variance(field, definition, "variance"),
+            checks.parse_integer(f"{field}.harmonics", definition.get("harmonics", 1), 1, LONGEST // 2),
         )
 
     @property
@@ -98,7 +107,7 @@ class SeasonalTrigonometric(Plain):
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         noise = times(values["variance"][0], dt)
         parts: list[Transition] = []
-        for angle in self._angles(dt, values):
+        for angle in self._compute_angles(dt, values):
             cos, sin = np.cos(angle), np.sin(angle)
             parts.append(Transition([[cos, sin], [-sin, cos]], [noise, 0.0, noise], [0.0, 0.0]))
         return block_diagonal(parts)
@@ -108,13 +117,13 @@ class SeasonalTrigonometric(Plain):
             return [block_diagonal([with_noise([dt, 0.0, dt], 2)] * self.harmonics)]
         parts: list[Transition] = []
         period = values["period"][0]
-        for j, angle in enumerate(self._angles(dt, values), start=1):
+        for j, angle in enumerate(self._compute_angles(dt, values), start=1):
             slower = np.divide(-2.0 * math.pi * j * dt, period * period)
             cos, sin = slower * np.cos(angle), slower * np.sin(angle)
             parts.append(Transition([[-sin, cos], [-cos, -sin]], [0.0] * 3, [0.0, 0.0]))
         return [block_diagonal(parts)]
 
-    def _angles(self, dt: Array, values: Values) -> list[Entry]:
+    def _compute_angles(self, dt: Array, values: Values) -> list[Entry]:
         turns = np.divide(dt, values["period"][0])
         turned = np.subtract(
             turns, np.floor(turns)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kalman.linalg.packing import lower
-from kalman.models.columns import Cell, psd, resolve
+from kalman.linalg.packing import pack_lower
+from kalman.models.columns import Cell, compute_lowest_pivot, resolve
 from kalman.types import Array
 
 MEAN, VARIANCE = 0.0, 1.0
@@ -20,7 +20,7 @@ class Start(NamedTuple):
     mean: tuple[Cell, ...]
     covariance: tuple[Cell, ...]
 
-    def resolved(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+    def resolve_start(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
         """Return mean (n, K), packed covariance (p, K), and a mask (K,) of keys where these are invalid."""
         rows, keys = list(u), u.shape[1]
         mean, covariance = (
@@ -28,12 +28,12 @@ class Start(NamedTuple):
             for cells in (self.mean, self.covariance)
         )
         with np.errstate(all="ignore"):
-            sound = np.broadcast_to(np.greater_equal(psd(list(covariance)), 0.0), keys)
+            sound = np.broadcast_to(np.greater_equal(compute_lowest_pivot(list(covariance)), 0.0), keys)
         finite = np.isfinite(mean).all(axis=0) & np.isfinite(covariance).all(axis=0)
         return mean, covariance, ~(sound & finite)
 
 
-def numbers_for(
+def replace_columns(
     mean: Sequence[Cell], covariance: Sequence[Sequence[Cell]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and packed covariance with numbers in place of columns."""
@@ -45,4 +45,4 @@ def numbers_for(
         [number(a, VARIANCE if i == j else 0.0) for j, a in enumerate(row)]
         for i, row in enumerate(covariance)
     ]
-    return tuple(number(a, MEAN) for a in mean), tuple(lower(rows))
+    return tuple(number(a, MEAN) for a in mean), tuple(pack_lower(rows))

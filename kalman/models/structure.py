@@ -119,16 +119,16 @@ def block_diagonal(parts: Sequence[Transition]) -> Transition:
     return Transition(F, Q, c)
 
 
-def quiet(n: int) -> Transition:
+def build_zero_transition(n: int) -> Transition:
     """Return the zero derivative of a transition of n states."""
     return Transition([[0.0] * n for _ in range(n)], [0.0] * packed_size(n), [0.0] * n)
 
 
 def with_noise(Q: Sequence[Entry], size: int) -> Transition:
     """Return a derivative of the noise alone."""
-    return quiet(size)._replace(Q=list(Q))
+    return build_zero_transition(size)._replace(Q=list(Q))
 
 
-def variance(field: str, definition: Mapping[str, Any], name: str) -> float:
+def parse_variance(field: str, definition: Mapping[str, Any], name: str) -> float:
     """Return a variance, zero or more, of a definition. Raises ModelError."""
-    return checks.positive(f"{field}.{name}", checks.needed(field, definition, name), zero=True)
+    return checks.parse_positive(f"{field}.{name}", checks.require_key(field, definition, name), zero=True)

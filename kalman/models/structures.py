@@ -15,8 +15,8 @@ from kalman.models import checks, columns
 from kalman.models.columns import Cell, Cells, Column, resolve, resolve_matrix
 from kalman.models.continuous import Continuous
 from kalman.models.damped_trend import DampedTrend
-from kalman.models.inputs import inputs, moved_by, noise_scale
-from kalman.models.learned_entries import entered, place
+from kalman.models.inputs import compute_input, noise_scale, parse_inputs
+from kalman.models.learned_entries import insert_entries, parse_entry_name
 from kalman.models.seasonal import SeasonalDummy, SeasonalTrigonometric
 from kalman.models.structure import (
     Around,
@@ -26,7 +26,7 @@ from kalman.models.structure import (
     Transition,
     Values,
     block_diagonal,
-    quiet,
+    build_zero_transition,
     with_noise,
 )
 from kalman.models.trends import (
@@ -57,12 +57,16 @@ class Explicit(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "F", "Q", "B", "offset"))
-        F = columns.matrix(f"{field}.F", checks.needed(field, definition, "F"), names=controls)
+        checks.check_keys(field, definition, ("kind", "name", "F", "Q", "B", "offset"))
+        F = columns.parse_matrix_cells(
+            f"{field}.F", checks.require_key(field, definition, "F"), names=controls
+        )
         n = len(F)
-        F = columns.matrix(f"{field}.F", definition["F"], n, n, controls)
-        Q = columns.covariance(f"{field}.Q", checks.needed(field, definition, "Q"), n, controls)
-        B, offset = inputs(field, definition, n, controls)
+        F = columns.parse_matrix_cells(f"{field}.F", definition["F"], n, n, controls)
+        Q = columns.parse_covariance_cells(
+            f"{field}.Q", checks.require_key(field, definition, "Q"), n, controls
+        )
+        B, offset = parse_inputs(field, definition, n, controls)
         return cls(F, Q, B, offset)
 
     @property
@@ -78,19 +82,19 @@ class Explicit(Plain):
         return (Parameter("Q", "covariance", self.Q), *self.entries)
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        c = moved_by(self.B, self.offset, self.size, u)
-        return Transition(entered("F", resolve_matrix(self.F, u), values), resolve(values["Q"], u), c)
+        c = compute_input(self.B, self.offset, self.size, u)
+        return Transition(insert_entries("F", resolve_matrix(self.F, u), values), resolve(values["Q"], u), c)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        entry = place(name)
+        entry = parse_entry_name(name)
         if entry is not None:
             slope = [[float((i, j) == entry[1:]) for j in range(self.size)] for i in range(self.size)]
-            return [quiet(self.size)._replace(F=slope)]
+            return [build_zero_transition(self.size)._replace(F=slope)]
         size = packed_size(self.size)
         return [with_noise([float(i == e) for i in range(size)], self.size) for e in range(size)]
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        return [columns.psd(resolve(self.Q, u))] if columns.used(self.Q) else []
+        return [columns.compute_lowest_pivot(resolve(self.Q, u))] if columns.find_columns(self.Q) else []
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ class Sum:
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "parts"))
-        parts = checks.needed(field, definition, "parts")
+        checks.check_keys(field, definition, ("kind", "name", "parts"))
+        parts = checks.require_key(field, definition, "parts")
         if not isinstance(parts, (list, tuple)) or not parts:
             raise ModelError(
                 f"{field}.parts", "it is not a list of structures", "list at least one, each with a kind"
@@ -160,7 +164,7 @@ class Sum:
             if any(f"{own}.{parameter.name}" == name for parameter in part.parameters)
         )
         part = self.parts[which]
-        still = [quiet(other.size) for other in self.parts]
+        still = [build_zero_transition(other.size) for other in self.parts]
         moved = part.tangents(inner, dt, u, self._own(self.names[which], part, values))
         return [block_diagonal([*still[:which], tangent, *still[which + 1 :]]) for tangent in moved]
 
@@ -183,15 +187,15 @@ class Scaled(Around):
     def parameters(self) -> tuple[Parameter, ...]:
         return self.inner.parameters
 
-    def _scaled(self, transition: Transition, u: Sequence[Entry]) -> Transition:
+    def _scale_noise(self, transition: Transition, u: Sequence[Entry]) -> Transition:
         (scale,) = resolve([self.scale], u)
         return transition._replace(Q=[times(scale, q) for q in transition.Q])
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        return self._scaled(self.inner.transition(dt, u, values), u)
+        return self._scale_noise(self.inner.transition(dt, u, values), u)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        return [self._scaled(tangent, u) for tangent in self.inner.tangents(name, dt, u, values)]
+        return [self._scale_noise(tangent, u) for tangent in self.inner.tangents(name, dt, u, values)]
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         own = resolve([self.scale], u) if isinstance(self.scale, Column) else []

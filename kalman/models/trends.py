@@ -9,7 +9,15 @@ import numpy as np
 
 from kalman.linalg.entries import Entry, plus, times
 from kalman.models import checks
-from kalman.models.structure import Parameter, Plain, Transition, Values, block_diagonal, variance, with_noise
+from kalman.models.structure import (
+    Parameter,
+    Plain,
+    Transition,
+    Values,
+    block_diagonal,
+    parse_variance,
+    with_noise,
+)
 from kalman.types import Array
 
 
@@ -22,8 +30,8 @@ class RandomWalk(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "variance"))
-        return cls(variance(field, definition, "variance"))
+        checks.check_keys(field, definition, ("kind", "name", "variance"))
+        return cls(parse_variance(field, definition, "variance"))
 
     @property
     def observes(self) -> checks.Numbers:
@@ -54,9 +62,10 @@ class LocalLinearTrend(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "level_variance", "slope_variance"))
+        checks.check_keys(field, definition, ("kind", "name", "level_variance", "slope_variance"))
         return cls(
-            variance(field, definition, "level_variance"), variance(field, definition, "slope_variance")
+            parse_variance(field, definition, "level_variance"),
+            parse_variance(field, definition, "slope_variance"),
         )
 
     @property
@@ -72,12 +81,18 @@ class LocalLinearTrend(Plain):
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         level = times(values["level_variance"][0], dt)
-        slope = [times(values["slope_variance"][0], a) for a in integrated(dt)]
+        slope = [times(values["slope_variance"][0], a) for a in compute_integrated_noise(dt)]
         return Transition([[1.0, dt], [0.0, 1.0]], [plus(level, slope[0]), *slope[1:]], [0.0, 0.0])
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
         still = [[0.0, 0.0], [0.0, 0.0]]
-        return [Transition(still, [dt, 0.0, 0.0] if name == "level_variance" else integrated(dt), [0.0, 0.0])]
+        return [
+            Transition(
+                still,
+                [dt, 0.0, 0.0] if name == "level_variance" else compute_integrated_noise(dt),
+                [0.0, 0.0],
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -94,9 +109,9 @@ class Motion(Plain, ABC):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", cls.noise, "dimensions"))
-        dimensions = checks.whole(f"{field}.dimensions", definition.get("dimensions", 1), 1, 3)
-        return cls(variance(field, definition, cls.noise), dimensions)
+        checks.check_keys(field, definition, ("kind", "name", cls.noise, "dimensions"))
+        dimensions = checks.parse_integer(f"{field}.dimensions", definition.get("dimensions", 1), 1, 3)
+        return cls(parse_variance(field, definition, cls.noise), dimensions)
 
     @property
     def size(self) -> int:
@@ -144,7 +159,7 @@ class ConstantVelocity(Motion):
 
     @staticmethod
     def driven(dt: Array) -> list[Entry]:
-        return integrated(dt)
+        return compute_integrated_noise(dt)
 
 
 @dataclass(frozen=True)
@@ -158,11 +173,11 @@ class OrnsteinUhlenbeck(Plain):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "rate", "variance", "mean"))
+        checks.check_keys(field, definition, ("kind", "name", "rate", "variance", "mean"))
         return cls(
-            checks.positive(f"{field}.rate", checks.needed(field, definition, "rate")),
-            variance(field, definition, "variance"),
-            checks.number(f"{field}.mean", definition.get("mean", 0.0)),
+            checks.parse_positive(f"{field}.rate", checks.require_key(field, definition, "rate")),
+            parse_variance(field, definition, "variance"),
+            checks.parse_number(f"{field}.mean", definition.get("mean", 0.0)),
         )
 
     @property
@@ -197,7 +212,7 @@ class OrnsteinUhlenbeck(Plain):
         ]
 
 
-def integrated(dt: Array) -> list[Entry]:
+def compute_integrated_noise(dt: Array) -> list[Entry]:
     """Return the packed covariance of an integrated Wiener process and its driver, of unit variance."""
     half = 0.5 * (dt * dt)
     return [half * dt * (2.0 / 3.0), half, dt]
@@ -217,10 +232,10 @@ class ConstantAcceleration(Motion):
 
     @staticmethod
     def driven(dt: Array) -> list[Entry]:
-        return twice_integrated(dt)
+        return compute_twice_integrated_noise(dt)
 
 
-def twice_integrated(dt: Array) -> list[Entry]:
+def compute_twice_integrated_noise(dt: Array) -> list[Entry]:
     """Return the packed covariance of a Wiener process integrated twice, once and not at all, of unit variance."""
     square = dt * dt
     cube = square * dt

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from kalman.linalg.entries import Entry
-from kalman.models.columns import Column, cell, resolve
+from kalman.models.columns import Column, parse_cell, resolve
 from kalman.models.structure import Around, Parameter, Structure, Transition, Values
 from kalman.types import Array, ModelError
 
@@ -42,7 +42,7 @@ class Varying(Around):
                 problem = f"{text!r} names a column, and this is the same for all rows"
                 remedy = f"write a number; from columns come {', '.join(numbers)}"
                 raise ModelError(f"{field}.{name}", problem, remedy)
-            found_cell = cell(f"{field}.{name}", text, controls)
+            found_cell = parse_cell(f"{field}.{name}", text, controls)
             assert isinstance(found_cell, Column)
             cells.append((name, found_cell))
         return cls(found, tuple(cells))
@@ -52,14 +52,14 @@ class Varying(Around):
         own = dict(self.cells)
         return tuple(p._replace(value=(own[p.name],)) if p.name in own else p for p in self.inner.parameters)
 
-    def _resolved(self, u: Sequence[Entry], values: Values) -> Values:
+    def _resolve_values(self, u: Sequence[Entry], values: Values) -> Values:
         return {**values, **{name: resolve(values[name], u) for name, _ in self.cells}}
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        return self.inner.transition(dt, u, self._resolved(u, values))
+        return self.inner.transition(dt, u, self._resolve_values(u, values))
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        return self.inner.tangents(name, dt, u, self._resolved(u, values))
+        return self.inner.tangents(name, dt, u, self._resolve_values(u, values))
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         """A variance must be at least zero; a rate, a damping and a period must be above zero."""

@@ -25,7 +25,7 @@ class Footprint(NamedTuple):
     key: int
 
 
-class Section(NamedTuple):
+class KeySection(NamedTuple):
     """Keys that are smoothed together: positions `first` up to `stop` among the keys that have rows.
 
     bounds: the round with which each segment begins, and at the end the number of rounds
@@ -45,14 +45,14 @@ class Lengths:
         self._below = np.concatenate([[0], np.cumsum(self._sorted)])
         steps = np.unique(self._sorted)
         self._steps = np.concatenate([[0], steps])
-        self._rows_at_steps = self.rows_before(self._steps)
+        self._rows_at_steps = self.count_rows_before(self._steps)
         self.keys, self.rows, self.rounds = len(counts), int(counts.sum()), int(steps[-1])
 
     def active(self, rounds: Integers) -> Integers:
         """Return the number of keys with a row in each of these rounds."""
         return self.keys - np.searchsorted(self._sorted, rounds, "right")
 
-    def rows_before(self, rounds: Integers) -> Integers:
+    def count_rows_before(self, rounds: Integers) -> Integers:
         """Return the number of rows before each of these rounds."""
         ended = np.searchsorted(self._sorted, rounds, "right")
         return self._below[ended] + rounds * (len(self._sorted) - ended)
@@ -70,30 +70,30 @@ class Lengths:
 
     def bytes(self, bounds: Integers, footprint: Footprint) -> int:
         """Return the bytes needed to smooth in these segments."""
-        segments = np.diff(self.rows_before(bounds)) * footprint.row + np.diff(bounds) * footprint.round
+        segments = np.diff(self.count_rows_before(bounds)) * footprint.row + np.diff(bounds) * footprint.round
         kept = int(self.active(bounds[:-1]).sum())
         return int(segments.max()) + kept * footprint.state + self.keys * footprint.key
 
 
-def sections(counts: Integers, footprint: Footprint, room: float) -> list[Section]:
+def split_sections(counts: Integers, footprint: Footprint, room: float) -> list[KeySection]:
     """Return the sections in which to smooth keys with these numbers of rows (K,), each at least one, in `room` bytes.
     To fit, first fewer keys are smoothed at a time, which costs nothing while they fill a block. Then checkpoints are
     added. A single key that needs more than `room` gets the least possible memory.
     """
-    result: list[Section] = []
+    result: list[KeySection] = []
     waiting = [(0, len(counts))] if len(counts) else []
     while waiting:
         first, stop = waiting.pop()
-        bounds = _bounds(Lengths(counts[first:stop]), footprint, room)
+        bounds = _find_bounds(Lengths(counts[first:stop]), footprint, room)
         if bounds is None:
             middle = (first + stop) // 2
             waiting += [(middle, stop), (first, middle)]
         else:
-            result.append(Section(first, stop, bounds.tolist()))
+            result.append(KeySection(first, stop, bounds.tolist()))
     return result
 
 
-def _bounds(lengths: Lengths, footprint: Footprint, room: float) -> Integers | None:
+def _find_bounds(lengths: Lengths, footprint: Footprint, room: float) -> Integers | None:
     """Return the fewest segments that fit, None if fewer keys must be taken."""
     best, least, segments = None, np.inf, 1
     while segments <= lengths.rounds:

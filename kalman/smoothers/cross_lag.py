@@ -15,8 +15,8 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters.prediction import Prediction, Smoothable
-from kalman.filters.retrodiction import Retrodiction, carried, retrodicted
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
+from kalman.filters.retrodiction import Retrodiction, carry_covariance_back, retrodict_mean
+from kalman.filters.state_layout import BLOCK, StateLayout, StepTarget, Wrapping, step_in_blocks
 from kalman.linalg.packing import packed_size, unpack
 from kalman.types import Array, Filter, Rows, Step
 
@@ -52,7 +52,7 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
-        return self._with_nothing_kept(self.inner.initial(keys))
+        return self._append_empty_rows(self.inner.initial(keys))
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance of the newest row's state."""
@@ -75,7 +75,7 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
-        return self._with_nothing_kept(self.inner.from_moments(mean, covariance))
+        return self._append_empty_rows(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own learned parameters (d, K)."""
@@ -84,16 +84,16 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
+        return step_in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         size, n = self.inner.size, len(self.states)
         before = state[:size]
         target.state[:size], step = self.inner.step(before, rows)
         target.log_likelihood[:], target.nis[:] = step.log_likelihood, step.nis
         for name, values in step.extra.items():
             target.extra[name][:] = values
-        kept = self._pushed(state[size:], before, rows)
+        kept = self._push_row(state[size:], before, rows)
         widths = list(self._kept.values())
         links = np.split(kept, np.cumsum(widths)[:-1])
         ages = links[-1][0]
@@ -104,8 +104,8 @@ class CrossLagFilter(Wrapping, StateLayout):
             # a row of an earlier release has the whole covariance; `lost` is the part of the next one removed by G
             spread = [a - b for a, b in zip(covariance, lost, strict=True)]
             mean, covariance = (
-                retrodicted(m, to, gain, mean),
-                carried(Retrodiction(gain, kept_rest), spread),
+                retrodict_mean(m, to, gain, mean),
+                carry_covariance_back(Retrodiction(gain, kept_rest), spread),
             )
         there = ages[-1] >= 0.0
         well = step.flag == flags.WELL
@@ -124,10 +124,10 @@ class CrossLagFilter(Wrapping, StateLayout):
             target.leave(state, codes)
             target.flag[:] = np.where(lost, flags.OVERFLOW, step.flag)
 
-    def _pushed(self, ring: Array, before: Array, rows: Rows) -> Array:
+    def _push_row(self, ring: Array, before: Array, rows: Rows) -> Array:
         """Return the kept rows (width, lag, K) after these rows, with the states before them as the newest."""
         old = ring.reshape(-1, self.lag, ring.shape[1])
-        first = rows.which_first()
+        first = rows.mask_first_rows()
         if first is True:
             return old
         prediction = self.inner.prediction(before, rows)
@@ -140,13 +140,13 @@ class CrossLagFilter(Wrapping, StateLayout):
         new[-1] = np.where(new[-1] >= 0.0, new[-1] + rows.dt, new[-1])
         return new if first is False else np.where(first, old, new)
 
-    def _with_nothing_kept(self, inner: Array) -> Array:
+    def _append_empty_rows(self, inner: Array) -> Array:
         state = np.concatenate([inner, np.zeros((self.size - len(inner), inner.shape[1]))])
         state[self.places["lagged_ages"]] = -1.0
         return state
 
 
-def checked(inner: Any, lag: int) -> CrossLagFilter:
+def check_lag_filter(inner: Any, lag: int) -> CrossLagFilter:
     """Return a filter with a lag. Raises the ModelError of its prediction."""
     row = Rows(
         np.zeros(1), np.zeros(1, bool), np.zeros((inner.measurements, 1)), np.zeros((inner.controls, 1))

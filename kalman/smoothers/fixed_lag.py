@@ -17,16 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.diffuse import conditioned, fold, gains, split, spread
+from kalman.filters.diffuse import (
+    compute_flat_gains,
+    compute_whole_covariance,
+    condition_columns,
+    fold,
+    split,
+)
 from kalman.filters.linear import LinearFilter
 from kalman.filters.prediction import Smoothable
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
-from kalman.filters.update import Scalar, presence, trusted, update
+from kalman.filters.state_layout import BLOCK, StateLayout, StepTarget, Wrapping, step_in_blocks
+from kalman.filters.update import Scalar, find_trusted, mask_present, update
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
-from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
+from kalman.linalg.packing import packed_index, packed_size, unpack, unpack_symmetric
 from kalman.models import checks
 from kalman.models.definition import Definition
-from kalman.smoothers.cross_lag import checked
+from kalman.smoothers.cross_lag import check_lag_filter
 from kalman.types import Array, Filter, ModelError, Rows, Step
 
 LONGEST = 500
@@ -81,20 +87,20 @@ class FixedLagFilter(Wrapping, StateLayout):
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""
-        return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
+        return step_in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         size = self.inner.size
         target.state[:size], step = self.inner.step(state[:size], rows)
         target.log_likelihood[:], target.nis[:] = step.log_likelihood, step.nis
-        lags = self._advanced(state, rows)
+        lags = self._advance_rows(state, rows)
         kept = [*lags.m, *lags.V, *(entry for row in lags.C for entry in row)]
         if self.inner.diffuse:
             nothing: list[Entry] = [0.0] * len(self.inner.diffuse)
             kept += nothing if lags.A is None else [entry for row in lags.A for entry in row]
         for place, entry in zip(range(size, self.size, self.lag), [*kept, lags.age], strict=True):
             target.state[place : place + self.lag] = entry
-        mean, covariance = _oldest(lags)
+        mean, covariance = _extract_oldest(lags)
         there = lags.age[-1] >= 0.0
         target.extra["lagged_mean"][:] = np.where(there, mean, np.nan)
         target.extra["lagged_covariance"][:] = np.where(there, unpack(covariance), np.nan)
@@ -104,23 +110,25 @@ class FixedLagFilter(Wrapping, StateLayout):
             overflow = np.where(finite, flags.WELL, flags.OVERFLOW).astype(np.uint8)
             target.leave(state, np.where(step.flag == flags.WELL, overflow, step.flag))
 
-    def _advanced(self, state: Array, rows: Rows) -> Lags:
+    def _advance_rows(self, state: Array, rows: Rows) -> Lags:
         """Return the kept rows after these rows."""
-        linear, first, presents = self.inner, rows.which_first(), presence(rows.y)
+        linear, first, presents = self.inner, rows.mask_first_rows(), mask_present(rows.y)
         lags = self._kept(state)
         parts = linear.split(list(state[: linear.size]), lags.A is not None)
         prior = linear.predicted(parts, rows.dt, list(rows.u), first)
         if first is not True:
             F = linear.process.transition(rows.dt, list(rows.u), parts.values).F
-            moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
+            moved = _move_rows(_push_state(lags, parts.m, parts.P, parts.A), F, rows.dt)
             lags = moved if first is False else _choose_lags(first, lags, moved)
         seen = linear.observed(list(rows.u), prior.values)
-        updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents, linear.apart)
+        updated = update(
+            *prior[:3], seen.H, seen.R, seen.subtract_offset(list(rows.y)), presents, linear.apart
+        )
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
-            lags = _after_scalar(lags, scalar, h, r)
-        ready = trusted([scalar.weighing for scalar in updated.scalars])
+            lags = _apply_scalar(lags, scalar, h, r)
+        ready = find_trusted([scalar.weighing for scalar in updated.scalars])
         if ready is not None:
-            lags = _folded(lags, updated.scalars[-1], ready)
+            lags = _fold_columns(lags, updated.scalars[-1], ready)
         V = list(lags.V)
         for k in (packed_index(i, i) for i in range(len(self.states))):
             V[k] = np.maximum(V[k], 0.0)
@@ -138,32 +146,32 @@ class FixedLagFilter(Wrapping, StateLayout):
         if self.inner.diffuse and (
             self.inner.is_diffuse(state) or state[self.places["lagged_diffuses"]].any()
         ):
-            A = _as_rows(entries["lagged_diffuses"], n)
+            A = _split_rows(entries["lagged_diffuses"], n)
         return Lags(
             entries["lagged_means"],
             entries["lagged_covariances"],
-            _as_rows(entries["lagged_crosses"], n),
+            _split_rows(entries["lagged_crosses"], n),
             A,
             entries["lagged_ages"][0],
         )
 
 
-def fixed_lag(definition: Definition, model: Filter) -> Filter:
+def add_fixed_lag(definition: Definition, model: Filter) -> Filter:
     """Return the filter with the lag of its definition's section `smoothing`. Raises ModelError."""
     smoothing = definition.get("smoothing")
     if smoothing is None:
         return model
-    checks.known("smoothing", smoothing, ("lag",))
-    lag = checks.whole("smoothing.lag", checks.needed("smoothing", smoothing, "lag"), 1, LONGEST)
+    checks.check_keys("smoothing", smoothing, ("lag",))
+    lag = checks.parse_integer("smoothing.lag", checks.require_key("smoothing", smoothing, "lag"), 1, LONGEST)
     if isinstance(model, LinearFilter):
         return FixedLagFilter(model, lag)
     if not isinstance(model, Smoothable):
         remedy = "remove smoothing, or use linear, extended, unscented or cubature"
         raise ModelError("smoothing", "the filter's states cannot be smoothed", remedy)
-    return checked(model, lag)
+    return check_lag_filter(model, lag)
 
 
-def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
+def _push_state(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
     """Return the rows kept with the state (m, P, A) as the newest and without the oldest."""
 
     def push(old: Any, newest: Entry) -> Array:
@@ -174,13 +182,13 @@ def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
     return Lags(
         [push(a, b) for a, b in zip(lags.m, m, strict=True)],
         [push(a, b) for a, b in zip(lags.V, P, strict=True)],
-        _each(push, lags.C, symmetric(P)),
-        None if lags.A is None or A is None else _each(push, lags.A, A),
+        _change_entries(push, lags.C, unpack_symmetric(P)),
+        None if lags.A is None or A is None else _change_entries(push, lags.A, A),
         push(lags.age, 0.0),
     )
 
 
-def _moved(lags: Lags, F: Matrix, dt: Array) -> Lags:
+def _move_rows(lags: Lags, F: Matrix, dt: Array) -> Lags:
     """Return the kept rows after a transition of the current state."""
     C = [[np.broadcast_to(dot(f, row), lags.age.shape) for f in F] for row in lags.C]
     return lags._replace(C=C, age=np.where(lags.age >= 0.0, lags.age + dt, lags.age))
@@ -195,13 +203,13 @@ def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
     return Lags(
         [choose(a, b) for a, b in zip(yes.m, no.m, strict=True)],
         [choose(a, b) for a, b in zip(yes.V, no.V, strict=True)],
-        _each(choose, yes.C, no.C),
-        None if yes.A is None or no.A is None else _each(choose, yes.A, no.A),
+        _change_entries(choose, yes.C, no.C),
+        None if yes.A is None or no.A is None else _change_entries(choose, yes.A, no.A),
         choose(yes.age, no.age),
     )
 
 
-def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
+def _apply_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
     """Return the kept rows after one scalar measurement of the current state."""
     v, M, S, K, _, seen = scalar.weighing
     n = len(M)
@@ -210,7 +218,7 @@ def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
         precision = np.where(scalar.present, precision, 0.0)
     g = [dot(h, row) for row in lags.C]  # the covariance of the kept state with the measurement
     gain = [times(a, precision) for a in g]
-    V = [minus(a, b) for a, b in zip(lags.V, _products(gain, g), strict=True)]
+    V = [minus(a, b) for a, b in zip(lags.V, _multiply_outer(gain, g), strict=True)]
     C = [
         [minus(c, times(a, k)) for c, k in zip(row, K, strict=True)] for row, a in zip(lags.C, g, strict=True)
     ]
@@ -224,7 +232,7 @@ def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
         total = [plus(a, dot(row, seen.beta)) for a, row in zip(g, finite, strict=True)]
         gain = [
             np.where(seen.undetermined & has, a, times(b, precision))
-            for a, b in zip(gains(seen, flat), total, strict=True)
+            for a, b in zip(compute_flat_gains(seen, flat), total, strict=True)
         ]
         own = [np.where(seen.apart, times(a, seen.precision), b) for a, b in zip(g, gain, strict=True)]
         kept = [np.where(seen.apart, times(a, seen.precision), b) for a, b in zip(seen.M, K, strict=True)]
@@ -237,17 +245,17 @@ def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
                 k = packed_index(i, j)
                 moved = lags.V[k] - times(own[i], g[j]) - times(left[i], own[j])
                 V[k] = np.where(long, np.where(has, moved, lags.V[k]), V[k])
-        A = conditioned(seen, A, g, scalar.present)
+        A = condition_columns(seen, A, g, scalar.present)
     m = [plus(a, times(k, v)) for a, k in zip(lags.m, gain, strict=True)]
     return Lags(m, V, C, A, lags.age)
 
 
-def _folded(lags: Lags, last: Scalar, where: np.ndarray) -> Lags:
+def _fold_columns(lags: Lags, last: Scalar, where: np.ndarray) -> Lags:
     """Return the kept rows after the finite columns have been folded into the covariance of the keys `where`."""
     A, seen = last.A, last.weighing.seen
     if A is None or lags.A is None:
         return lags
-    here = split(A if seen is None else conditioned(seen, A, seen.M, last.present))[1]
+    here = split(A if seen is None else condition_columns(seen, A, seen.M, last.present))[1]
     finite = split(lags.A)[1]
     C = [
         [np.where(where, plus(c, dot(a, b)), c) for c, b in zip(row, here, strict=True)]
@@ -257,29 +265,32 @@ def _folded(lags: Lags, last: Scalar, where: np.ndarray) -> Lags:
     return lags._replace(V=V, C=C, A=A)
 
 
-def _oldest(lags: Lags) -> tuple[Array, Array]:
+def _extract_oldest(lags: Lags) -> tuple[Array, Array]:
     """Return mean (n, K) and packed covariance of the oldest row kept, infinite where still undetermined."""
-    mean, covariance = np.array([a[-1] for a in _arrays(lags.m)]), np.array([a[-1] for a in _arrays(lags.V)])
+    mean, covariance = (
+        np.array([a[-1] for a in _convert_arrays(lags.m)]),
+        np.array([a[-1] for a in _convert_arrays(lags.V)]),
+    )
     if lags.A is not None:
-        oldest = [[a[-1] for a in _arrays(row)] for row in lags.A]
-        covariance = np.array(spread(list(covariance), *split(oldest)))
+        oldest = [[a[-1] for a in _convert_arrays(row)] for row in lags.A]
+        covariance = np.array(compute_whole_covariance(list(covariance), *split(oldest)))
     return mean, covariance
 
 
-def _products(a: Vector, b: Vector) -> list[Entry]:
+def _multiply_outer(a: Vector, b: Vector) -> list[Entry]:
     """Return a b', packed."""
     return [times(a[i], b[j]) for i in range(len(a)) for j in range(i + 1)]
 
 
-def _each(change: Any, a: Matrix, b: Matrix) -> list[list[Array]]:
+def _change_entries(change: Any, a: Matrix, b: Matrix) -> list[list[Array]]:
     """Return the entries of two matrices changed together."""
     return [[change(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
 
-def _as_rows(entries: Sequence[Array], n: int) -> list[list[Array]]:
+def _split_rows(entries: Sequence[Array], n: int) -> list[list[Array]]:
     width = len(entries) // n
     return [list(entries[i * width : (i + 1) * width]) for i in range(n)]
 
 
-def _arrays(vector: Vector) -> list[Array]:
+def _convert_arrays(vector: Vector) -> list[Array]:
     return [np.asarray(a) for a in vector]

@@ -5,11 +5,11 @@ from typing import Protocol
 from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
-from kalman.filters.rounded import unrounded
-from kalman.filters.sliding_likelihood import without_sliding
+from kalman.filters.rounded import unwrap_rounding
+from kalman.filters.sliding_likelihood import drop_sliding
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import LinearSmoother
-from kalman.smoothers.modes import mode_smoother
+from kalman.smoothers.modes import build_mode_smoother
 from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, Filter, ModelError, Rows
 
@@ -17,7 +17,7 @@ from kalman.types import Array, Filter, ModelError, Rows
 class Smoother(Protocol):
     """A backward pass over the rows of K keys, which carries an array (depth, K) from row to row.
 
-    Its states (size, K) are those of the model that is smoothed (`to_smooth`).
+    Its states (size, K) are those of the model that is smoothed (`select_smoothed_part`).
     """
 
     def begin(self, values: Array) -> Array:
@@ -37,14 +37,14 @@ class Smoother(Protocol):
         ...
 
 
-def to_smooth(model: Filter) -> Filter:
+def select_smoothed_part(model: Filter) -> Filter:
     """Return the part of a filter that is smoothed; its state comes first."""
-    return without_sliding(unrounded(model))
+    return drop_sliding(unwrap_rounding(model))
 
 
-def smoother(model: Filter) -> Smoother:
+def build_smoother(model: Filter) -> Smoother:
     """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
-    model = to_smooth(model)
+    model = select_smoothed_part(model)
     if isinstance(model, LinearFilter):
         return LinearSmoother(model)
     if isinstance(model, FixedLagFilter):
@@ -52,6 +52,6 @@ def smoother(model: Filter) -> Smoother:
     if isinstance(model, Smoothable):
         return CrossSmoother(model)
     if isinstance(model, MultipleModels):
-        return mode_smoother(model)
+        return build_mode_smoother(model)
     remedy = "choose linear, extended, unscented, cubature, imm or mmae to smooth"
     raise ModelError("filter", "its states cannot be smoothed", remedy)

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from kalman.filters.linear import LinearFilter
-from kalman.filters.retrodiction import covariance_back, gain_over, retrodicted
+from kalman.filters.retrodiction import compute_back_gain, compute_covariance_back, retrodict_mean
 from kalman.filters.state_layout import BLOCK
 from kalman.linalg.entries import plus
 from kalman.linalg.packing import packed_size
@@ -70,7 +70,9 @@ class LinearSmoother:
         here = np.flatnonzero(~self._kept(before, earlier) & ~rows.first)
         if len(here):
             some = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
-            earlier[: self._width, here] = self.states_back(before[:, here], some, later[: self._width, here])
+            earlier[: self._width, here] = self.step_states_back(
+                before[:, here], some, later[: self._width, here]
+            )
         return earlier
 
     def _kept(self, before: Array, earlier: Array) -> np.ndarray:
@@ -82,18 +84,18 @@ class LinearSmoother:
             kept |= (before[self.model.places["diffuse"]] != 0.0).any(axis=0)
         return kept
 
-    def states_back(self, before: Array, rows: Rows, later: Array) -> Array:
+    def step_states_back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return mean and packed covariance before the rows from those after them, as a sum of squares."""
         result = np.empty(later.shape)
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
             inputs = [*before[: self.model.size, block], rows.dt[block], *rows.u[:, block], *later[:, block]]
-            run_program(_states_program(self.model), inputs, result[:, block])
+            run_program(_build_states_program(self.model), inputs, result[:, block])
         return result
 
 
 @lru_cache(maxsize=64)
-def _states_program(model: LinearFilter) -> Program:
+def _build_states_program(model: LinearFilter) -> Program:
     """Return one step back from a smoothed state as a program.
 
     Inputs: state before, dt, control, smoothed state after (mean, packed covariance). Outputs: the one before.
@@ -105,7 +107,7 @@ def _states_program(model: LinearFilter) -> Program:
     parts = model.split(state, False)
     prior = model.predicted(parts, dt, u, False)
     F, Q, _ = model.process.transition(dt, u, parts.values)
-    G = gain_over(F, parts.P, prior.P)
+    G = compute_back_gain(F, parts.P, prior.P)
     spread = [plus(a, q) for a, q in zip(later[n:], Q, strict=True)]
-    mean = retrodicted(parts.m, prior.m, G, later[:n])
-    return Program(tape, [*state, dt, *u, *later], [*mean, *covariance_back(parts.P, F, G, spread)])
+    mean = retrodict_mean(parts.m, prior.m, G, later[:n])
+    return Program(tape, [*state, dt, *u, *later], [*mean, *compute_covariance_back(parts.P, F, G, spread)])

@@ -67,7 +67,7 @@ class ModeSmoother:
 
     @cached_property
     def _backward_steps(self) -> list[BackwardStep]:
-        return [_backward_step(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
+        return [_build_backward_step(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
 
     @property
     def _depth(self) -> int:
@@ -79,15 +79,15 @@ class ModeSmoother:
         logs = values[self.model.places["log_probabilities"]]
         parts = [logs]
         for j in range(len(self.model.modes)):
-            P = pack(_rows(self._gaussian(values, j)[1]))
+            P = pack(_flatten_matrices(self._gaussian(values, j)[1]))
             parts += [np.zeros((self._depth - len(P), values.shape[1])), P]
         return np.concatenate(parts)
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of the states after a row, given the later rows too."""
         weights = np.exp(later[: len(self.model.modes)])
-        mean, covariance = _merged(weights, *self._given_all(after, later))
-        return mean.T, pack(_rows(covariance))
+        mean, covariance = _merge_mixture(weights, *self._smooth_modes(after, later))
+        return mean.T, pack(_flatten_matrices(covariance))
 
     def extra(self, later: Array) -> dict[str, Array]:
         """Return each mode's probability given all rows (M, K)."""
@@ -98,22 +98,22 @@ class ModeSmoother:
         if rows.first.all():
             return later
         with np.errstate(all="ignore"):  # flagged and first rows can fail and are excluded
-            earlier = self._earlier(before, rows, later)
+            earlier = self._step_modes_back(before, rows, later)
         return np.where(rows.first, later, earlier)
 
-    def _earlier(self, before: Array, rows: Rows, later: Array) -> Array:
+    def _step_modes_back(self, before: Array, rows: Rows, later: Array) -> Array:
         model, M = self.model, len(self.model.modes)
-        mixed = before if model.transition is None else model.mixed(before, rows.which_first())[0]
+        mixed = before if model.transition is None else model.mixed(before, rows.mask_first_rows())[0]
         after, _ = model.step(before, rows)
         filtered = [self._gaussian(before, j) for j in range(M)]
         logs = before[model.places["log_probabilities"]]
-        transition = model.transitions(before)
+        transition = model.extract_transitions(before)
         linked = np.eye(M) if model.transition is None else np.array(model.transition)
         chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
         pairs: dict[tuple[int, int], BackwardMoments] = {}
         for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
             moments = self._moments(later, k)
-            moments = _possible(moments, self._gaussian(after, k)[1])
+            moments = _limit_moments(moments, self._gaussian(after, k)[1])
             moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(linked[:, k])
@@ -121,13 +121,13 @@ class ModeSmoother:
                 continue
             scores = np.empty((len(leading), before.shape[1]))
             for at, j in enumerate(leading.tolist()):
-                pairs[j, k], evidence = _about(moments, origin, filtered[j])
+                pairs[j, k], evidence = _move_origin(moments, origin, filtered[j])
                 scores[at] = logs[j] + np.log(transition[j, k]) + evidence
-            scores = _floored(scores, logs[leading], float(np.log(model.floor)))
+            scores = _limit_floored(scores, logs[leading], float(np.log(model.floor)))
             chances[leading, k] = later[k] + scores - np.logaddexp.reduce(scores, axis=0)
-        return self._merged_pairs(chances, pairs, logs, [P for _, P in filtered])
+        return self._merge_pairs(chances, pairs, logs, [P for _, P in filtered])
 
-    def _merged_pairs(
+    def _merge_pairs(
         self,
         chances: Array,
         pairs: dict[tuple[int, int], BackwardMoments],
@@ -147,21 +147,25 @@ class ModeSmoother:
             r = _sum(weights, [one.r for one in moments])
             N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
             V = _sum(weights, [one.V + _square(_apply(filtered[j], one.r - r)) for one in moments])
-            parts += [r.T, pack(_rows(N)), pack(_rows(V))]
+            parts += [r.T, pack(_flatten_matrices(N)), pack(_flatten_matrices(V))]
         # a probability of zero keeps the filter's value, so that its logarithm is finite
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
 
     def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
         """Return mean (K, n) and covariance (K, n, n) of mode j in these states."""
         n, part = len(self.model.states), state[self.model.parts[j]]
-        return _vectors(part[:n]), _matrices(part[n : n + packed_size(n)], n)
+        return _transpose_vectors(part[:n]), _unpack_matrices(part[n : n + packed_size(n)], n)
 
     def _moments(self, later: Array, j: int) -> BackwardMoments:
         n, at = len(self.model.states), len(self.model.modes) + j * self._depth
         part, p = later[at : at + self._depth], packed_size(n)
-        return BackwardMoments(_vectors(part[:n]), _matrices(part[n : n + p], n), _matrices(part[n + p :], n))
+        return BackwardMoments(
+            _transpose_vectors(part[:n]),
+            _unpack_matrices(part[n : n + p], n),
+            _unpack_matrices(part[n + p :], n),
+        )
 
-    def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
+    def _smooth_modes(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
         """Return each mode's mean and covariance given all rows."""
         means, covariances = [], []
         for j in range(len(self.model.modes)):
@@ -172,7 +176,7 @@ class ModeSmoother:
         return means, covariances
 
 
-def mode_smoother(model: MultipleModels) -> ModeSmoother:
+def build_mode_smoother(model: MultipleModels) -> ModeSmoother:
     """Return the smoother of an IMM or MMAE. Raises ModelError."""
     if model.window is not None:
         raise ModelError(
@@ -182,11 +186,11 @@ def mode_smoother(model: MultipleModels) -> ModeSmoother:
         )
     smoother = ModeSmoother(model)
     for j, mode in enumerate(model.modes):
-        _backward_step(f"modes[{j}]", mode)
+        _build_backward_step(f"modes[{j}]", mode)
     return smoother
 
 
-def _backward_step(field: str, mode: object) -> BackwardStep:
+def _build_backward_step(field: str, mode: object) -> BackwardStep:
     """Return the backward step of one mode over a row that is not its first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
         smoother, states = MomentSmoother(mode), LinearSmoother(mode)
@@ -196,12 +200,19 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
             rows = rows._replace(first=np.zeros(len(rows.dt), bool))
             nothing = np.zeros((n, len(rows.dt)))
             earlier = smoother.back(
-                before, rows, np.concatenate([moments.r.T, pack(_rows(moments.N)), nothing])
+                before, rows, np.concatenate([moments.r.T, pack(_flatten_matrices(moments.N)), nothing])
             )
-            V = states.states_back(before, rows, np.concatenate([after[:n], pack(_rows(moments.V))]))[n:]
-            P = _matrices(mode.moments(before)[1], n)
-            return _sound(
-                BackwardMoments(_vectors(earlier[:n]), _matrices(earlier[n:-n], n), _matrices(V, n)), P
+            V = states.step_states_back(
+                before, rows, np.concatenate([after[:n], pack(_flatten_matrices(moments.V))])
+            )[n:]
+            P = _unpack_matrices(mode.moments(before)[1], n)
+            return _replace_failed(
+                BackwardMoments(
+                    _transpose_vectors(earlier[:n]),
+                    _unpack_matrices(earlier[n:-n], n),
+                    _unpack_matrices(V, n),
+                ),
+                P,
             )
 
         return by_moments
@@ -213,20 +224,20 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
         """Step back by the smoothed states, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
-        mean = _vectors(m) + _apply(_matrices(P, n), moments.r)
-        later = np.concatenate([mean.T, pack(_rows(moments.V))])
+        mean = _transpose_vectors(m) + _apply(_unpack_matrices(P, n), moments.r)
+        later = np.concatenate([mean.T, pack(_flatten_matrices(moments.V))])
         earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
         m, P = mode.moments(before)
-        full = _matrices(P, n)
-        inverse = _inverse(full)
-        V = _matrices(earlier[n:], n)
-        r = _apply(inverse, _vectors(earlier[:n]) - _vectors(m))
-        return _sound(BackwardMoments(r, inverse @ (full - V) @ inverse, V), full)
+        full = _unpack_matrices(P, n)
+        inverse = _invert_matrices(full)
+        V = _unpack_matrices(earlier[n:], n)
+        r = _apply(inverse, _transpose_vectors(earlier[:n]) - _transpose_vectors(m))
+        return _replace_failed(BackwardMoments(r, inverse @ (full - V) @ inverse, V), full)
 
     return by_states
 
 
-def _about(
+def _move_origin(
     moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
 ) -> tuple[BackwardMoments, Array]:
     """Return moments about one Gaussian, `origin`, as moments about another, and its log-evidence.
@@ -242,13 +253,13 @@ def _about(
     D = np.where((sign > 0)[:, None, None], D, np.eye(r.shape[1]))
     g: Any = np.linalg.solve(D, (r - gap)[..., None])[..., 0]
     evidence = _dot(d, r) - 0.5 * _dot(d, gap) + 0.5 * _dot(_apply(wider, r - gap), g)
-    inside, left = np.linalg.solve(D, N), other[1] @ np.linalg.solve(D, _kept(N, V, origin[1]))
+    inside, left = np.linalg.solve(D, N), other[1] @ np.linalg.solve(D, _compute_remainder(N, V, origin[1]))
     evidence = evidence - 0.5 * np.where(sign > 0, size, 0.0)
     about = BackwardMoments(g, 0.5 * (inside + inside.swapaxes(1, 2)), 0.5 * (left + left.swapaxes(1, 2)))
     return about, np.where(np.isfinite(evidence), evidence, 0.0)
 
 
-def _kept(N: Array, V: Array, P: Array) -> Array:
+def _compute_remainder(N: Array, V: Array, P: Array) -> Array:
     """Return I - N P, which is P^-1 V where P has an inverse.
 
     The difference loses all digits where P is enormous; it is used only along directions without variance.
@@ -271,7 +282,7 @@ def _kept(N: Array, V: Array, P: Array) -> Array:
     return np.where(regular[:, None, None], kept, completed)
 
 
-def _floored(scores: Array, logs: Array, floor: float) -> Array:
+def _limit_floored(scores: Array, logs: Array, floor: float) -> Array:
     """Return log-scores (M, K) in which modes at the filter's floor do not rise above the floor.
 
     The true probability of such a mode may be below the floor by more than later rows raise it. Where all modes are at
@@ -296,7 +307,7 @@ class Spectrum(NamedTuple):
         return (self.V * values[:, None, :]) @ self.V.swapaxes(1, 2)
 
 
-def _spectrum(N: Array, P: Array) -> Spectrum:
+def _compute_spectrum(N: Array, P: Array) -> Spectrum:
     good: Any = np.isfinite(N).all(axis=(1, 2)) & np.isfinite(P).all(axis=(1, 2))
     sizes, axes = np.linalg.eigh(np.where(good[:, None, None], P, 0.0))
     roots = np.sqrt(np.maximum(sizes, 0.0))
@@ -306,13 +317,13 @@ def _spectrum(N: Array, P: Array) -> Spectrum:
     return Spectrum(L, out, *np.linalg.eigh(L.swapaxes(1, 2) @ np.where(good[:, None, None], N, 0.0) @ L))
 
 
-def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
+def _limit_moments(moments: BackwardMoments, P: Array) -> BackwardMoments:
     """Return the moments about states of covariance P, with shares limited to those of a likelihood, 0 to 1. A merge of
     distant pairs can be wider than the filter's state. This is valid for this state, but it is not a likelihood and
     must not be carried further back.
     """
     r, N, V = moments
-    found = _spectrum(N, P)
+    found = _compute_spectrum(N, P)
     change: Any = np.clip(found.values, 0.0, 1.0) - found.values
     if change.any():
         changed = N + found.out @ found.inside(change) @ found.out.swapaxes(1, 2)
@@ -325,7 +336,7 @@ def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
     return BackwardMoments(r, N, V)
 
 
-def _sound(moments: BackwardMoments, P: Array) -> BackwardMoments:
+def _replace_failed(moments: BackwardMoments, P: Array) -> BackwardMoments:
     """Return the moments; where a failed mode is not finite, those without later rows about states of covariance P."""
     good: Any = np.logical_and.reduce([np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments])
     here = good[:, None, None]
@@ -333,7 +344,7 @@ def _sound(moments: BackwardMoments, P: Array) -> BackwardMoments:
     return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(here, N, 0.0), np.where(here, V, P))
 
 
-def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:
+def _merge_mixture(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:
     """Return mean (K, n) and covariance (K, n, n) of a mixture with weights (M, K)."""
     mean = means[0] + _sum(weights[1:], [m - means[0] for m in means[1:]])
     return mean, _sum(weights, [P + _square(m - mean) for m, P in zip(means, covariances, strict=True)])
@@ -346,7 +357,7 @@ def _sum(weights: Array, parts: list[Array]) -> Array:
     return total
 
 
-def _inverse(P: Array) -> Array:
+def _invert_matrices(P: Array) -> Array:
     good: Any = np.isfinite(P).all(axis=(1, 2))
     return np.linalg.pinv(np.where(good[:, None, None], P, 0.0), hermitian=True)
 
@@ -363,16 +374,16 @@ def _square(x: Array) -> Array:
     return x[:, :, None] * x[:, None, :]
 
 
-def _vectors(entries: Array) -> Array:
+def _transpose_vectors(entries: Array) -> Array:
     """Return (n, K) as (K, n), contiguous: products of strided arrays have other bits for one key than for several."""
     return np.ascontiguousarray(entries.T)
 
 
-def _matrices(packed: Array, n: int) -> Array:
+def _unpack_matrices(packed: Array, n: int) -> Array:
     """Return packed (p, K) as (K, n, n), contiguous."""
     return np.ascontiguousarray(np.moveaxis(unpack(packed).reshape(n, n, -1), 2, 0))
 
 
-def _rows(matrices: Array) -> Array:
+def _flatten_matrices(matrices: Array) -> Array:
     """Return (K, n, n) as full row-major (n*n, K)."""
     return matrices.reshape(len(matrices), -1).T

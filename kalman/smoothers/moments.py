@@ -20,13 +20,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import Reflection, Seen, conditioned, gains, reflection, split, spread
-from kalman.filters.linear import LinearFilter, Traced, traced
+from kalman.filters.diffuse import (
+    Projection,
+    Reflection,
+    build_reflection,
+    compute_flat_gains,
+    compute_whole_covariance,
+    condition_columns,
+    split,
+)
+from kalman.filters.linear import LinearFilter, Traced, record_step
 from kalman.filters.recursions import choose, congruence
 from kalman.filters.state_layout import BLOCK
-from kalman.filters.update import Scalar, presence, trusted
+from kalman.filters.update import Scalar, find_trusted, mask_present
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
-from kalman.linalg.packing import packed_index, packed_size, symmetric
+from kalman.linalg.packing import packed_index, packed_size, unpack_symmetric
 from kalman.linalg.program import Program, Tape
 from kalman.types import Array, Rows
 
@@ -70,9 +78,9 @@ class MomentSmoother:
 
     def begin(self, values: Array) -> Array:
         """Return the moments after the last row of keys in these states (size, K)."""
-        later = np.zeros((_depth(self.model), values.shape[1]))
+        later = np.zeros((_count_symbols(self.model), values.shape[1]))
         if self.model.is_diffuse(values):
-            n, q = len(self.model.states), _columns(self.model)
+            n, q = len(self.model.states), _count_columns(self.model)
             A = values[self.model.places["diffuse"]].reshape(n, q, -1)
             xi = len(later) - n - q - q * q
             for j in range(q):
@@ -90,7 +98,7 @@ class MomentSmoother:
         result = np.empty((n + packed_size(n), after.shape[1]))
         for start in range(0, after.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
-            program = _smoothed_program(self.model, self.model.is_diffuse(after[:, block]))
+            program = _build_smoothed_program(self.model, self.model.is_diffuse(after[:, block]))
             run_program(program, [*after[: self.model.size, block], *later[:, block]], result[:, block])
         variances = result[self.variances]
         lost = (variances < LOST * after[self.variances]).any(axis=0)
@@ -109,8 +117,8 @@ class MomentSmoother:
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
             part = Rows(rows.dt[block], rows.first[block], rows.y[:, block], rows.u[:, block])
-            presents, first = presence(part.y), part.which_first()
-            program = _back_program(
+            presents, first = mask_present(part.y), part.mask_first_rows()
+            program = _build_back_program(
                 self.model,
                 presents[0] is not None,
                 first if isinstance(first, bool) else None,
@@ -122,11 +130,11 @@ class MomentSmoother:
         return result
 
 
-def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list[Entry], list[Entry]]:
+def smooth_state(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list[Entry], list[Entry]]:
     """Return mean and packed covariance given all rows, from a state (m, P, A) given the rows so far. Undetermined
     entries are infinite.
     """
-    full = symmetric(P)
+    full = unpack_symmetric(P)
     mean = [plus(a, b) for a, b in zip(m, apply(full, later.r), strict=True)]
     covariance = [minus(a, b) for a, b in zip(P, congruence(full, later.N), strict=True)]
     if A is None:
@@ -136,47 +144,47 @@ def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list
     finite: list[list[Entry]] = []
     free: list[list[Entry]] = []
     for row, own in zip(D, full, strict=True):
-        by_xi, by_omega = apply(_transposed(later.Xi), row), apply(_transposed(later.Omega), own)
+        by_xi, by_omega = apply(_transpose_rows(later.Xi), row), apply(_transpose_rows(later.Omega), own)
         T = [minus(a, b) for a, b in zip(by_xi, by_omega, strict=True)]
-        size = dot([np.abs(a) for a in row], [_length(each) for each in later.Xi])
+        size = dot([np.abs(a) for a in row], [_compute_length(each) for each in later.Xi])
         finite.append([times(a, minus(1.0, lost)) for a, lost in zip(T, later.endless, strict=True)])
         endless = [times(a, lost) for a, lost in zip(T, later.endless, strict=True)]
-        real = np.greater(_length(endless), UNDETERMINED * size)
+        real = np.greater(_compute_length(endless), UNDETERMINED * size)
         free.append([np.where(real, a, 0.0) for a in endless])
-    return mean, spread(covariance, free, finite)
+    return mean, compute_whole_covariance(covariance, free, finite)
 
 
-def _before_row(later: Later, step: Traced, model: LinearFilter) -> Later:
+def _step_before_row(later: Later, step: Traced, model: LinearFilter) -> Later:
     """Return the moments before a row; step: the filter's step of this row."""
     updated = step.updated
-    later = _noted(later)
-    ready = trusted([scalar.weighing for scalar in updated.scalars])
+    later = _update_largest(later)
+    ready = find_trusted([scalar.weighing for scalar in updated.scalars])
     if ready is not None:
         last = updated.scalars[-1]
         assert last.A is not None
-        A = last.A if last.weighing.seen is None else _conditioned(last)
+        A = last.A if last.weighing.seen is None else _condition_columns(last)
         _, finite = split(A)
         for j, column in enumerate(zip(*finite, strict=True)):
-            there = np.greater(_length(column), 0.0) & ready
-            later = _opened(later, j, [np.where(there, a, 0.0) for a in column], there)
+            there = np.greater(_compute_length(column), 0.0) & ready
+            later = _open_column(later, j, [np.where(there, a, 0.0) for a in column], there)
     for scalar, h in reversed(list(zip(updated.scalars, updated.noise.G, strict=True))):
-        later = _before_scalar(later, scalar, h)
+        later = _step_before_scalar(later, scalar, h)
     if step.first is True:
         return later
     F = model.process.transition(step.dt, step.u, step.parts.values).F
     predicted = None if step.first is False else ~step.first
-    return _before_prediction(later, F, predicted, step.parts.A is not None)
+    return _step_before_prediction(later, F, predicted, step.parts.A is not None)
 
 
-def _conditioned(scalar: Scalar) -> Matrix:
+def _condition_columns(scalar: Scalar) -> Matrix:
     seen = scalar.weighing.seen
     assert seen is not None and scalar.A is not None
-    return conditioned(seen, scalar.A, seen.M, scalar.present)
+    return condition_columns(seen, scalar.A, seen.M, scalar.present)
 
 
-def _opened(later: Later, j: int, d: Vector, where: np.ndarray) -> Later:
+def _open_column(later: Later, j: int, d: Vector, where: np.ndarray) -> Later:
     """Return the moments about a state of covariance P, given those about one of P + d d', d being column j now."""
-    full = symmetric(later.N)
+    full = unpack_symmetric(later.N)
     Nd = apply(full, d)
     left = minus(1.0, dot(d, Nd))
     root = np.sqrt(left)
@@ -197,7 +205,7 @@ def _opened(later: Later, j: int, d: Vector, where: np.ndarray) -> Later:
     return later._replace(N=N, Omega=Omega, mu=mu, Xi=Xi)
 
 
-def _before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
+def _step_before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
     """Return the moments before one scalar update.
 
     With L = I - K h: r = h v / S + L' r and N = h h' / S + L' N L. K and v are zero for a key that lacks the component.
@@ -205,32 +213,32 @@ def _before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
     v, _, S, K, _, _ = scalar.weighing
     has = scalar.present
     if scalar.A is not None and scalar.weighing.seen is not None:
-        return _before_columns(later, scalar, scalar.weighing.seen, h)
+        return _step_before_columns(later, scalar, scalar.weighing.seen, h)
     precision = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
-    told = _told(later, h, K, precision, scalar.A is not None)
+    told = _transform_moments(later, h, K, precision, scalar.A is not None)
     shift = times(v, precision)
     return told._replace(r=[plus(a, times(b, shift)) for a, b in zip(told.r, h, strict=True)])
 
 
-def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Later:
+def _step_before_columns(later: Later, scalar: Scalar, seen: Projection, h: Vector) -> Later:
     """Return the same for a measurement with a projection on columns: S, K and v are those given the coefficients."""
     v, _, S, K, _, _ = scalar.weighing
     here: Any = True if scalar.present is None else scalar.present
-    turn, precision = reflection(seen), seen.precision
+    turn, precision = build_reflection(seen), seen.precision
     fixed = [
         minus(times(a, np.sqrt(seen.S)), times(b, np.sqrt(precision)))
-        for a, b in zip(gains(seen, seen.flat), seen.M, strict=True)
+        for a, b in zip(compute_flat_gains(seen, seen.flat), seen.M, strict=True)
     ]
     for j, picked in enumerate(turn.picked):  # a well determined direction is folded at once
         at_once = picked & here & ~seen.apart
-        later = _opened(later, j, [np.where(at_once, a, 0.0) for a in fixed], at_once)
+        later = _open_column(later, j, [np.where(at_once, a, 0.0) for a in fixed], at_once)
     given = seen.apart | seen.undetermined
     precision = np.where(here, np.where(given, precision, over(1.0, S)), 0.0)
     gain = [np.where(given, times(a, precision), b) for a, b in zip(seen.M, K, strict=True)]
-    told = _told(later, h, gain, precision, True)
+    told = _transform_moments(later, h, gain, precision, True)
     # the innovation given the coefficients, over S, is `shift` - `slope` w
-    own = _of(_picked(turn.picked), later)
-    by_beta = _of(seen.beta, later)
+    own = _weigh_coefficients(_build_unit_vector(turn.picked), later)
+    by_beta = _weigh_coefficients(seen.beta, later)
     root = np.sqrt(precision)
     all_S = np.where(seen.undetermined, 1.0, S)
     short = np.where(seen.apart, times(root, np.sqrt(over(1.0, all_S))), 0.0)
@@ -247,20 +255,22 @@ def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Late
         [plus(a, times(b, c)) for a, c in zip(row, slope, strict=True)]
         for row, b in zip(told.Omega, h, strict=True)
     ]
-    before = _coefficients_before(told, seen, turn, v, all_S, here)
+    before = _step_coefficients_back(told, seen, turn, v, all_S, here)
     return before._replace(r=r, Omega=Omega)
 
 
-def _coefficients_before(later: Later, seen: Seen, turn: Reflection, v: Entry, S: Entry, here: Any) -> Later:
+def _step_coefficients_back(
+    later: Later, seen: Projection, turn: Reflection, v: Entry, S: Entry, here: Any
+) -> Later:
     """Return the coefficients before a measurement: a fixed one from the others and the noise, else Potter's step back.
     S: the innovation's variance where the measurement fixes no coefficient.
     """
     determines, told = seen.undetermined & here, seen.apart & here & ~seen.undetermined
     step = over(1.0, plus(S, np.sqrt(times(S, seen.S))))
     columns: list[list[Entry]] = []
-    for k, column in enumerate([list(later.mu), *_transposed(later.Xi)]):
+    for k, column in enumerate([list(later.mu), *_transpose_rows(later.Xi)]):
         shift = v if k == 0 else 0.0
-        own, by_beta = dot(_picked(turn.picked), column), dot(seen.beta, column)
+        own, by_beta = dot(_build_unit_vector(turn.picked), column), dot(seen.beta, column)
         fixed = over(plus(minus(shift, by_beta), times(np.sqrt(seen.S), own)), turn.value)
         size = np.where(told, minus(over(shift, S), times(by_beta, step)), 0.0)
         moved = [
@@ -268,21 +278,21 @@ def _coefficients_before(later: Later, seen: Seen, turn: Reflection, v: Entry, S
             for picked, a, b in zip(turn.picked, column, seen.beta, strict=True)
         ]
         columns.append([np.where(determines, a, b) for a, b in zip(turn.of(moved), moved, strict=True)])
-    return later._replace(mu=columns[0], Xi=_transposed(columns[1:]))
+    return later._replace(mu=columns[0], Xi=_transpose_rows(columns[1:]))
 
 
-def _of(weights: Vector, later: Later) -> list[Entry]:
+def _weigh_coefficients(weights: Vector, later: Later) -> list[Entry]:
     """Return weights' mu, and weights' Xi."""
-    return [dot(weights, later.mu), *(dot(weights, column) for column in _transposed(later.Xi))]
+    return [dot(weights, later.mu), *(dot(weights, column) for column in _transpose_rows(later.Xi))]
 
 
-def _picked(picked: list[np.ndarray]) -> list[Entry]:
+def _build_unit_vector(picked: list[np.ndarray]) -> list[Entry]:
     return [np.where(here, 1.0, 0.0) for here in picked]
 
 
-def _told(later: Later, h: Vector, K: Vector, precision: Entry, columns: bool) -> Later:
+def _transform_moments(later: Later, h: Vector, K: Vector, precision: Entry, columns: bool) -> Later:
     """Return L' r, h h' precision + L' N L and, if there are columns, L' Omega with L = I - K h."""
-    g = apply(symmetric(later.N), K)
+    g = apply(unpack_symmetric(later.N), K)
     by_r = dot(K, later.r)
     c = plus(dot(K, g), precision)
     x = [minus(times(0.5, times(c, a)), b) for a, b in zip(h, g, strict=True)]
@@ -303,43 +313,43 @@ def _told(later: Later, h: Vector, K: Vector, precision: Entry, columns: bool) -
     return later._replace(Omega=Omega)
 
 
-def _noted(later: Later) -> Later:
+def _update_largest(later: Later) -> Later:
     """Return the moments with the diagonal of N among the largest."""
     size = [np.abs(later.N[packed_index(i, i)]) for i in range(len(later.r))]
     return later._replace(largest=[np.maximum(a, b) for a, b in zip(size, later.largest, strict=True)])
 
 
-def _before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None, columns: bool) -> Later:
+def _step_before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None, columns: bool) -> Later:
     """Return the moments before a transition F; predicted: mask (K,) of keys that were predicted, None for all."""
     turned = [list(column) for column in zip(*F, strict=True)]
     r, N, Omega = apply(turned, later.r), congruence(turned, later.N), later.Omega
     if columns:
-        Omega = _transposed([apply(turned, column) for column in zip(*Omega, strict=True)])
+        Omega = _transpose_rows([apply(turned, column) for column in zip(*Omega, strict=True)])
     if predicted is not None:
         r, N = choose(predicted, r, later.r), choose(predicted, N, later.N)
         Omega = [choose(predicted, a, b) for a, b in zip(Omega, later.Omega, strict=True)]
     return later._replace(r=r, N=N, Omega=Omega)
 
 
-def _transposed(matrix: Matrix) -> list[list[Entry]]:
+def _transpose_rows(matrix: Matrix) -> list[list[Entry]]:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def _length(vector: Vector) -> Entry:
+def _compute_length(vector: Vector) -> Entry:
     return np.sqrt(dot(vector, vector))
 
 
-def _columns(model: LinearFilter) -> int:
+def _count_columns(model: LinearFilter) -> int:
     return len(model.diffuse) // len(model.states)
 
 
-def _depth(model: LinearFilter) -> int:
-    n, q = len(model.states), _columns(model)
+def _count_symbols(model: LinearFilter) -> int:
+    n, q = len(model.states), _count_columns(model)
     return n + packed_size(n) + n * q + q + q * q + q + n
 
 
-def _later(symbols: list[Any], model: LinearFilter) -> Later:
-    n, q = len(model.states), _columns(model)
+def _unpack_later(symbols: list[Any], model: LinearFilter) -> Later:
+    n, q = len(model.states), _count_columns(model)
     places = np.cumsum([0, n, packed_size(n), n * q, q, q * q, q, n]).tolist()
     r, N, Omega, mu, Xi, endless, largest = (
         symbols[a:b] for a, b in zip(places[:-1], places[1:], strict=True)
@@ -348,7 +358,7 @@ def _later(symbols: list[Any], model: LinearFilter) -> Later:
     return Later(r, N, [Omega[i * q : (i + 1) * q] for i in range(n)], mu, square, endless, largest)
 
 
-def _entries(later: Later) -> list[Entry]:
+def _pack_later(later: Later) -> list[Entry]:
     r, N, Omega, mu, Xi, endless, largest = later
     return [
         *r,
@@ -368,20 +378,20 @@ def run_program(program: Program, inputs: list[Any], outputs: Array) -> None:
 
 
 @lru_cache(maxsize=64)
-def _smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
+def _build_smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
     """Return `smoothed` as a program. Inputs: state, later. Outputs: mean, packed covariance."""
     tape = Tape()
-    state, later = tape.symbols(model.size), tape.symbols(_depth(model))
+    state, later = tape.symbols(model.size), tape.symbols(_count_symbols(model))
     parts = model.split(state, diffuse)
-    mean, covariance = smoothed(parts.m, parts.P, parts.A, _later(later, model))
+    mean, covariance = smooth_state(parts.m, parts.P, parts.A, _unpack_later(later, model))
     return Program(tape, [*state, *later], [*mean, *covariance])
 
 
 @lru_cache(maxsize=64)
-def _back_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step back as a program; the cases are those of `kalman.filters.linear.step_program`."""
+def _build_back_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+    """Return one step back as a program; the cases are those of `kalman.filters.linear.build_step_program`."""
     tape = Tape()
-    symbols = tape.symbols(_depth(model))
-    step = traced(model, tape, missing, first, diffuse)
-    later = _before_row(_later(symbols, model), step, model)
-    return Program(tape, [*step.inputs, *symbols, *step.masks], _entries(later))
+    symbols = tape.symbols(_count_symbols(model))
+    step = record_step(model, tape, missing, first, diffuse)
+    later = _step_before_row(_unpack_later(symbols, model), step, model)
+    return Program(tape, [*step.inputs, *symbols, *step.masks], _pack_later(later))

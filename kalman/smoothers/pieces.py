@@ -11,9 +11,20 @@ import numpy as np
 
 from kalman import flags
 from kalman.linalg.packing import packed_size
-from kalman.run import Integers, KeyStates, Outputs, Round, SortedRows, empty, late_rows, rounds, run, spread
-from kalman.smoothers.checkpoints import Footprint, Section, sections
-from kalman.smoothers.kinds import Smoother, smoother, to_smooth
+from kalman.run import (
+    Integers,
+    KeyStates,
+    Outputs,
+    Round,
+    SortedRows,
+    allocate_outputs,
+    build_rounds,
+    find_late_rows,
+    run,
+    spread_outputs,
+)
+from kalman.smoothers.checkpoints import Footprint, KeySection, split_sections
+from kalman.smoothers.kinds import Smoother, build_smoother, select_smoothed_part
 from kalman.types import Array, Filter, Rows
 
 ROOM = 64 * 2**20
@@ -87,7 +98,7 @@ class Pieces:
             observer: makes the observer whose figures the pieces contain.
             room: bytes for the work, beside these arguments.
         """
-        self._backwards, self._begin = smoother(model), to_smooth(model).initial(1)
+        self._backwards, self._begin = build_smoother(model), select_smoothed_part(model).initial(1)
         self._model, self._rows, self._unit = model, rows, unit
         self._observer, self._room = observer, room
         self._states = states.take(np.arange(len(states.count)))  # a copy
@@ -103,17 +114,17 @@ class Pieces:
 
     def __iter__(self) -> Iterator[Piece]:
         """Return the pieces."""
-        late = late_rows(self._states, self._rows)
+        late = find_late_rows(self._states, self._rows)
         kept = None
         if late.any():
             kept = np.flatnonzero(~late)
             for start in range(0, len(late), self._rows_a_piece):
                 here = start + np.flatnonzero(late[start : start + self._rows_a_piece])
                 if len(here):
-                    yield self._late(here)
-        starts = _starts(self._rows.key, kept)
-        for section in sections(np.diff(starts), self._footprint, self._room):
-            yield from self._section(
+                    yield self._build_late_piece(here)
+        starts = _locate_starts(self._rows.key, kept)
+        for section in split_sections(np.diff(starts), self._footprint, self._room):
+            yield from self._smooth_section(
                 _Keys(self._rows, kept, starts[section.first : section.stop + 1]), section
             )
 
@@ -139,15 +150,15 @@ class Pieces:
         parts = {name: np.full((width, rows), np.nan) for name, width in widths.items()}
         return Smoothed(np.full((n, rows), np.nan), np.full((packed_size(n), rows), np.nan), parts)
 
-    def _late(self, rows: Integers) -> Piece:
+    def _build_late_piece(self, rows: Integers) -> Piece:
         """Return the results of late rows, which are not applied."""
         late, none = np.ones(len(rows), bool), np.empty(0, np.int64)
-        outputs = spread(empty(self._model, 0), none, late)
+        outputs = spread_outputs(allocate_outputs(self._model, 0), none, late)
         unseen = {name: np.full((width, len(rows)), np.nan) for name, width in self.observed.items()}
         taken = self._rows.take(rows)
         return Piece(rows, outputs, self.nothing(len(rows)), unseen, self._states, taken)
 
-    def _section(self, keys: "_Keys", section: Section) -> Iterator[Piece]:
+    def _smooth_section(self, keys: "_Keys", section: KeySection) -> Iterator[Piece]:
         """Yield the pieces of some keys, and store their last states."""
         states = self._states.take(keys.numbers)
         checkpoints: list[KeyStates] = []
@@ -220,7 +231,7 @@ class _Filtered:
     ) -> None:
         n = len(rows.key)
         self._observer = None if observer is None else observer(model, states, rows)
-        self._size = to_smooth(model).size
+        self._size = select_smoothed_part(model).size
         self._before = np.empty((self._size, n))
         self._dt, self._first, self._flag = np.empty(n), np.empty(n, bool), np.empty(n, np.uint8)
         self.states, self.outputs = run(model, states, rows, unit, self._keep)
@@ -241,7 +252,7 @@ class _Filtered:
         whole (depth, K): the array after these rows, with the keys at positions `active`; after the call, the array
         before them.
         """
-        plan = rounds(self._rows.key)
+        plan = build_rounds(self._rows.key)
         y, u = self._rows.y[:, plan.order], self._rows.u[:, plan.order]
         values, later = self.states.values[: self._size, plan.keys], whole[:, active[plan.keys]]
         mean, covariance = np.empty_like(self.outputs.mean), np.empty_like(self.outputs.covariance)
@@ -267,7 +278,7 @@ def _put(part: KeyStates, whole: KeyStates, where: Integers) -> None:
         into[..., where] = values
 
 
-def _starts(key: Integers, kept: Integers | None) -> Integers:
+def _locate_starts(key: Integers, kept: Integers | None) -> Integers:
     """Return the position where each key's kept rows begin, and the end of the last key's rows."""
     key = key if kept is None else key[kept]
     new = np.ones(len(key), bool)

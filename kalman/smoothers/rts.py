@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kalman.filters.prediction import Smoothable
-from kalman.filters.retrodiction import Retrodiction, carried, retrodicted
+from kalman.filters.retrodiction import Retrodiction, carry_covariance_back, retrodict_mean
 from kalman.linalg.packing import packed_size
 from kalman.types import Array, Rows
 
@@ -25,7 +25,7 @@ class CrossSmoother:
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) given all rows."""
-        n = _states(len(later))
+        n = _count_states(len(later))
         return later[:n], later[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
@@ -39,13 +39,13 @@ class CrossSmoother:
         with np.errstate(all="ignore"):  # only flagged rows can fail, and they are excluded
             prediction = self.model.prediction(before, rows)
             back = Retrodiction([list(row) for row in prediction.gain], list(prediction.rest))
-            mean = retrodicted([*m], [*prediction.mean], back.G, [*later[:n]])
-            covariance = carried(back, [*later[n:]])
+            mean = retrodict_mean([*m], [*prediction.mean], back.G, [*later[:n]])
+            covariance = carry_covariance_back(back, [*later[n:]])
         earlier = np.array([np.broadcast_to(a, before.shape[1:]) for a in (*mean, *covariance)])
         return np.where(rows.first, later, earlier)
 
 
-def _states(depth: int) -> int:
+def _count_states(depth: int) -> int:
     n = 1
     while n + packed_size(n) < depth:
         n += 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kalman.run import KeyStates, Outputs, SortedRows, empty
+from kalman.run import KeyStates, Outputs, SortedRows, allocate_outputs
 from kalman.smoothers.pieces import ROOM, ObserverMaker, Pieces, Smoothed
 from kalman.types import Array, Filter
 
@@ -33,7 +33,7 @@ def smooth_observed(
 ) -> tuple[KeyStates, Outputs, Smoothed, dict[str, Array]]:
     """Return the results of `smooth`, and an `observer`'s figures of the rows, name -> (d, N)."""
     pieces = Pieces(model, states, rows, unit, observer, room)
-    outputs, smoothed = empty(model, len(rows.key)), pieces.nothing(len(rows.key))
+    outputs, smoothed = allocate_outputs(model, len(rows.key)), pieces.nothing(len(rows.key))
     found = {name: np.empty((width, len(rows.key))) for name, width in pieces.observed.items()}
     for piece in pieces:
         for whole, part in zip(outputs[:-1], piece.outputs[:-1], strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 from pyspark.sql import functions as F
 
 from jobs import ingest
-from jobs.batch.history_rows import rows_of
+from jobs.batch.history_rows import read_history_rows
 from jobs.core.settings import Settings
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
@@ -44,7 +44,7 @@ class ReadRows(NamedTuple):
     rejected: int
 
     @property
-    def ordered(self) -> ReadRows:
+    def sort_by_key_text(self) -> ReadRows:
         """Return them in an order that does not depend on how a table keeps them."""
         return self._replace(rows=sorted(self.rows, key=str))
 
@@ -82,7 +82,7 @@ def filtered_rows(spec: ModelSpec, path: Path) -> ReadRows:
         )
         for i in good.tolist()
     ]
-    return ReadRows(rows, spec.file_names(spec.measurement), source.rows - len(good))
+    return ReadRows(rows, spec.list_file_columns(spec.measurement), source.rows - len(good))
 
 
 def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
@@ -91,17 +91,17 @@ def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
     table = read_table(str(settings.warehouse), measurements(spec.name), spec.columns)
     assert table is not None
     rows = [row_of(spec, {**row, spec.time: instant_of(row[spec.time])}) for row in table.to_pylist()]
-    return ReadRows(rows, spec.file_names(spec.measurement), done.data["quarantined"])
+    return ReadRows(rows, spec.list_file_columns(spec.measurement), done.data["quarantined"])
 
 
 def estimated_rows(warehouse: Warehouse, spec: ModelSpec, path: Path) -> ReadRows:
     """Return the rows that `estimate --input` reads of a file."""
-    frame = rows_of(DeployedModel(spec, warehouse), str(path), None).frame
+    frame = read_history_rows(DeployedModel(spec, warehouse), str(path), None).frame
     at = F.unix_micros(F.col(f"`{spec.time}`")).alias(spec.time)
     columns = [F.col(REASON), at, *(F.col(f"`{name}`") for name in (*spec.key, *spec.measurement))]
     found = [row.asDict() for row in frame.select(*columns).collect()]
     rows = [row_of(spec, row) for row in found if row[REASON] is None]
-    return ReadRows(rows, spec.file_names(spec.measurement), len(found) - len(rows))
+    return ReadRows(rows, spec.list_file_columns(spec.measurement), len(found) - len(rows))
 
 
 def instant_of(at: datetime) -> int:

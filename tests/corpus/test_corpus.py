@@ -14,7 +14,7 @@ from jobs import estimate, filter, init
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.spark.session import warehouse_of
+from jobs.spark.session import open_warehouse
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from tests.corpus import make
@@ -85,7 +85,7 @@ def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
         return
     spec = begun(name).spec
     read = filtered_rows(spec, path)
-    assert read.ordered == landed_rows(settings, spec, path).ordered
+    assert read.sort_by_key_text == landed_rows(settings, spec, path).sort_by_key_text
     said = "\n".join(report.lines).replace(str(path), "")
     found = differences(right_rows(name), read, expected["free"], expected["within"])
     note = expected["note"]
@@ -104,8 +104,8 @@ def test_estimate_reads_the_rows_that_filter_reads(begun: Begin) -> None:
         except UserError:
             continue
         names.append(name)
-        estimated = estimated_rows(warehouse_of(settings, "corpus"), spec, file_of(name))
-        if estimated.ordered != filtered_rows(spec, file_of(name)).ordered:
+        estimated = estimated_rows(open_warehouse(settings, "corpus"), spec, file_of(name))
+        if estimated.sort_by_key_text != filtered_rows(spec, file_of(name)).sort_by_key_text:
             wrong.append(name)
     assert len(names) > 30 and not wrong
     # The verb itself, over local times that the clocks repeat.

@@ -124,14 +124,14 @@ def test_what_is_no_file_is_said_and_waited_for_by_nobody(folder: Path) -> None:
 
 def test_a_mistake_of_ours_takes_down_one_model_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "broken.yaml").write_text(TINY)
-    real = specs._bad_settings
+    real = specs._find_bad_settings
 
     def fails(spec: ModelSpec) -> Iterator[Problem]:
         if spec.name == "broken":
             raise ZeroDivisionError("never seen before")
         return real(spec)
 
-    monkeypatch.setattr(specs, "_bad_settings", fails)
+    monkeypatch.setattr(specs, "_find_bad_settings", fails)
     sound, [problem] = read_specs()
     assert [spec.name for spec in sound] == ["tiny"]
     assert "broken.yaml" in str(problem) and "ZeroDivisionError: never seen before" in str(problem)

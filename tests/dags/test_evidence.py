@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dags.kalman_dags.pages.missing import among
-from kalman_dags.approval import body
-from kalman_dags.outcome import Outcome
+from dags.kalman_dags.pages.missing import find_missing_intervals
+from kalman_dags.approval import format_approval
+from kalman_dags.outcome import VerbOutcome
 from kalman_dags.places import report_page
 
 pytestmark = pytest.mark.airflow
@@ -57,7 +57,7 @@ PREVIEW: dict[str, Any] = {
 
 
 def test_a_good_verdict_with_all_its_evidence() -> None:
-    text = body("tiny", "blue-green", PREVIEW, SHADOW, caught_up=False, root="/air")
+    text = format_approval("tiny", "blue-green", PREVIEW, SHADOW, caught_up=False, root="/air")
     assert text.startswith("**Verdict: good.** Answer: the new version predicts better.")
     assert "[Open the report](/air/kalman/reports/tiny/tiny-g0002.html)" in text
     assert "| rows compared | 1,200 |" in text
@@ -73,7 +73,7 @@ def test_nothing_to_compare_says_why_and_what_remedies_it() -> None:
     data = {**SHADOW["data"], "good": False, "answer": "not enough to tell", "live_lags": True}
     data["reasons"] = ["there is nothing to compare: no row has been estimated by both"]
     data["comparison"] = {**data["comparison"], "rows": 0, "gain": {"mean": None, "low": None, "high": None}}
-    text = body("tiny", "blue-green", None, {"lines": [], "data": data}, caught_up=True)
+    text = format_approval("tiny", "blue-green", None, {"lines": [], "data": data}, caught_up=True)
     assert "**Verdict: not good.**" in text and "- there is nothing to compare" in text
     assert "this run let it catch up first" in text and "**The live stream still lags**" in text
     assert "About 900 rows more would tell." in text
@@ -82,7 +82,7 @@ def test_nothing_to_compare_says_why_and_what_remedies_it() -> None:
 
 def test_keys_that_are_lost_are_named() -> None:
     change = {"keys": 2, "left_out": 1, "left_out_keys": ["s7"]}
-    text = body("tiny", "stop-start", {"data": {"change": change}}, None, caught_up=False)
+    text = format_approval("tiny", "stop-start", {"data": {"change": change}}, None, caught_up=False)
     assert "1 whose state is not a number (s7)" in text and "without a comparison" in text
 
 
@@ -102,11 +102,11 @@ def test_the_page_of_a_report() -> None:
     ],
 )  # fmt: skip
 def test_the_line_that_matters(lines: list[str], headline: str | None) -> None:
-    assert Outcome(lines, {}).headline == headline
+    assert VerbOutcome(lines, {}).headline == headline
 
 
 def test_the_facts_of_a_promotion() -> None:
-    assert Outcome([], SHADOW["data"]).facts == {
+    assert VerbOutcome([], SHADOW["data"]).facts == {
         "generation": "tiny-g0002",
         "answer": "better",
         "good": True,
@@ -120,17 +120,20 @@ def test_the_facts_of_a_promotion() -> None:
 
 def test_missing_days() -> None:
     landed = {"2013-01-01T00:00:00Z", "2013-01-02T00:00:00Z", "2013-01-05T00:00:00Z"}
-    found = among("@daily", landed)
+    found = find_missing_intervals("@daily", landed)
     assert found is not None
     assert found.missing == ["2013-01-03T00:00:00Z", "2013-01-04T00:00:00Z"]
     assert (found.first, found.last, found.landed) == (min(landed), max(landed), 3)
-    assert among("@daily", set()) is None
-    assert among("@daily", {"2013-01-01T00:00:00Z"}) == ("2013-01-01T00:00:00Z",) * 2 + (1, [])
+    assert find_missing_intervals("@daily", set()) is None
+    assert find_missing_intervals("@daily", {"2013-01-01T00:00:00Z"}) == ("2013-01-01T00:00:00Z",) * 2 + (
+        1,
+        [],
+    )
 
 
 def test_of_many_intervals_the_newest_are_looked_at() -> None:
     landed = {"2013-01-01T00:00:00Z", "2014-01-01T00:00:00Z", "2014-01-01T02:00:00Z"}
-    found = among("0 * * * *", landed)
+    found = find_missing_intervals("0 * * * *", landed)
     assert found is not None and len(found.missing) < 365 * 24
     assert found.missing == sorted(found.missing) and found.missing[-1] == "2014-01-01T01:00:00Z"
     assert (found.first, found.last, found.landed) == ("2013-06-06T19:00:00Z", max(landed), 2)

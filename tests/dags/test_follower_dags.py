@@ -11,7 +11,7 @@ from airflow.sdk import AssetAll, CronTriggerTimetable
 
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import SpecError
-from kalman_dags.pools import pools
+from kalman_dags.pools import list_pools
 from kalman_dags.specs import load_specs
 from kalman_dags.supervision.operator import StreamForeverOperator
 from tests.dags.conftest import MODELS, load_bag
@@ -42,7 +42,7 @@ def test_it_runs_on_new_estimates_or_on_its_schedule(
 ) -> None:
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
     write(tmp_path, verb)
-    bag = load_bag(known_pools={*pools(list(load_specs())), "default_pool"})
+    bag = load_bag(known_pools={*list_pools(list(load_specs())), "default_pool"})
     assert bag.import_errors == {} and not bag.dag_warnings
     assert {"monitor", "skill"} & {name.split("_")[1] for name in bag.dags} == {verb}
     dag = bag.dags[f"kalman_{verb}__tiny"]

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from demo.delta_log import rows_of
 from jobs import resume, status, stop
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import driver_status
+from jobs.supervision.driver_status import read_driver_status
 from kalman_dags.supervision.operator import StreamForeverOperator
 from kalman_dags.supervision.trigger import StreamEvent
 from tests.dags.test_stream_forever import deferred
@@ -99,7 +99,7 @@ def test_drivers_that_find_a_damaged_checkpoint_are_given_up(
     estimates = Path(settings.warehouse, "estimates", "walk")
     wait_for(lambda: len(rows_of(estimates)) == 300, PATIENCE, "300 estimates")
     assert stop.run(settings, "walk", hold="1h").data["stopped"]
-    assert len(log.launches()) == CRASHES + 1
+    assert len(log.list_launches()) == CRASHES + 1
     assert_as_the_filter_alone(pipeline, rows_of(estimates), random_rows(3))
 
 
@@ -117,9 +117,9 @@ def test_a_damaged_checkpoint_is_given_up_and_resumed(tmp_path: Path) -> None:
             assert "the checkpoint" in log and "exit code" in log, log
             (alarm,) = status.run(settings, "walk", alarm_after="1d").errors[-1:]
             assert "its stream was given up" in alarm and "kalman-pipeline resume --model walk" in alarm
-            launches, waiting = len(stream.log.launches()), stream.task()["id"]
+            launches, waiting = len(stream.log.list_launches()), stream.task()["id"]
             time.sleep(QUIET_SECONDS)
-            assert len(stream.log.launches()) == launches and not driver_status(stream.log).driven
+            assert len(stream.log.list_launches()) == launches and not read_driver_status(stream.log).driven
             assert stream.task()["id"] == waiting  # no run after another that would fail at once
             file.write_bytes(content)
             if way == "clear":

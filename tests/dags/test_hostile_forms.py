@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.core.command import application, submitted
+from jobs.core.command import build_application, insert_verb
 from kalman_dags.operator import KalmanOperator
 from tests.dags.conftest import MODELS, load_bag
 from tests.dags.test_follower_dags import SECTIONS
@@ -103,11 +103,11 @@ def words_of(dag: Any, task: KalmanOperator, form: dict[str, Any]) -> list[str]:
 
 def understood(verb: str, words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the global options, and the verb's own, as the verb understands its words; nothing is run."""
-    app = application()
+    app = build_application()
     module = importlib.import_module(f"jobs.{verb}")
     module.run.add_to(app, verb)
     group: Any = typer.main.get_command(app)
-    ctx = group.make_context("kalman-pipeline", submitted(verb, words))
+    ctx = group.make_context("kalman-pipeline", insert_verb(verb, words))
     assert ctx._protected_args[:1] == [verb]
     own = group.commands[verb].make_context(verb, [*ctx._protected_args[1:], *ctx.args], parent=ctx)
     return ctx.params, own.params
@@ -193,10 +193,10 @@ def test_every_text_of_a_form_is_checked_before_a_run_begins(tasks: list[tuple[A
 
 def test_no_word_of_a_submitted_verb_is_a_global_option_but_the_first() -> None:
     words = ["--warehouse", "/w", "--quiet", "--model", "m", "--as-of", "--models=/x"]
-    assert submitted("pretrain", words) == [
+    assert insert_verb("pretrain", words) == [
         *("--warehouse", "/w", "--quiet", "pretrain", "--model", "m", "--as-of", "--models=/x"),
     ]
-    assert submitted("export", ["--model=m", "--models=/x"]) == ["export", "--model=m", "--models=/x"]
+    assert insert_verb("export", ["--model=m", "--models=/x"]) == ["export", "--model=m", "--models=/x"]
 
 
 def test_a_global_option_behind_a_submitted_verb_is_refused(

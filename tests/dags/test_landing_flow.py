@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dags.kalman_dags.pages.missing import landed_intervals
+from dags.kalman_dags.pages.missing import find_landed_intervals
 from jobs.specs.loading import load_spec
 from tests.dags.conftest import FIRST_DAY, MODELS, events, load_bag
 
@@ -33,7 +33,7 @@ def test_each_interval_is_a_partition_and_what_is_missing_shows(
     driver.write_text(DRIVER.format(python=sys.executable))
     driver.chmod(0o755)
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
-    monkeypatch.setattr("kalman_dags.operator.jar_paths", lambda: [])
+    monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: [])
     for day in (0, 3):
         dag: Any = load_bag().dags["kalman_ingest__daily"]
         dag.get_task("ingest")._spark_binary = str(driver)
@@ -44,5 +44,5 @@ def test_each_interval_is_a_partition_and_what_is_missing_shows(
     assert events("kalman://measurements/daily") == [(told, None)] * 2
     days = ["2013-01-01T00:00:00Z", "2013-01-04T00:00:00Z"]
     assert events("kalman://measurements/daily/by-interval") == [(told, day) for day in days]
-    found = landed_intervals(load_spec("daily", tmp_path))
+    found = find_landed_intervals(load_spec("daily", tmp_path))
     assert found is not None and found.missing == ["2013-01-02T00:00:00Z", "2013-01-03T00:00:00Z"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kalman_dags.outcome import Outcome
+from kalman_dags.outcome import VerbOutcome
 from tests.dags.conftest import DAYS, ROOT, Tiny, write_days
 
 pytest.importorskip("airflow.providers.openlineage", reason="the extra `lineage` is not installed")
@@ -26,11 +26,13 @@ def test_a_verbs_tables_and_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
     from openlineage.client.transport.file import FileConfig, FileTransport
 
-    from kalman_dags.lineage_facets import lineage
+    from kalman_dags.lineage_facets import build_lineage
 
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
     report = {"rows": 12, "version": 4, "snapshot": "tiny-1", "log_likelihood": -3.5, "seconds": 9.0}
-    found = lineage("pretrain", {"--model": "tiny"}, Outcome(["snapshot tiny-1: 3 keys", "9.0 s"], report))
+    found = build_lineage(
+        "pretrain", {"--model": "tiny"}, VerbOutcome(["snapshot tiny-1: 3 keys", "9.0 s"], report)
+    )
     written = tmp_path / "events"
     client = OpenLineageClient(transport=FileTransport(FileConfig(str(written), append=True)))
     run = Run("01a2097b-b938-74a4-80d1-708d48a51d90", facets=found.run_facets)

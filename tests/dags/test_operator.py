@@ -32,7 +32,7 @@ def context(try_number: int = 1, max_tries: int = 3) -> Any:
 @pytest.fixture
 def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
     """Make an operator whose spark-submit writes down how it was called and ends with a given code."""
-    monkeypatch.setattr("kalman_dags.operator.jar_paths", lambda: ["/jars/a.jar", "/jars/b.jar"])
+    monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: ["/jars/a.jar", "/jars/b.jar"])
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
 
     def make(code: int = 0, says: str = "", body: str = "", **arguments: Any) -> KalmanOperator:
@@ -99,13 +99,13 @@ def test_the_warehouse_is_spelled_as_its_verbs_spell_it(
 ) -> None:
     monkeypatch.setenv("KALMAN_WAREHOUSE", given)
     operator().execute(context())
-    assert called(tmp_path)[1]["KALMAN_WAREHOUSE"] == "/ware house" == submit.warehouse()
+    assert called(tmp_path)[1]["KALMAN_WAREHOUSE"] == "/ware house" == submit.find_warehouse_root()
 
 
 def test_a_model_that_speaks_to_kafka_has_its_connector(
     operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kalman_dags.operator.optional_jars", lambda part: [f"/jars/{part}/c.jar"])
+    monkeypatch.setattr("kalman_dags.operator.fetch_optional_jars", lambda part: [f"/jars/{part}/c.jar"])
     operator(kafka=True).execute(context())
     words, _ = called(tmp_path)
     assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar,/jars/kafka/c.jar"
@@ -227,7 +227,7 @@ def test_jars_that_were_not_fetched_are_not(operator: Operator, monkeypatch: pyt
         raise UserError("Spark's jars are not in /jars: run `make setup`")
 
     made = operator()
-    monkeypatch.setattr("kalman_dags.operator.jar_paths", absent)
+    monkeypatch.setattr("kalman_dags.operator.list_jars", absent)
     with pytest.raises(AirflowFailException, match="run `make setup`"):
         made.execute(context())
 

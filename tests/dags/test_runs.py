@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import RUNNING, driver_status
+from jobs.supervision.driver_status import RUNNING, read_driver_status
 from jobs.supervision.stopping import request_stop
-from kalman_dags.supervision.launchers import Work, launcher
+from kalman_dags.supervision.launchers import Work, build_launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, events, run_dag, write_days
 from tests.dags.test_operator import wait_for
 
@@ -100,14 +100,14 @@ def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         # As Airflow keeps one running: found by its log, and ended by it.
         for name, value in streamed.environment().items():
             monkeypatch.setenv(name, value)
-        launched = launcher().start(str(streamed.warehouse), Work("tiny", 2.0, "monitor"), "")
-        wait_for(lambda: driver_status(log).state == RUNNING, 120)
-        assert log.drivers()[-1].launch == launched.token
+        launched = build_launcher().start(str(streamed.warehouse), Work("tiny", 2.0, "monitor"), "")
+        wait_for(lambda: read_driver_status(log).state == RUNNING, 120)
+        assert log.list_drivers()[-1].launch == launched.token
         refused = run_dag(streamed, "kalman_monitor__tiny", DAYS)
         assert refused == {"monitor": "skipped"}
-        request_stop(log, driver_status(log), "a test")
-        wait_for(lambda: not driver_status(log).driven, 120)
-        assert (log.drivers()[-1].how, driver_status(log).exit_code) == ("stopped", 0)
+        request_stop(log, read_driver_status(log), "a test")
+        wait_for(lambda: not read_driver_status(log).driven, 120)
+        assert (log.list_drivers()[-1].how, read_driver_status(log).exit_code) == ("stopped", 0)
     finally:
         spec.write_text(before)
 

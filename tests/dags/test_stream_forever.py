@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from jobs.core.processes import started_at
+from jobs.core.processes import read_start_time
 from jobs.supervision.crash_count import CrashCounter
-from jobs.supervision.driver_identity import DriverIdentity, machine
+from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
-from jobs.supervision.driver_status import driver_status
+from jobs.supervision.driver_status import read_driver_status
 from jobs.supervision.launcher import detach
 from jobs.supervision.stopping import request_stop
 from kalman_dags.supervision import operator as stream_operator
@@ -94,8 +94,8 @@ print(*({{name.split('.')[0] for name in sys.modules}} - before) & set({(*HEAVY,
 
 def driving(epoch: int = 1, **changes: Any) -> DriverRecord:
     """Return what a driver writes that is this very process."""
-    at = started_at(os.getpid()) or 0.0
-    owner = DriverIdentity(machine(), os.getpid(), at, os.getpid(), at, "t")
+    at = read_start_time(os.getpid()) or 0.0
+    owner = DriverIdentity(read_machine_name(), os.getpid(), at, os.getpid(), at, "t")
     return replace(
         DriverRecord("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC)), **changes
     )
@@ -135,7 +135,7 @@ def test_a_trigger_is_recreated_elsewhere(log: DriverLog, tmp_path: Path) -> Non
     assert asyncio.run(asyncio.wait_for(first(), 10)) == StreamEvent.GONE
     log.write(driving())
     asyncio.run(again.on_kill())  # somebody has cleared the task
-    stop = log.asked_to_stop(driving())
+    stop = log.read_stop_request(driving())
     assert stop is not None and "its task was cleared" in stop.reason
 
 
@@ -143,13 +143,13 @@ class Script:
     """A launcher of scripts that do `what`, and count how often it was asked."""
 
     def __init__(self, folder: Path, *what: str) -> None:
-        self.folder, self.what, self.launches = folder, list(what), list[LaunchRecord]()
+        self.folder, self.what, self.list_launches = folder, list(what), list[LaunchRecord]()
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        what = self.what[min(len(self.launches), len(self.what) - 1)]
+        what = self.what[min(len(self.list_launches), len(self.what) - 1)]
         command = [sys.executable, "-c", f"import sys, time\n{what}"]
         made = detach(root, work.name, command, os.environ, self.folder / "log", ROOT, about)
-        self.launches.append(made)
+        self.list_launches.append(made)
         return made
 
 
@@ -157,8 +157,8 @@ class Script:
 def clean(log: DriverLog) -> Iterator[None]:
     """Leave no script behind."""
     yield
-    for launch in log.launches():
-        if launch.pid is not None and started_at(launch.pid) == launch.started:
+    for launch in log.list_launches():
+        if launch.pid is not None and read_start_time(launch.pid) == launch.started:
             with suppress(ProcessLookupError):  # it may end of itself at this moment
                 os.kill(launch.pid, 9)
 
@@ -166,7 +166,7 @@ def clean(log: DriverLog) -> Iterator[None]:
 def operator(
     monkeypatch: pytest.MonkeyPatch, script: Script, give_up_after: int | None = None
 ) -> StreamForeverOperator:
-    monkeypatch.setattr(stream_operator, "launcher", lambda: script)
+    monkeypatch.setattr(stream_operator, "build_launcher", lambda: script)
     return StreamForeverOperator(task_id="stream", model="tiny", seconds=2.0, give_up_after=give_up_after)
 
 
@@ -189,10 +189,10 @@ def test_one_driver_is_started_and_then_found(
     for _ in range(3):  # a task that was killed, and tried again
         trigger, _ = deferred(made.execute, CONTEXT)
         assert trigger.due is None and trigger.event() is None
-    assert len(script.launches) == 1
-    os.kill(os.getpgid(script.launches[0].pid or 0), 9)  # what started it
+    assert len(script.list_launches) == 1
+    os.kill(os.getpgid(script.list_launches[0].pid or 0), 9)  # what started it
     deferred(made.execute, CONTEXT)
-    assert len(script.launches) == 1
+    assert len(script.list_launches) == 1
 
 
 def test_a_driver_that_fails_is_restarted_after_a_growing_pause(
@@ -209,7 +209,7 @@ def test_a_driver_that_fails_is_restarted_after_a_growing_pause(
         assert kept["failures"] == failure and waits.due is not None
         pauses.append((datetime.fromisoformat(waits.due) - datetime.now(UTC)).total_seconds())
         trigger, kept = deferred(made.resume, CONTEXT, StreamEvent.DUE, **kept)
-        assert trigger.due is None and len(script.launches) == failure + 1
+        assert trigger.due is None and len(script.list_launches) == failure + 1
     assert pauses == pytest.approx([5, 10, 20, 40, 80], abs=1)
     wait_for(lambda: trigger.event() == StreamEvent.GONE)
     with pytest.raises(
@@ -249,12 +249,12 @@ def test_a_stream_that_keeps_crashing_is_given_up_until_somebody_resumes_it(
     # The next run starts nothing; when its watch is over it fails with the same words.
     waiting = operator(monkeypatch, script, 3)
     trigger, kept = deferred(waiting.execute, {"run_id": "fourth"})
-    assert trigger.event() is None and len(script.launches) == 3
+    assert trigger.event() is None and len(script.list_launches) == 3
     with pytest.raises(AirflowFailException, match="3 drivers in a row"):
         waiting.resume({"run_id": "fourth"}, StreamEvent.WATCHED, **kept)  # pyright: ignore[reportArgumentType]
     # The run that gave up is cleared: the first crash after that is one of one.
     crash(made, tmp_path, context)
-    assert log.hold() is None and len(script.launches) == 4
+    assert log.hold() is None and len(script.list_launches) == 4
     counted = log.crashes()
     assert counted is not None and counted.count == 1
 
@@ -277,16 +277,16 @@ def test_a_run_that_waits_after_a_give_up_continues_once_resumed(
         asyncio.run(trigger.on_kill())
     assert trigger.event() == StreamEvent.DUE and log.crashes() is None
     deferred(made.resume, {"run_id": "second"}, StreamEvent.DUE, **kept)
-    assert len(script.launches) == 2
+    assert len(script.list_launches) == 2
 
 
 def test_a_crash_after_a_committed_micro_batch_resets_the_count(log: DriverLog, tmp_path: Path) -> None:
     commits = tmp_path / "checkpoints" / "tiny-g0001" / "commits"
     crashes = CrashCounter(str(tmp_path), log)
-    crashes.before_start()
+    crashes.record_progress()
     assert [crashes.count("boom") for _ in range(2)] == [1, 2]  # without ever a lease
     log.write(driving(ended_at=NOW))
-    crashes.before_start()
+    crashes.record_progress()
     assert crashes.count("boom") == 1  # it had a lease: that is more than the one before had
     assert crashes.count("boom") == 2
     commits.mkdir(parents=True)
@@ -324,9 +324,9 @@ def test_what_follows_a_driver(
     trigger, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, 3, kept["until"])
     assert kept["failures"] == failures
     if pause is None:
-        assert trigger.due is None and len(script.launches) == 2
+        assert trigger.due is None and len(script.list_launches) == 2
     else:
-        assert trigger.due is not None and len(script.launches) == 1
+        assert trigger.due is not None and len(script.list_launches) == 1
         left = (datetime.fromisoformat(trigger.due) - datetime.now(UTC)).total_seconds()
         assert left == pytest.approx(pause, abs=2)
 
@@ -361,7 +361,7 @@ def test_a_driver_that_was_stopped_while_it_started_has_not_failed(
     made.on_kill()
     wait_for(lambda: trigger.event() == StreamEvent.GONE)
     _, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, 2, kept["until"])
-    assert kept["failures"] == 0 and len(script.launches) == 2
+    assert kept["failures"] == 0 and len(script.list_launches) == 2
 
 
 def test_a_hold_is_waited_for(
@@ -371,25 +371,25 @@ def test_a_hold_is_waited_for(
     made = operator(monkeypatch, script)
     log.put_hold(Hold("an upgrade", NOW))
     waits, kept = deferred(made.execute, CONTEXT)
-    assert waits.event() is None and not script.launches
+    assert waits.event() is None and not script.list_launches
     log.put_hold(None)
     assert waits.event() == StreamEvent.DUE
     deferred(made.resume, CONTEXT, StreamEvent.DUE, **kept)
-    assert len(script.launches) == 1
+    assert len(script.list_launches) == 1
 
 
 def test_a_driver_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     hanging = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    at = started_at(hanging.pid) or 0.0
-    owner = DriverIdentity(machine(), hanging.pid, at, hanging.pid, at, "t")
+    at = read_start_time(hanging.pid) or 0.0
+    owner = DriverIdentity(read_machine_name(), hanging.pid, at, hanging.pid, at, "t")
     log.write(driving(owner=owner, beat_at=NOW - timedelta(minutes=5)))
     script = Script(tmp_path, "time.sleep(60)")
     made = operator(monkeypatch, script)
     deferred(made.execute, CONTEXT)
     assert hanging.wait(10) == -9
-    assert len(script.launches) == 1
+    assert len(script.list_launches) == 1
 
 
 def test_the_watch_of_a_run_ends_and_the_driver_continues(
@@ -398,9 +398,9 @@ def test_the_watch_of_a_run_ends_and_the_driver_continues(
     made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
     _, kept = deferred(made.execute, CONTEXT)
     assert made.resume(CONTEXT, StreamEvent.WATCHED, **kept) is None
-    assert driver_status(log).driven
+    assert read_driver_status(log).driven
 
 
 def test_only_a_driver_is_asked_once(log: DriverLog) -> None:
-    request_stop(log, driver_status(log), "nobody is there")
+    request_stop(log, read_driver_status(log), "nobody is there")
     assert log.files.names("") == []

@@ -23,7 +23,7 @@ from airflow.sdk import (
     CronTriggerTimetable,
 )
 
-from kalman_dags.submit import application
+from kalman_dags.submit import find_application
 from tests.dags.conftest import ROOT, VERBS, load_bag
 
 pytestmark = [pytest.mark.airflow, pytest.mark.core]
@@ -361,7 +361,7 @@ def test_an_import_is_a_dry_run_unless_the_form_says_otherwise(bag: DagBag) -> N
     values = {name: jinja2.Template(text).render(params=params) for name, text in task.options.items()}
     assert values == {"--model": "tiny", "--input": "theirs.csv", "--to-version": "3"}
     assert [jinja2.Template(flag).render(params=params) for flag in task.flags] == ["--dry-run"]
-    assert Path(application(task.verb)).is_file()
+    assert Path(find_application(task.verb)).is_file()
     assert task.needed == "{{ params.input }}" and "name the table" in task.unless
 
 

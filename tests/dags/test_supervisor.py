@@ -23,7 +23,7 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
-from jobs.supervision.driver_status import processes
+from jobs.supervision.driver_status import list_processes
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 from tests.support.airflow_api import wait_for
 from tests.support.standalone import Airflow, standalone
@@ -77,7 +77,7 @@ class Watch(threading.Thread):
                 holding = [
                     one
                     for one in self.log.history(GENERATION)
-                    if one.ended_at is None and processes(one.owner)
+                    if one.ended_at is None and list_processes(one.owner)
                 ]
                 self.most, self.looks = max(self.most, len(holding)), self.looks + 1
         except BaseException as error:
@@ -116,7 +116,9 @@ class Stream:
         def found() -> DriverRecord | None:
             drives = self.log.history(GENERATION)
             return (
-                drives[-1] if drives and drives[-1].ended_at is None and processes(drives[-1].owner) else None
+                drives[-1]
+                if drives and drives[-1].ended_at is None and list_processes(drives[-1].owner)
+                else None
             )
 
         return wait_for(found, PATIENCE, "a driver")
@@ -132,7 +134,7 @@ class Stream:
         for pid in part(drive):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while processes(drive.owner):
+        while list_processes(drive.owner):
             time.sleep(0.01)
         self.ends[drive.epoch] = datetime.now(UTC)
 

@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     (tmp_path / "models" / "tiny.yaml").write_text(text + "upgrade: {automatic: true}\n")
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
-    monkeypatch.setattr("kalman_dags.operator.jar_paths", lambda: [])
+    monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: [])
     calls, answers, driver = tmp_path / "calls.json", tmp_path / "answers.json", tmp_path / "spark-submit"
     driver.write_text(DRIVER.format(python=sys.executable, calls=calls, answers=answers))
     driver.chmod(0o755)

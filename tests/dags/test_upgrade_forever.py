@@ -11,7 +11,7 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import RUNNING, driver_status
+from jobs.supervision.driver_status import RUNNING, read_driver_status
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
 from tests.dags.test_scheduler import (
@@ -74,7 +74,7 @@ def log(airflow: Airflow, tiny: Tiny) -> DriverLog:  # noqa: F811
 
 
 def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
-    before, known = driver_status(log), rows_of(tiny.warehouse / "manifests")
+    before, known = read_driver_status(log), rows_of(tiny.warehouse / "manifests")
     day = FIRST_DAY.date().isoformat()
     words = (
         "--dag-id",
@@ -94,7 +94,7 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
 
     land(tiny, DAYS)
     wait_for(lambda: estimated(tiny, "tiny-g0001") == 2 * ROWS_A_DAY, 120, "the same driver's estimates")
-    after = driver_status(log)
+    after = read_driver_status(log)
     assert before.driver is not None and after.driver is not None
     assert (after.state, after.driver.name, after.driver.owner) == (
         RUNNING,
@@ -108,11 +108,11 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
 
 def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
     def drives(generation: str) -> bool:
-        sight = driver_status(log)
+        sight = read_driver_status(log)
         return sight.state == RUNNING and sight.driver is not None and sight.driver.generation == generation
 
     airflow.switch("kalman_upgrade__tiny")
-    first = driver_status(log).driver
+    first = read_driver_status(log).driver
 
     spec = tiny.models / "tiny.yaml"
     spec.write_text(spec.read_text().replace("version: 1", "version: 2").replace("0.01", "0.011"))
@@ -120,7 +120,7 @@ def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, l
     assert (done["switch_over"], done["promote"]) == ("success", "skipped"), done
     assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
     assert log.hold() is None
-    ended = next(one for one in log.drivers() if first is not None and one.name == first.name)
+    ended = next(one for one in log.list_drivers() if first is not None and one.name == first.name)
     assert ended.how == "stopped", "it finished its micro-batch, and was not robbed of its lease"
     wait_for(lambda: drives("tiny-g0002"), 300, "the next driver")
     land(tiny, DAYS + 1)

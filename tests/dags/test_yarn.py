@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobs.spark.jars import optional_jars
+from jobs.spark.jars import fetch_optional_jars
 from tests.support.in_cluster import ClusterStream, set_environment
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -42,7 +42,7 @@ def yarn(tmp_path: Path) -> Iterator[Path]:
     said = (folder / "said.txt").open("w")  # open as long as the process writes: it would stop at a full pipe
     port = launch_gateway(
         jarpath=py4j,
-        classpath=os.pathsep.join([*optional_jars("yarn"), *map(str, own)]),
+        classpath=os.pathsep.join([*fetch_optional_jars("yarn"), *map(str, own)]),
         javaopts=["-Xmx1g"],
         die_on_exit=True,
         redirect_stdout=said,

@@ -114,7 +114,7 @@ def test_the_driver_is_the_one_that_the_log_of_drivers_names(tmp_path: Path) -> 
     root, child = str(tmp_path), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     try:
         log, now = DriverLog.at(root, "air_time"), datetime.now(UTC)
-        owner = DriverIdentity.this_process(child.pid)
+        owner = DriverIdentity.identify_process(child.pid)
         record = DriverRecord("air_time", "air_time-g0001", 1, "live", owner, now, now)
         log.write(record)
         found = killer.find_driver(root, "air_time")

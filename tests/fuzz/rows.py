@@ -111,7 +111,7 @@ def read(path: Path) -> list[Checked]:
     """Return all rows of a file as `ingest` reads and checks them, in order."""
     types = {"id": "string"}
     found: list[Checked] = []
-    reader = reading.reader_of(SPEC, str(path))
+    reader = reading.select_reader(SPEC, str(path))
     for piece in reader.pieces():
         for batch in reader.read(piece, types):
             found += rows_of(batch)

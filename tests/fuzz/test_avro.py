@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.landing.messages import checked_messages
+from jobs.landing.messages import read_checked_messages
 from jobs.specs.source import Source
 from jobs.storage.quarantine import REASON
 from tests.fuzz.damage import damaged
@@ -115,7 +115,7 @@ def test_any_bytes_of_a_topic_are_rows_or_quarantined(spark: SparkSession, frami
         [(value, None, 0, offset) for offset, value in enumerate(sent)],
         "value binary, key binary, partition int, offset bigint",
     )
-    checked = checked_messages(messages.repartition(2), SPEC, source, {"id": "string"})
+    checked = read_checked_messages(messages.repartition(2), SPEC, source, {"id": "string"})
     rows = checked.select(REASON, "id", F.unix_micros("at").alias("at"), "x", "_payload", "_offset").collect()
     found = {row["_offset"]: row for row in rows}
     assert sorted(found) == list(range(len(sent))) and len(rows) == len(sent)  # none lost, none doubled

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from jobs import filter as offline
-from jobs.snapshots.learned import learned_parameters
+from jobs.snapshots.learned import find_learned_parameters
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -52,7 +52,7 @@ def test_stream_batch_and_file_give_the_same_bits(tmp_path: Path) -> None:
     frames = days(3)
     pipeline.land(frames[0])
     first = pipeline.pretrain()
-    learned = learned_parameters(pipeline.settings.warehouse, pipeline.spec, first.data["snapshot"])
+    learned = find_learned_parameters(pipeline.settings.warehouse, pipeline.spec, first.data["snapshot"])
     assert np.shape(learned.parameters["probabilities"]) == (2, 5)
     pipeline.land(*frames[1:])
     assert pipeline.stream().data["rows"] == 400

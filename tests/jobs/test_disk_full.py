@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path, tmp_path: Pat
     tried("ingest", "--input", str(file), at_last=lambda: pipeline.land_files(file))
     assert pipeline.warehouse.read(measurements("walk")).count() == len(days[0]) + len(days[1])
     tried("pretrain", "--to-version", "1", at_last=lambda: pipeline.pretrain(to_version=1))
-    (manifest,) = manifests.all_of(pipeline.warehouse)
+    (manifest,) = manifests.read_manifests(pipeline.warehouse)
     store.verify(pipeline.warehouse, manifest)
     for day, rooms in zip(days[2:], (ROOM, OTHER_ROOM), strict=True):
         pipeline.land(day)

@@ -18,22 +18,22 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs import filter as offline
-from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
+from jobs.batch.bucket_estimates import EstimatingPlan, build_estimator, list_smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.specs import filter_options, row_order, sections
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.block_format import state_layout
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import estimate_batch
 from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.state.encoding.packets import concat
+from jobs.state.encoding.packets import join_records
 from jobs.state.encoding.routing import make_routing
-from jobs.state.encoding.rows import row_packer, tick
+from jobs.state.encoding.rows import build_row_packer, encode_tick
 from jobs.state.kernel import load_checked_spec
 from jobs.state.plan import Plan as StreamPlan
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from kalman.building.registry import FILTERS
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 from kalman.models.structures import STRUCTURES
 from kalman.types import ModelError
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -344,7 +344,7 @@ def packed(plan: EstimatingPlan | StreamPlan, frame: pd.DataFrame, buckets: int)
     table = pa.table({"identity": frame["id"].to_numpy(), "time": time, **columns})
     if plan.rows.row_id is not None:
         table = table.append_column("_row_id", pa.array(frame["message"]))
-    yield from row_packer(plan.rows, make_routing(buckets, 1), typed=True)(
+    yield from build_row_packer(plan.rows, make_routing(buckets, 1), typed=True)(
         iter(table.combine_chunks().to_batches())
     )
 
@@ -357,20 +357,20 @@ def of_history(runtime: ModelRuntime, arrived: list[pd.DataFrame], smooth: bool)
     """Return what `estimate` gives."""
     out = runtime.estimates
     if smooth:
-        out = out._replace(extra=(*out.extra, *smoothed_widths(runtime.kernel, out.diagonal)))
-    layout = state_layout(runtime.kind, runtime.kernel.size, stored_as(runtime.kernel))
+        out = out._replace(extra=(*out.extra, *list_smoothed_widths(runtime.kernel, out.diagonal)))
+    layout = build_state_layout(runtime.kind, runtime.kernel.size, find_storage_dtype(runtime.kernel))
     plan = EstimatingPlan(
         runtime.kernel, runtime.spec.unit_us, runtime.rows, layout, out, idle=runtime.spec.idle_us,
         smooth=smooth, only_own=True,
     )  # fmt: skip
     given = [packet for part in arrived for packet in packed(plan, part, 3)]
-    found = pa.Table.from_batches(list(estimator(plan)(iter(given)))).drop(["batch_id"])
+    found = pa.Table.from_batches(list(build_estimator(plan)(iter(given)))).drop(["batch_id"])
     return comparable(found.to_pandas())
 
 
 def of_the_stream(runtime: ModelRuntime, arrived: list[pd.DataFrame]) -> pd.DataFrame:
     """Return what the stream's operator gives, its corrections in the place of what they correct."""
-    policy = runtime.event_time_policy() if runtime.spec.timed else None
+    policy = runtime.build_event_time_policy() if runtime.spec.timed else None
     plan = StreamPlan(
         runtime.kernel, runtime.spec.unit_us, runtime.rows, runtime.state, runtime.estimates, 2,
         apply_late=runtime.spec.late == "apply", begin=runtime.begin, event_time=policy,
@@ -387,7 +387,9 @@ def of_the_stream(runtime: ModelRuntime, arrived: list[pd.DataFrame]) -> pd.Data
             if packets is not None:
                 mine = packets.loc[packets["bucket"] == label, ["kind", "payload"]]
             if policy is not None:
-                ends = pd.DataFrame({"kind": [int(RowPacket.MAX_EVENT_TIME)], "payload": [tick(newest)]})
+                ends = pd.DataFrame(
+                    {"kind": [int(RowPacket.MAX_EVENT_TIME)], "payload": [encode_tick(newest)]}
+                )
                 mine = pd.concat([mine, ends])
             elif not len(mine):
                 continue
@@ -397,7 +399,7 @@ def of_the_stream(runtime: ModelRuntime, arrived: list[pd.DataFrame]) -> pd.Data
                 else:
                     refused = (OutputPacket.LATE, OutputPacket.BAD_STATE)
                     assert one["kind"] not in refused, OutputPacket(one["kind"])
-    frame = estimate_batch(plan.estimates, concat(records)).to_pandas()
+    frame = estimate_batch(plan.estimates, join_records(records)).to_pandas()
     if runtime.spec.order.kind == "replay":
         frame = frame.drop_duplicates(["key", "event_time"], keep="last")
     return comparable(frame)
@@ -460,7 +462,7 @@ def test_history_smooths_as_the_filter_alone_or_refuses(tmp_path: Path, case: st
     runtime, rows = runtime_of(pipeline), rows_for(case)
     if case in NOT_SMOOTHED:
         with pytest.raises(ModelError, match="cannot be smoothed|to smooth"):
-            smoothed_widths(runtime.kernel)
+            list_smoothed_widths(runtime.kernel)
         return
     history = of_history(runtime, micro_batches(case, rows), smooth=True)
     assert {"smoothed_mean", "smoothed_covariance"} <= set(history.columns)

@@ -56,7 +56,7 @@ def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(tmp_path: Pa
     done = pipeline.stream()
     assert not done.data["began"]
     assert_bit_equal(pipeline.estimates(), expected(pipeline, frames))
-    lineages = generations.all_of(pipeline.warehouse, "walk")
+    lineages = generations.read_generations(pipeline.warehouse, "walk")
     assert [(one.status, one.owner, one.last_error) for one in lineages] == [("live", None, None)]
     assert lineages[0].epoch >= kills + 1
 
@@ -95,7 +95,7 @@ def test_of_two_drivers_started_at_once_one_runs_and_stops_cleanly(tmp_path: Pat
     assert running.interrupt() == 0, running.said()  # Ctrl-C, as SIGTERM does, lets it end in good order
     assert "estimated" in running.said()
     assert_bit_equal(pipeline.estimates(), expected(pipeline, frames))
-    live = generations.live(pipeline.warehouse, "walk")
+    live = generations.find_live(pipeline.warehouse, "walk")
     assert live is not None
     assert (live.owner, live.last_error) == (None, None)
 
@@ -108,14 +108,17 @@ def test_a_pretrain_killed_before_its_manifest_leaves_nothing_visible(tmp_path: 
     driver = Driver(pipeline, "pretrain", "--model", "walk")
     driver.wait_for(lambda: "00000000000000000001.json" in files(log))  # its rows are committed
     driver.kill()
-    assert manifests.all_of(pipeline.warehouse) == []
+    assert manifests.read_manifests(pipeline.warehouse) == []
     (killed,) = pipeline.warehouse.read("snapshots").select("snapshot_id").distinct().collect()
     whole = Pipeline(tmp_path / "whole", random_walk_spec())
     whole.land(*frames)
     for one in (whole, pipeline):
         one.pretrain()
         one.pretrain()  # finds what it made
-    (undisturbed,), (retried,) = manifests.all_of(whole.warehouse), manifests.all_of(pipeline.warehouse)
+    (undisturbed,), (retried,) = (
+        manifests.read_manifests(whole.warehouse),
+        manifests.read_manifests(pipeline.warehouse),
+    )
     assert (
         retried.snapshot_id == killed["snapshot_id"]
     )  # a digest of the inputs, the table's identity among them

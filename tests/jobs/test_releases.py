@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from jobs.lineage.live import live_estimates
-from jobs.snapshots.manifests import all_of
+from jobs.snapshots.manifests import read_manifests
 from tests.fixtures.make_release import FOLDER
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered
 from tests.jobs.support.released import unpacked
@@ -45,7 +45,7 @@ def test_a_release_s_state_is_taken_up(folder: Path, release: Path) -> None:
     former = release.name < "0.3.0"  # states in format 1
     spec = yaml.safe_load((folder / "models" / "walk.yaml").read_text())
     pipeline = Pipeline(folder, spec)
-    first, exported = all_of(pipeline.warehouse, "walk")
+    first, exported = read_manifests(pipeline.warehouse, "walk")
     expected = pipeline.batch(parameters=first.parameters)
 
     def same() -> None:

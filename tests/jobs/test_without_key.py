@@ -16,8 +16,8 @@ from jobs import forecast as forecasts
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.migration.state_map import state_map_of
-from jobs.upgrades.migration.versions import Step
+from jobs.upgrades.migration.state_map import build_state_map
+from jobs.upgrades.migration.versions import MigrationStep
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 FRAMES = [frame.drop(columns="id") for frame in random_rows(4, rows=60)]
@@ -57,9 +57,9 @@ def test_a_migration_between_keys_and_no_keys_is_refused_with_what_to_do(tmp_pat
     for old, new in ((spec_without_key(), keyed), (keyed, spec_without_key())):
         for rules in ({}, {"keys": {"function": "m:f"}}):
             target = ModelSpec.model_validate({**new, "version": 2, "migrate": rules})
-            step = Step.forward(ModelSpec.model_validate(old), target)
+            step = MigrationStep.forward(ModelSpec.model_validate(old), target)
             with pytest.raises(UserError, match="--mode retrain"):
-                state_map_of(step)
+                build_state_map(step)
 
 
 @pytest.mark.spark

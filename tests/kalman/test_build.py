@@ -154,7 +154,7 @@ def test_default_measurements():
 def test_a_matrix_of_another_size_is_told_by_its_rows(lengths, said):
     """All lengths are said of up to eight rows; of more rows the first eight."""
     with pytest.raises(kalman.ModelError) as error:
-        checks.matrix("process.F", [[1.0] * length for length in lengths], 2, 2)
+        checks.parse_matrix("process.F", [[1.0] * length for length in lengths], 2, 2)
     assert (error.value.field, error.value.problem) == ("process.F", said)
     assert "a list of rows, 2 x 2, such as [[1.0, 0.0], [0.0, 1.0]]" in error.value.remedy
 
@@ -170,4 +170,4 @@ def test_a_matrix_of_another_size_is_told_by_its_rows(lengths, said):
     ],
 )
 def test_an_example_of_a_matrix_has_its_size_up_to_four(rows, columns, written):
-    assert checks.example(rows, columns) == written
+    assert checks.format_example(rows, columns) == written

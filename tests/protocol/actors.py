@@ -16,7 +16,7 @@ from unittest import mock
 
 from jobs.batch import new_keys
 from jobs.batch.batch_filter import Interval
-from jobs.batch.pretraining import snapshot_at
+from jobs.batch.pretraining import pretrain_snapshot
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.insight.maintenance import Maintenance
@@ -28,7 +28,7 @@ from jobs.lineage import generations, promotion
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
-from jobs.spark.conf import STATE_FORMAT, spark_conf
+from jobs.spark.conf import STATE_FORMAT, build_spark_conf
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -75,7 +75,7 @@ def spec_of(version: int = 1, more: str = "") -> ModelSpec:
 @cache
 def session_settings() -> dict[str, str]:
     """Return the settings of every session."""
-    return spark_conf()
+    return build_spark_conf()
 
 
 def warehouse() -> Warehouse:
@@ -145,14 +145,16 @@ def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
     here, chosen = warehouse(), spec or spec_of()
     table = measurements(MODEL)
     cut = Cut(here.latest_version(table) if version is None else version, None)
-    manifest = snapshot_at(DeployedModel(chosen, here), table, cut, Interval(None, None), quiet()).manifest
+    manifest = pretrain_snapshot(
+        DeployedModel(chosen, here), table, cut, Interval(None, None), quiet()
+    ).manifest
     return manifest.snapshot_id
 
 
 def export_state() -> str:
     """Export the live generation's state, as `export` does."""
     here = warehouse()
-    return export(DeployedModel(spec_of(), here), generations.named(here, MODEL))[0].snapshot_id
+    return export(DeployedModel(spec_of(), here), generations.read_named(here, MODEL))[0].snapshot_id
 
 
 def promote(name: str | None = None) -> None:
@@ -191,8 +193,8 @@ def maintain(spec: ModelSpec | None = None) -> None:
 def replay(spec: ModelSpec | None = None) -> None:
     """Replay everything in quarantine that fits now, as `quarantine replay` does."""
     here = warehouse()
-    if held.ready(here):
-        replay_rows(here, spec or spec_of(), held.held_rows(held.rejected_of(here, MODEL)))
+    if held.prepare_quarantine(here):
+        replay_rows(here, spec or spec_of(), held.list_quarantined_rows(held.read_rejected(here, MODEL)))
 
 
 def change_inputs() -> None:
@@ -206,7 +208,7 @@ def change_inputs() -> None:
 
 def offer(spec: ModelSpec) -> None:
     """Offer the states of new keys to running streams, as `pretrain --history` does."""
-    new_keys.only_history(DeployedModel(spec, warehouse()), None, lambda text: None)
+    new_keys.offer_history_states(DeployedModel(spec, warehouse()), None, lambda text: None)
 
 
 def land_history(path: str, spec: ModelSpec) -> None:
@@ -226,7 +228,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
         snapshot_id=identity,
         model_version=given.model.spec.version,
         fingerprint=given.model.spec.fingerprint(),
-        spec=given.model.spec.stored_text(),
+        spec=given.model.spec.format_stored_text(),
         parent=source.snapshot_id,
         committed_at=None,
     )
@@ -236,7 +238,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
 def upgrade(mode: str, drain: bool = False, to: int = 2) -> None:
     """Upgrade to a version, as `upgrade` does; the comparison of a shadow always comes out well."""
     here = warehouse()
-    live = generations.named(here, MODEL)
+    live = generations.read_named(here, MODEL)
     good: Any = SimpleNamespace(good=True, reasons=[], numbers={}, answer="better", rows_needed=None)
     given = UpgradeContext(
         SETTINGS,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.joined_inputs import PROPERTY
 from jobs.lineage.source_ranges import RangeWriter
-from jobs.snapshots.seeds import meaning_of
-from jobs.snapshots.state_files import Measured, Written
+from jobs.snapshots.seeds import hash_meaning
+from jobs.snapshots.state_files import CommittedStates, Measured
 from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
 from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.storage.measurements_table import create_new_keys_table
@@ -25,7 +25,7 @@ from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SNAPSHOTS, SOURCE_RANGE, estimates, measurements
 from jobs.streaming.operators.estimate_files import PROPERTY as FILES_PROPERTY
-from jobs.streaming.operators.estimate_files import Target
+from jobs.streaming.operators.estimate_files import EstimateTarget
 from jobs.streaming.sinks.refused_rows import REASONS
 from jobs.streaming.sinks.written_files import EstimateFiles
 from tests.protocol import memory_columns as F
@@ -168,7 +168,7 @@ class MemoryEstimateFiles(EstimateFiles):
         """Make the table, and tell the operator which files to write."""
         self.warehouse.create(self.table.name, self.columns)
         self.attempt, self.table.tried = world.current().new_id(), False
-        spark.sparkContext.setLocalProperty(FILES_PROPERTY, self._target(batch_id).encode())
+        spark.sparkContext.setLocalProperty(FILES_PROPERTY, self._build_target(batch_id).encode())
 
     def remove_unnamed(self) -> None:
         """A file that no commit names is seen by nobody."""
@@ -189,7 +189,7 @@ class MemoryEstimates(NamedTuple):
         """Return all rows but without their source range."""
         return Frame(self.spark, self._found(), parse_schema(ESTIMATES)).drop(SOURCE_RANGE)
 
-    def last_rows(self, corrections: bool) -> Frame:
+    def read_last_rows(self, corrections: bool) -> Frame:
         """Return the last row of each key, without the columns of the micro-batch."""
         last = {row["key"]: row for row in self._found()}
         rows = Frame(self.spark, last.values(), parse_schema(ESTIMATES))
@@ -203,7 +203,7 @@ class MemoryEstimates(NamedTuple):
 def _in_files(context: Any, packets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put estimates aside as a file of their table, and return a packet that names it in their place."""
     told = context.model.warehouse.spark.sparkContext.getLocalProperty(FILES_PROPERTY)
-    target, here = Target.decode(told), world.current()
+    target, here = EstimateTarget.decode(told), world.current()
     mine = [one for one in packets if one["kind"] == OutputPacket.ESTIMATES.value]
     rows = [
         {
@@ -295,7 +295,7 @@ def write_states(warehouse: Any, manifest: Any, states: Any) -> Any:
     rows = [{**row, **given} for row in getattr(states, "frame", states).rows]
     mine = [[(name, "=", value) for name, value in names.items()]]
     version = warehouse.replace(Frame(warehouse.spark, rows, parse_schema(SNAPSHOTS)), STATES, mine)
-    return Written(version, Measured(*measure_stored(warehouse, manifest, version)))
+    return CommittedStates(version, Measured(*measure_stored(warehouse, manifest, version)))
 
 
 def measure_stored(warehouse: Any, manifest: Any, version: int) -> Any:
@@ -320,5 +320,5 @@ def offered(warehouse: Any, runtime: Any, routing: Any) -> StreamFrame:
     table = create_new_keys_table(warehouse, runtime.spec.name)
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows: StreamFrame = reader.load(warehouse.path(table))
-    mine = F.col("meaning") == meaning_of(runtime.spec.fingerprint(), runtime.parameters)
+    mine = F.col("meaning") == hash_meaning(runtime.spec.fingerprint(), runtime.parameters)
     return rows.filter(mine).select(*STATE_ROWS.names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from jobs.storage.object_files import Seen
+from jobs.storage.object_files import FileStamp
 from tests.protocol import world
 
 
@@ -31,7 +31,7 @@ class MemoryFiles:
         )
         return None if kept is None else kept.content
 
-    def first_line(self, name: str) -> bytes | None:
+    def read_first_line(self, name: str) -> bytes | None:
         kept = self.read(name)
         return None if kept is None else kept.splitlines()[0]
 
@@ -62,13 +62,13 @@ class MemoryFiles:
             path, f"look for {self._short(path)}", lambda: bool(_below(path, True)), lambda found: found
         )
 
-    def seen(self, name: str) -> Seen | None:
+    def seen(self, name: str) -> FileStamp | None:
         """Return what is seen of a file; no step, as only files of logs are asked for, which never change."""
         path, here = self._path(name), world.current()
         found = here.files.get(path) or here.parts.get(path)
-        return None if found is None else Seen(str(hash(found.content)), len(found.content))
+        return None if found is None else FileStamp(str(hash(found.content)), len(found.content))
 
-    def modified_at(self, name: str) -> datetime:
+    def read_modified_time(self, name: str) -> datetime:
         return world.current().files[self._path(name)].written_at
 
     def rename(self, name: str, to: str) -> bool:

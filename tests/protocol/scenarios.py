@@ -117,7 +117,7 @@ def shadowed() -> World:
 def _shadow() -> None:
     """Begin a shadow of the live generation, from an export of it, and let it catch up."""
     here = warehouse()
-    live = generations.named(here, MODEL)
+    live = generations.read_named(here, MODEL)
     model = DeployedModel(spec_of(2), here)
     manifest, _ = export(model, live)
     made = start_point.begin_exported(model, manifest, live, generations.SHADOW)
@@ -331,7 +331,7 @@ def _on_one_host(**mains: Callable[[], object]) -> Callable[[Scheduler], None]:
 
 def _stream_all(version: int = 1) -> Callable[[], None]:
     def catch_up() -> None:
-        live = generations.live(warehouse(), MODEL)
+        live = generations.find_live(warehouse(), MODEL)
         spec = spec_of(max(version, 1 if live is None else live.model_version))
         actors.stream(spec)
 

@@ -66,12 +66,12 @@ class Thread:
         self.history = hash((process.name, name))
         self.done = False
         self._fault: str | None = None
-        self._target = target
+        self._build_target = target
         self.greenlet = greenlet(self._run, scheduler.home)
 
     def _run(self) -> None:
         try:
-            self._target()
+            self._build_target()
         except (Killed, GreenletExit):
             pass
         except BaseException as error:

@@ -33,7 +33,7 @@ from jobs.snapshots import seeds, state_files
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
-from jobs.spark.planned import planned_once
+from jobs.spark.planned import plan_once
 from jobs.state.encoding.rows import select_columns
 from jobs.storage import part_files, probe, table_rows
 from jobs.storage.checkpoints import Checkpoint
@@ -42,7 +42,7 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.warehouse import Tables
 from jobs.streaming import query, state_reader
 from jobs.streaming.driver import Driver
-from jobs.streaming.recorder import recording
+from jobs.streaming.recorder import build_recorder
 from jobs.streaming.sinks import refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.supervision import driver_identity
@@ -79,12 +79,12 @@ class Thread:
     """`threading.Thread` as a coroutine of its process."""
 
     def __init__(self, target: Callable[[], Any], name: str = "thread", daemon: bool = False) -> None:
-        self._target, self.name, self._thread = target, name, None
+        self._build_target, self.name, self._thread = target, name, None
 
     def start(self) -> None:
         running = world.current().thread
         if running is not None:
-            self._thread = running.scheduler.thread(running.process, self.name, self._target)
+            self._thread = running.scheduler.thread(running.process, self.name, self._build_target)
 
     def join(self, timeout: float | None = None) -> None:
         thread, other = world.current().thread, self._thread
@@ -144,43 +144,43 @@ def _replacements() -> list[tuple[Any, Any]]:
         (functions, memory_columns),
         (DeltaTable, memory_delta.DeltaTable),
         (ObjectFiles, MemoryFiles),
-        (probe.ready, lambda root: None),
+        (probe.ensure_probed, lambda root: None),
         (table_rows.open_log, memory_log.open_log),
         (table_rows.read_small, memory_log.read_small),
-        (table_rows.live_files, memory_log.live_files),
+        (table_rows.list_live_files, memory_log.live_files),
         (written_rows.write_rows, memory_log.write_rows),
         (part_files.PartWriter, memory_log.MemoryPartWriter),
-        (written_pieces._ids, lambda count: [world.current().new_id() for _ in range(count)]),
+        (written_pieces._draw_ids, lambda count: [world.current().new_id() for _ in range(count)]),
         (threading, SimpleNamespace(Event=Event, Thread=Thread)),
         (time, now),
         (random, chance),
         (uuid, ids),
-        (driver_identity.machine, _machine),
-        (driver_identity.started_at, _started_at),
+        (driver_identity.read_machine_name, _machine),
+        (driver_identity.read_start_time, _started_at),
         (clock.now, lambda: world.current().clock.now()),
-        (recording, _recording),
+        (build_recorder, _recording),
         (ModelRuntime, data_path.MemoryRuntime),
         (select_columns, lambda frame, rows: frame),
-        (query._packer, data_path.packing),
-        (query.stateful_operator, data_path.operator),
-        (seeds.initial_state, data_path.initial_state),
-        (seeds.offered, data_path.offered),
+        (query._build_packer, data_path.packing),
+        (query.build_operator, data_path.operator),
+        (seeds.build_initial_state, data_path.initial_state),
+        (seeds.read_offered_states, data_path.offered),
         (state_files.write_states, data_path.write_states),
         (state_files.measure_stored, data_path.measure_stored),
         (EstimateFiles, data_path.MemoryEstimateFiles),
-        (state_reader.states_at, data_path.states_at),
+        (state_reader.read_states, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
-        (planned_once, lambda session, rows: rows),
+        (plan_once, lambda session, rows: rows),
         (
-            pins._files,
+            pins._open_pins,
             lambda warehouse, generation: MemoryFiles(f"{warehouse.root}/{generation.checkpoint}/inputs"),
         ),
         (LocalFiles, MemoryFiles),
         (InputsTable, data_path.MemoryInputs),
-        (refused_rows.refused_rows, data_path.refused_rows),
-        (batch_filter.batch_of, lambda runtime: SimpleNamespace(rows=runtime.rows)),
-        (batch_filter.bucket_rows, lambda frame, rows, count: frame),
-        (batch_filter.final_states, data_path.final_states),
+        (refused_rows.build_refused_rows, data_path.refused_rows),
+        (batch_filter.build_batch, lambda runtime: SimpleNamespace(rows=runtime.rows)),
+        (batch_filter.pack_buckets, lambda frame, rows, count: frame),
+        (batch_filter.compute_final_states, data_path.final_states),
         (leases.stream_lock, lambda *arguments, **options: contextlib.nullcontext()),
     ]
 
@@ -202,12 +202,12 @@ def simulated() -> Iterator[None]:
             for name, value in list(vars(module).items()):
                 if id(value) in instead:
                     stack.enter_context(mock.patch.object(module, name, instead[id(value)]))
-        stack.enter_context(mock.patch.object(DriverIdentity, "this_process", _this_process))
+        stack.enter_context(mock.patch.object(DriverIdentity, "identify_process", _this_process))
         stack.enter_context(mock.patch.object(StructType, "fromDDL", parse_schema))
         stack.enter_context(mock.patch.object(Checkpoint, "has_states_of_format_1", _has_states_of_format_1))
         stack.enter_context(mock.patch.object(Tables, "rows", memory_log.rows))
         stack.enter_context(mock.patch.object(Tables, "has_rows", memory_log.has_rows))
-        stack.enter_context(mock.patch.object(Tables, "log_entries", memory_log.log_entries))
+        stack.enter_context(mock.patch.object(Tables, "read_log_entries", memory_log.log_entries))
         stack.enter_context(mock.patch.object(Tables, "make", memory_log.make))
         stack.enter_context(mock.patch.object(Tables, "transactions", memory_log.transactions))
         # What is kept for other tools' readers alone, and repeats what the generations say.

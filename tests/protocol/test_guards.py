@@ -84,7 +84,7 @@ def _without_transactions_of_files() -> Iterator[None]:
 @contextlib.contextmanager
 def _dead_files() -> Iterator[None]:
     """Commit every file of a micro-batch's estimates, those of tasks whose driver has died among them."""
-    added = MicroBatchWriter._added
+    added = MicroBatchWriter._add_files
 
     def all_there(self: Any, parts: Any, packets: Any, batch_id: int) -> Any:
         folder, wanted = self.files.table.path, (self.generation.generation, batch_id)
@@ -99,7 +99,7 @@ def _dead_files() -> Iterator[None]:
             self, [WrittenPart(OutputPacket.ESTIMATES_FILE, 0, one) for one in files], packets, batch_id
         )
 
-    with mock.patch.object(MicroBatchWriter, "_added", all_there):
+    with mock.patch.object(MicroBatchWriter, "_add_files", all_there):
         yield
 
 
@@ -129,12 +129,12 @@ def _any_release() -> Iterator[None]:
 @contextlib.contextmanager
 def _any_version() -> Iterator[None]:
     """Let a commit be made on top of whatever others have committed since the rows were seen."""
-    properties = table_log._properties
+    properties = table_log._build_properties
 
     def patient(*arguments: Any) -> Any:
         return replace(properties(*arguments), max_commit_retries=15)
 
-    with mock.patch.object(table_log, "_properties", patient):
+    with mock.patch.object(table_log, "_build_properties", patient):
         yield
 
 
@@ -148,7 +148,7 @@ def _without_the_last_commit() -> Iterator[None]:
 
     with (
         mock.patch.object(memory_log.MemoryLog, "create_checkpoint", create_checkpoint),
-        mock.patch.object(table_log, "_checkpoint_every", lambda log: 1),
+        mock.patch.object(table_log, "_read_checkpoint_interval", lambda log: 1),
     ):
         yield
 
@@ -221,12 +221,12 @@ def _marks_again() -> Iterator[None]:
 @contextlib.contextmanager
 def _endless_parents() -> Iterator[None]:
     """Let all micro-batches of a parent count, also those after its successor began."""
-    known = generations.live_lineage
+    known = generations.read_live_lineage
 
     def whole(warehouse: Any, model: str) -> Any:
         return [one._replace(last_batch=None) for one in known(warehouse, model)]
 
-    with mock.patch.object(generations, "live_lineage", whole):
+    with mock.patch.object(generations, "read_live_lineage", whole):
         yield
 
 
@@ -290,7 +290,7 @@ GUARDS = (
     ),
     Guard(
         "the fence behind a driver that ended cleanly",
-        _patched(leases, "_suspect", _only_the_last),
+        _patched(leases, "_find_suspect_epoch", _only_the_last),
         scenarios.STOPPED_BETWEEN,
         "each row once in the live estimates",
         depth=2,

@@ -41,7 +41,7 @@ class Operation(RuleBasedStateMachine):
         self.holds: Invariants | None = None
 
     def _spec(self) -> Any:
-        live = generations.live(warehouse(), MODEL)
+        live = generations.find_live(warehouse(), MODEL)
         return spec_of(1 if live is None else live.model_version, f"{FORGETFUL}\n{ONE_BY_ONE}")
 
     def _run(self, name: str, command: Callable[[], object], killed_at: int | None = None) -> None:
@@ -111,7 +111,7 @@ class Operation(RuleBasedStateMachine):
         self.forgot = self.forgot or mode == "stateless"
 
         def run() -> None:
-            live = generations.live(warehouse(), MODEL)
+            live = generations.find_live(warehouse(), MODEL)
             if live is not None:
                 actors.upgrade(mode, to=live.model_version + 1)
 

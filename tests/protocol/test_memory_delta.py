@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.spark import warehouse as delta
-from jobs.spark.warehouse import Warehouse, of_transaction
+from jobs.spark.warehouse import Warehouse, set_transaction
 from jobs.storage.replaced_files import delete_rows
 from tests.protocol import actors, standing_in, world
 from tests.protocol.world import World
@@ -61,7 +61,7 @@ def steps(warehouse: Warehouse) -> list[Any]:
     look("merged")
     for _ in range(2):
         upserted = target.alias("t").merge(frame(("a", 1, "up")).alias("s"), "t.part = 'a' AND t.key = s.key")
-        with of_transaction(warehouse.spark, "three", 1):
+        with set_transaction(warehouse.spark, "three", 1):
             upserted.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
     look("an upsert with a transaction, twice")
     warehouse.replace(frame(("b", 8, "over")), "t", [[("part", "=", "b")]])
@@ -73,7 +73,7 @@ def steps(warehouse: Warehouse) -> list[Any]:
     delete_rows(warehouse, "t", [[("part", "=", "a")]], transaction=("three", 2))
     look("deleted")
     seen.append(sorted(tuple(row) for row in warehouse.read("t", 1).collect()))
-    seen.append([entry.version for entry in warehouse.log_entries("t")])
+    seen.append([entry.version for entry in warehouse.read_log_entries("t")])
     seen.append(_null_logic(warehouse, F))
     return seen
 

@@ -15,14 +15,14 @@ import py4j.protocol
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
-from jobs.spark.doctor import java_command
+from jobs.spark.doctor import find_java
 
 
 class JavaProcess(AbstractContextManager["JavaProcess"]):
     """A Java process with these jars on its class path; `jvm` reaches its classes."""
 
     def __init__(self, jars: Sequence[str], environment: Mapping[str, str]) -> None:
-        java = shutil.which(java_command())
+        java = shutil.which(find_java())
         assert java is not None
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars)]
         self.process = subprocess.Popen(

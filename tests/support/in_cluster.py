@@ -12,9 +12,9 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
-from jobs.supervision.driver_status import DriverStatus, driver_status, processes
+from jobs.supervision.driver_status import DriverStatus, list_processes, read_driver_status
 from jobs.supervision.stopping import request_stop
-from kalman_dags.supervision.launchers import ClusterLauncher, Work, about, launcher
+from kalman_dags.supervision.launchers import ClusterLauncher, Work, build_launcher, format_settings
 from tests.dags.conftest import ROOT
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 from tests.support.airflow_api import wait_for
@@ -51,10 +51,10 @@ class ClusterStream:
 
     def start(self) -> DriverStatus:
         """Submit a driver, and return its state right after."""
-        chosen = launcher()
+        chosen = build_launcher()
         assert isinstance(chosen, ClusterLauncher)
-        chosen.start(self.root, Work("walk", 2.0), about(seconds=2.0))
-        return driver_status(self.log)
+        chosen.start(self.root, Work("walk", 2.0), format_settings(seconds=2.0))
+        return read_driver_status(self.log)
 
     def drives(self) -> list[DriverRecord]:
         """Return the stream's drivers so far, in order."""
@@ -72,9 +72,9 @@ class ClusterStream:
     def kill(self, seconds: float) -> None:
         """Kill the first driver, and wait at most `seconds` until the kill is noticed."""
         (first,) = self.drives()
-        for pid in processes(first.owner):
+        for pid in list_processes(first.owner):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not driver_status(self.log).driven, seconds, "its end being seen")
+        wait_for(lambda: not read_driver_status(self.log).driven, seconds, "its end being seen")
 
     def land_rest(self) -> None:
         """Land the remaining days."""
@@ -82,7 +82,7 @@ class ClusterStream:
 
     def stop(self) -> None:
         """Ask the second driver to stop, and check that it stopped and that the first was killed."""
-        request_stop(self.log, driver_status(self.log), "by the test")
+        request_stop(self.log, read_driver_status(self.log), "by the test")
         wait_for(lambda: self.drives()[-1].ended_at, PATIENCE, "the driver's end")
         assert [one.how for one in self.drives()] == [None, STOPPED]
 

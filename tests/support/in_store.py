@@ -382,7 +382,7 @@ def drivers(folder: Path, store: Store) -> None:
     pipeline.land(*days[6:])
     two_drivers(pipeline, last=DAYS - 2)
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
-    (live,) = generations.all_of(pipeline.warehouse, "walk")
+    (live,) = generations.read_generations(pipeline.warehouse, "walk")
     log = DriverLog.of(pipeline.warehouse, "walk")
     ends = [one.how for one in log.history("walk-g0001")]
     tell("drivers", rows=len(pipeline.estimates()), epoch=live.epoch, ends=ends)

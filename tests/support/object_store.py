@@ -21,7 +21,7 @@ from pathlib import Path
 
 from demo.ports import HOST, free_ports, listens
 from demo.service import Service, end
-from jobs.spark.jars import MANIFEST, jar_folder
+from jobs.spark.jars import MANIFEST, find_jar_folder
 
 KEY, SECRET, BUCKET = "kalman", "a-secret-of-the-tests", "bucket"
 HOW_TO_GET = (
@@ -45,7 +45,7 @@ def missing(java: bool = False) -> str | None:
         return HOW_TO_GET
     if find_spec("obstore") is None:
         return "obstore is not installed: pip install 'kalman-pipeline[s3]'"
-    if java and not (jar_folder() / "s3" / MANIFEST).is_file():
+    if java and not (find_jar_folder() / "s3" / MANIFEST).is_file():
         return "the client of S3 for Spark is not there: python -m jobs.spark.jars s3"
     return None
 

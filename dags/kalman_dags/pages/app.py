@@ -17,10 +17,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
 from dags.kalman_dags.pages import reports
-from dags.kalman_dags.pages.missing import landed_intervals
-from dags.kalman_dags.pages.model_page import Dag, index_page, model_page
-from dags.kalman_dags.places import PAGES, dag_id, models
-from jobs.specs.loading import load_spec, spec_files
+from dags.kalman_dags.pages.missing import find_landed_intervals
+from dags.kalman_dags.pages.model_page import Dag, build_index_page, build_model_page
+from dags.kalman_dags.places import PAGES, find_models_path, name_dag
+from jobs.specs.loading import list_spec_files, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
@@ -40,7 +40,7 @@ OWN = {**GUARD, "Content-Security-Policy": "default-src 'none'; style-src 'unsaf
 
 def may_read(model: str, user: Any) -> bool:
     """Return whether a user may read the DAG of a model's upgrades, and with it the model's pages."""
-    return _may_read_dag(dag_id("upgrade", model), user)
+    return _may_read_dag(name_dag("upgrade", model), user)
 
 
 def _may_read_dag(name: str, user: Any) -> bool:
@@ -48,23 +48,23 @@ def _may_read_dag(name: str, user: Any) -> bool:
     return get_auth_manager().is_authorized_dag(method="GET", details=details, user=user)
 
 
-def readable(model: str, user: GetUserDep) -> str:
+def check_readable(model: str, user: GetUserDep) -> str:
     """Return the model in an address, if the user may read it."""
     if not may_read(model, user):
         raise HTTPException(403, "Forbidden")
     return model
 
 
-Readable = Annotated[str, Depends(readable)]
+Readable = Annotated[str, Depends(check_readable)]
 
 
-def specs() -> list[ModelSpec]:
+def list_valid_specs() -> list[ModelSpec]:
     """Return the valid specs of the models folder."""
     found = []
     try:
-        for path in spec_files(models()):
+        for path in list_spec_files(find_models_path()):
             try:
-                found.append(load_spec(path.stem, models()))
+                found.append(load_spec(path.stem, find_models_path()))
             except SpecError:
                 continue
     except SpecError:
@@ -72,7 +72,7 @@ def specs() -> list[ModelSpec]:
     return found
 
 
-def dags_of(model: str, user: Any) -> list[Dag]:
+def list_dags(model: str, user: Any) -> list[Dag]:
     """Return the DAGs of a model that Airflow has and the user may read."""
     with create_session() as session:
         query = (
@@ -97,18 +97,22 @@ def log_in(request: Request, error: Any) -> Response:
 @app.get("/", response_class=HTMLResponse)
 def all_models(request: Request, user: GetUserDep) -> Response:
     """Show the models that the user may read."""
-    shown = [spec for spec in specs() if may_read(spec.name, user)]
-    return HTMLResponse(index_page(shown, _root(request)), headers=OWN)
+    shown = [spec for spec in list_valid_specs() if may_read(spec.name, user)]
+    return HTMLResponse(build_index_page(shown, _find_root(request)), headers=OWN)
 
 
 @app.get("/models/{model}", response_class=HTMLResponse)
 def one_model(model: Readable, request: Request, user: GetUserDep) -> Response:
     """Show a model: its DAGs, tables, reports and commands."""
-    spec = next((one for one in specs() if one.name == model), None)
+    spec = next((one for one in list_valid_specs() if one.name == model), None)
     if spec is None:
         raise HTTPException(404, f"there is no model {model!r}, or its spec is broken")
-    page = model_page(
-        spec, dags_of(model, user), reports.names(model), landed_intervals(spec), _root(request)
+    page = build_model_page(
+        spec,
+        list_dags(model, user),
+        reports.list_report_names(model),
+        find_landed_intervals(spec),
+        _find_root(request),
     )
     return HTMLResponse(page, headers=OWN)
 
@@ -122,6 +126,6 @@ def one_report(model: Readable, name: str) -> Response:
     return Response(found.content, media_type=found.media_type, headers=GUARD)
 
 
-def _root(request: Request) -> str:
+def _find_root(request: Request) -> str:
     """Return the path prefix of Airflow's own pages."""
     return request.scope.get("root_path", "").removesuffix(PAGES)

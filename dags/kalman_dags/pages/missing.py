@@ -25,7 +25,7 @@ class Intervals(NamedTuple):
     missing: list[str]
 
 
-def landed_intervals(spec: ModelSpec) -> Intervals | None:
+def find_landed_intervals(spec: ModelSpec) -> Intervals | None:
     """Return the intervals of the schedule `airflow.ingest.schedule`; None if none has landed."""
     schedule = spec.airflow.ingest.schedule
     if schedule is None:
@@ -37,10 +37,10 @@ def landed_intervals(spec: ModelSpec) -> Intervals | None:
             .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
             .where(AssetModel.uri == uri, AssetEvent.partition_key.is_not(None))
         )
-        return among(schedule, {key for key in session.scalars(query) if key is not None})
+        return find_missing_intervals(schedule, {key for key in session.scalars(query) if key is not None})
 
 
-def among(schedule: str, landed: set[str]) -> Intervals | None:
+def find_missing_intervals(schedule: str, landed: set[str]) -> Intervals | None:
     """Return the missing intervals of a cron expression, given the starts of the landed intervals."""
     keys = sorted(landed)
     if not keys:

@@ -8,10 +8,18 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from dags.kalman_dags.pages.missing import Intervals
-from dags.kalman_dags.places import model_page as address
-from dags.kalman_dags.places import report_page, warehouse
-from jobs.core.html_page import code, link, links, page, paragraph, section, table
-from jobs.core.roots import local_path
+from dags.kalman_dags.places import find_model_page as address
+from dags.kalman_dags.places import find_warehouse_root, report_page
+from jobs.core.html_page import (
+    format_code,
+    format_link,
+    format_links,
+    format_page,
+    format_paragraph,
+    format_section,
+    format_table,
+)
+from jobs.core.roots import find_local_path
 from jobs.specs.model_spec import ModelSpec
 
 TABLES = (
@@ -47,23 +55,23 @@ class Dag(NamedTuple):
     paused: bool
 
 
-def index_page(specs: Sequence[ModelSpec], root: str) -> str:
+def build_index_page(specs: Sequence[ModelSpec], root: str) -> str:
     """Return the list of models; `root` is the path prefix of Airflow's address."""
     rows = [
-        (link(f"{root}{address(spec.name)}", spec.name), str(spec.version), spec.description or "")
+        (format_link(f"{root}{address(spec.name)}", spec.name), str(spec.version), spec.description or "")
         for spec in specs
     ]
-    body = _table(("model", "version", "what it is"), rows, "There is no model to see.")
-    return page("Kalman models", body)
+    body = _build_table(("model", "version", "what it is"), rows, "There is no model to see.")
+    return format_page("Kalman models", body)
 
 
-def model_page(
+def build_model_page(
     spec: ModelSpec, dags: Sequence[Dag], reports: Sequence[str], intervals: Intervals | None, root: str
 ) -> str:
     """Return a model's page: its DAGs, tables, reports and commands."""
     listed = [
         (
-            link(f"{root}/dags/{quote(one.dag_id)}", one.title),
+            format_link(f"{root}/dags/{quote(one.dag_id)}", one.title),
             one.description,
             "paused" if one.paused else "on",
         )
@@ -71,19 +79,19 @@ def model_page(
     ]
     written = [(f"{root}{report_page(f'{spec.name}/{name}') or ''}", name) for name in reports]
     parts = [
-        paragraph(f"Version {spec.version}. {spec.description or ''}"),
-        paragraph(f"spec `{spec.source_path}`"),
-        section("DAGs", "", _table(("DAG", "does", ""), listed, "Airflow has none yet.")),
-        "" if intervals is None else section("Intervals landed", _landed(intervals)),
-        section("Reports", "" if written else "There is none yet.", links(written)),
-        section("Tables", "", _table(("table", "has", ""), list(_tables(spec.name)))),
-        section("Commands", "", _table(("", ""), list(_commands(spec.name)))),
-        link(f"{root}/kalman/", "all models"),
+        format_paragraph(f"Version {spec.version}. {spec.description or ''}"),
+        format_paragraph(f"spec `{spec.source_path}`"),
+        format_section("DAGs", "", _build_table(("DAG", "does", ""), listed, "Airflow has none yet.")),
+        "" if intervals is None else format_section("Intervals landed", _format_landed(intervals)),
+        format_section("Reports", "" if written else "There is none yet.", format_links(written)),
+        format_section("Tables", "", _build_table(("table", "has", ""), list(_list_tables(spec.name)))),
+        format_section("Commands", "", _build_table(("", ""), list(_list_commands(spec.name)))),
+        format_link(f"{root}/kalman/", "all models"),
     ]
-    return page(spec.name, *parts)
+    return format_page(spec.name, *parts)
 
 
-def _landed(intervals: Intervals) -> str:
+def _format_landed(intervals: Intervals) -> str:
     count = len(intervals.missing)
     names = ", ".join(f"`{one}`" for one in intervals.missing[-20:])
     missing = (
@@ -92,21 +100,25 @@ def _landed(intervals: Intervals) -> str:
     return f"{intervals.landed:,} from `{intervals.first}` to `{intervals.last}`, {missing}."
 
 
-def _tables(model: str) -> Iterable[tuple[str, ...]]:
+def _list_tables(model: str) -> Iterable[tuple[str, ...]]:
     """Yield the rows of the list of tables; in a remote warehouse their existence is not checked."""
-    folder = local_path(warehouse())
+    folder = find_local_path(find_warehouse_root())
     for name, what in TABLES:
         there = folder is None or (folder / Path(name) / model / "_delta_log").is_dir()
-        yield code(f"{warehouse().rstrip('/')}/{name}/{model}"), what, "" if there else "not yet"
+        yield (
+            format_code(f"{find_warehouse_root().rstrip('/')}/{name}/{model}"),
+            what,
+            "" if there else "not yet",
+        )
 
 
-def _commands(model: str) -> Iterable[tuple[str, ...]]:
+def _list_commands(model: str) -> Iterable[tuple[str, ...]]:
     for words, what in COMMANDS:
         verb, _, rest = words.partition(" ")
         if verb == "quarantine":
             verb, rest = words, ""
-        yield code(" ".join(filter(None, ("kalman-pipeline", verb, "--model", model, rest)))), what
+        yield format_code(" ".join(filter(None, ("kalman-pipeline", verb, "--model", model, rest)))), what
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str = "") -> str:
-    return table(head, rows, of_texts=True) if rows else paragraph(otherwise)
+def _build_table(head: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str = "") -> str:
+    return format_table(head, rows, of_texts=True) if rows else format_paragraph(otherwise)

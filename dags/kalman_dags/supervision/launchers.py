@@ -14,14 +14,21 @@ from typing import Any, NamedTuple, Protocol
 from airflow.sdk.exceptions import AirflowException
 
 from jobs.core.errors import RUN_FAILED
-from jobs.spark.conf import spark_conf
-from jobs.spark.jars import jar_paths, optional_jars
+from jobs.spark.conf import build_spark_conf
+from jobs.spark.jars import fetch_optional_jars, list_jars
 from jobs.spark.stores import store_jars
-from jobs.storage.settings import spark_store_conf, store_variables
+from jobs.storage.settings import build_store_conf, store_variables
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
-from jobs.supervision.driver_status import log_name
-from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
-from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, is_private, spark_environment
+from jobs.supervision.driver_status import format_log_name
+from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, make_token
+from kalman_dags.submit import (
+    CONNECTION,
+    ROOT,
+    KalmanHook,
+    build_spark_environment,
+    find_application,
+    is_private,
+)
 
 
 class Work(NamedTuple):
@@ -38,7 +45,7 @@ class Work(NamedTuple):
     @property
     def name(self) -> str:
         """Return the driver's name in the log of drivers."""
-        return log_name(self.verb, self.model)
+        return format_log_name(self.verb, self.model)
 
 
 class Launcher(Protocol):
@@ -49,7 +56,7 @@ class Launcher(Protocol):
         ...
 
 
-def launcher() -> Launcher:
+def build_launcher() -> Launcher:
     """Return the launcher for the connection `spark_default`.
 
     Its extra `{"deploy-mode": "cluster"}` means that the driver runs in the cluster.
@@ -69,14 +76,14 @@ class ProcessLauncher:
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Start `kalman-pipeline VERB` detached from the task; it finds its jars itself."""
-        environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
+        environment = {**os.environ, **build_spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is not one of Airflow's processes, so it does not get their private variables.
         environment = {name: value for name, value in environment.items() if not is_private(name)}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         command = [sys.executable, "-m", "jobs.cli", "--quiet", f"--warehouse={root}", work.verb]
         command += [f"--model={work.model}", f"--trigger={work.seconds:g}"]
-        return detach(root, work.name, command, environment, log_file(work.name), ROOT, about)
+        return detach(root, work.name, command, environment, name_log_file(work.name), ROOT, about)
 
 
 class ClusterLauncher:
@@ -88,44 +95,46 @@ class ClusterLauncher:
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Submit the driver and record its launch."""
-        token = new_token()
+        token = make_token()
         log = DriverLog.at(root, work.name)
         hook = self.hook(root, work, token)
-        launch = LaunchRecord(token, "cluster", log.next_time(), about=about)
+        launch = LaunchRecord(token, "cluster", log.compute_next_time(), about=about)
         log.write(launch)
         try:
-            hook.submit(application(work.verb))
+            hook.submit(find_application(work.verb))
         except AirflowException:
             error = "it could not be submitted: see the task's log"
-            log.write(replace(launch, exit_code=RUN_FAILED, ended_at=log.next_time(), error=error))
+            log.write(replace(launch, exit_code=RUN_FAILED, ended_at=log.compute_next_time(), error=error))
             raise
         return launch
 
     def hook(self, root: str, work: Work, token: str) -> KalmanHook:
         """Return the provider's hook with all settings of a driver in the cluster."""
         variables = {
-            **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
+            **{
+                name: value for name, value in build_spark_environment().items() if name.startswith("KALMAN_")
+            },
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             **store_variables(root),
             LAUNCH_VARIABLE: token,
         }
-        jars = [*jar_paths(), *(optional_jars("kafka") if work.kafka else []), *store_jars(root)]
+        jars = [*list_jars(), *(fetch_optional_jars("kafka") if work.kafka else []), *store_jars(root)]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
-            conf={**spark_conf(), **spark_store_conf(root), **cluster_conf(variables)},
+            conf={**build_spark_conf(), **build_store_conf(root), **build_cluster_conf(variables)},
             jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
             application_args=[
                 *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
             ],
-            spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
+            spark_binary=str(Path(build_spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
             # Otherwise the provider looks for a driver's exit code in Kubernetes, and treats its absence as a failure.
             track_driver_via_k8s_api=True,
         )
 
 
-def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
+def build_cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that pass variables to a driver in YARN or Kubernetes and end its submission at once.
 
     The cluster must not retry the application: this task does so, by the lease.
@@ -135,19 +144,19 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
         # Spark has the same path in the cluster; otherwise all of it would be packed and sent with each submission.
-        "spark.yarn.jars": f"local:{spark_environment()['SPARK_HOME']}/jars/*",
+        "spark.yarn.jars": f"local:{build_spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
     }
 
 
-def log_file(name: str) -> Path:
+def name_log_file(name: str) -> Path:
     """Return the log file of a new driver: below KALMAN_LOGS, or else below Airflow's logs."""
     home = os.environ.get("AIRFLOW_HOME") or str(ROOT / "var" / "airflow")
     folder = Path(os.environ.get("KALMAN_LOGS") or Path(home) / "logs" / "kalman_drivers")
     return folder / name / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
 
 
-def about(**settings: Any) -> str:
+def format_settings(**settings: Any) -> str:
     """Return a driver's settings as text, for a later comparison with a new driver's settings."""
     return json.dumps(settings, sort_keys=True)

@@ -24,16 +24,16 @@ from jobs.supervision.driver_status import (
     NONE,
     SILENT,
     DriverStatus,
-    driver_status,
-    processes,
+    list_processes,
+    read_driver_status,
     resume_command,
 )
-from jobs.supervision.launcher import tail
+from jobs.supervision.launcher import read_tail
 from jobs.supervision.stopping import request_stop
 from kalman_dags.asset_events import tell
-from kalman_dags.outcome import Outcome
-from kalman_dags.places import warehouse
-from kalman_dags.supervision.launchers import Work, about, launcher
+from kalman_dags.outcome import VerbOutcome
+from kalman_dags.places import find_warehouse_root
+from kalman_dags.supervision.launchers import Work, build_launcher, format_settings
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
 WATCH = timedelta(hours=1)
@@ -91,7 +91,7 @@ class StreamForeverOperator(BaseOperator):
         if hold is not None and hold.crashes is not None and hold.run == self._run:
             self.log.info("This run had given up (%s); its task was cleared, so it starts again", hold.reason)
             log.put_hold(None)
-        self._drive(0, self._until())
+        self._drive(0, self._compute_watch_end())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
         """Resume when the trigger has fired."""
@@ -100,7 +100,7 @@ class StreamForeverOperator(BaseOperator):
             self._fail_if_given_up()
             status = self._look()
             drives = {} if status.driver is None else {"generation": status.driver.generation}
-            tell(context, self.outlets, Outcome([], drives))
+            tell(context, self.outlets, VerbOutcome([], drives))
             self.log.info("%s; the next run keeps watching it", status.text())
             return
         status = self._look()
@@ -113,7 +113,7 @@ class StreamForeverOperator(BaseOperator):
     def on_kill(self) -> None:
         """Ask a driver that this task is just starting to stop."""
         log = self._log()
-        request_stop(log, driver_status(log), "its task was killed")
+        request_stop(log, read_driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
         """Watch the running driver, or start one."""
@@ -135,9 +135,9 @@ class StreamForeverOperator(BaseOperator):
             self._wait(timedelta(0), failures, until)
         if status.state == SILENT:
             self._kill(status)
-        CrashCounter(self._root, self._log()).before_start()
+        CrashCounter(self._root, self._log()).record_progress()
         try:
-            started = launcher().start(self._root, self._work, about(seconds=self.seconds))
+            started = build_launcher().start(self._root, self._work, format_settings(seconds=self.seconds))
         except UserError as error:
             self._count(DriverStatus(ENDED, error=error.message))
             raise AirflowException(error.message) from error
@@ -149,7 +149,7 @@ class StreamForeverOperator(BaseOperator):
         self.log.info("%s", status.text())
         if status.state == NONE:
             self._drive(failures, until)
-        if self._ended_as_intended(status):
+        if self._is_intended_end(status):
             self._log().put_crashes(None)
             self._drive(0, until)
         if status.exit_code == ALREADY_RUNNING:  # the other driver may not be in the log yet
@@ -161,12 +161,12 @@ class StreamForeverOperator(BaseOperator):
             raise AirflowException(f"{failures} drivers in a row have failed, the last: {status.text()}")
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
-    def _ended_as_intended(self, status: DriverStatus) -> bool:
+    def _is_intended_end(self, status: DriverStatus) -> bool:
         """Return whether a driver ended as intended: on request, by retirement of its generation, or with success."""
         if status.state == SILENT:
             return False
         log = self._log()
-        asked = any(log.asked_to_stop(one) for one in (status.driver, status.launch) if one is not None)
+        asked = any(log.read_stop_request(one) for one in (status.driver, status.launch) if one is not None)
         # Without an exit code it was killed, or ran in a cluster, where only its record in the log is known.
         if status.exit_code is None:
             return asked or status.how in (LOST, STOPPED, CAUGHT_UP)
@@ -196,18 +196,18 @@ class StreamForeverOperator(BaseOperator):
     def _kill(self, status: DriverStatus) -> None:
         """Kill a driver on this machine without a sign of life; the next driver resumes from the checkpoint."""
         assert status.driver is not None
-        for pid in processes(status.driver.owner):
+        for pid in list_processes(status.driver.owner):
             self.log.warning("Killing process %s: %s", pid, status.text())
             os.kill(pid, signal.SIGKILL)
 
     def _watch(self, failures: int, until: str) -> NoReturn:
-        self._defer(StreamTrigger(self._root, self._work.name, until), failures, until)
+        self._defer_until(StreamTrigger(self._root, self._work.name, until), failures, until)
 
     def _wait(self, delay: timedelta, failures: int, until: str) -> NoReturn:
         due = (datetime.now(UTC) + delay).isoformat()
-        self._defer(StreamTrigger(self._root, self._work.name, until, due), failures, until)
+        self._defer_until(StreamTrigger(self._root, self._work.name, until, due), failures, until)
 
-    def _defer(self, trigger: StreamTrigger, failures: int, until: str) -> NoReturn:
+    def _defer_until(self, trigger: StreamTrigger, failures: int, until: str) -> NoReturn:
         left = datetime.fromisoformat(until) - datetime.now(UTC)
         self.defer(
             trigger=trigger,
@@ -219,13 +219,13 @@ class StreamForeverOperator(BaseOperator):
 
     def _show_log(self, status: DriverStatus) -> None:
         if status.launch is not None and status.launch.log:
-            self.log.info("The end of %s:\n%s", status.launch.log, tail(Path(status.launch.log)))
+            self.log.info("The end of %s:\n%s", status.launch.log, read_tail(Path(status.launch.log)))
 
-    def _until(self) -> str:
+    def _compute_watch_end(self) -> str:
         return (datetime.now(UTC) + WATCH).isoformat()
 
     def _look(self) -> DriverStatus:
-        return driver_status(self._log())
+        return read_driver_status(self._log())
 
     def _log(self) -> DriverLog:
         try:
@@ -240,6 +240,6 @@ class StreamForeverOperator(BaseOperator):
     @property
     def _root(self) -> str:
         try:
-            return warehouse()
+            return find_warehouse_root()
         except UserError as error:
             raise AirflowFailException(error.message) from error

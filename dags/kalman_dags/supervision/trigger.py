@@ -11,7 +11,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import driver_status
+from jobs.supervision.driver_status import read_driver_status
 from jobs.supervision.stopping import request_stop
 
 PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
@@ -72,7 +72,7 @@ class StreamTrigger(BaseTrigger):
     def event(self) -> StreamEvent | None:
         """Return the event that has occurred, if any."""
         log, now = DriverLog.at(self.root, self.model), datetime.now(UTC)
-        status = driver_status(log)
+        status = read_driver_status(log)
         over = StreamEvent.WATCHED if now >= datetime.fromisoformat(self.until) else None
         if self.due is None:
             return over if status.driven else StreamEvent.GONE
@@ -85,4 +85,4 @@ class StreamTrigger(BaseTrigger):
         hold = log.hold()
         if hold is not None and hold.crashes is not None:
             log.put_hold(None)
-        request_stop(log, driver_status(log), "its task was cleared, or its state set")
+        request_stop(log, read_driver_status(log), "its task was cleared, or its state set")

@@ -13,10 +13,10 @@ from deltalake import CommitProperties, DeltaTable
 
 from jobs.core import clock
 from jobs.core.errors import UserError
-from jobs.core.input_files import open_input, path_of
+from jobs.core.input_files import open_input, parse_path
 from jobs.storage.positions import to_micros
-from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
-from jobs.storage.queries import among, literal
+from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, RowSelection
+from jobs.storage.queries import build_in_condition, quote_text
 from jobs.storage.row_changes import add_columns
 from jobs.storage.table_log import NO_HOOKS, FileTable
 from jobs.storage.table_rows import to_rows
@@ -31,7 +31,7 @@ MOST_BYTES = 64 << 20
 _compute: Any = pc
 
 
-def ready(tables: Tables) -> bool:
+def prepare_quarantine(tables: Tables) -> bool:
     """Add missing columns and row ids to a table of an earlier release; return False if there is no table.
 
     Raises:
@@ -46,15 +46,15 @@ def ready(tables: Tables) -> bool:
     return True
 
 
-def rejected_of(tables: Tables, model: str, columns: Sequence[str] = ("status", *COLUMNS)) -> pa.Table:
+def read_rejected(tables: Tables, model: str, columns: Sequence[str] = ("status", *COLUMNS)) -> pa.Table:
     """Return columns of a model's rejected rows of any status."""
     found = tables.columns(TABLE, ("model", *columns))
     return found.filter(_compute.equal(found["model"], model))
 
 
-def chosen(tables: Tables, model: str, choice: Choice) -> pa.Table:
+def read_selected(tables: Tables, model: str, choice: RowSelection) -> pa.Table:
     """Return a model's rejected rows of any status that a choice selects."""
-    found = rejected_of(tables, model)
+    found = read_rejected(tables, model)
     if choice.reason is not None:
         found = found.filter(_compute.starts_with(found["reason"], choice.reason))
     since = choice.earliest()
@@ -81,7 +81,7 @@ def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: (-one[HELD], one["reason"]))
 
 
-def held_rows(rows: pa.Table, limit: int | None = None) -> list[dict[str, Any]]:
+def list_quarantined_rows(rows: pa.Table, limit: int | None = None) -> list[dict[str, Any]]:
     """Return the held rows among rejected rows with the columns that users see, the oldest first."""
     held = rows.filter(_compute.is_null(rows["status"])).select(COLUMNS)
     held = held.sort_by([(name, "ascending") for name in ("quarantined_at", "reason", "id")])
@@ -113,7 +113,7 @@ def read_edited(name: str) -> dict[str, str]:
     Raises:
         UserError: the file cannot be read, or a line is malformed or repeats an id.
     """
-    path = path_of(name)
+    path = parse_path(name)
     try:
         with open_input(path) as stream:
             content = stream.read(MOST_BYTES + 1)
@@ -145,7 +145,7 @@ def read_edited(name: str) -> dict[str, str]:
     return found
 
 
-def with_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str, Any]], int]:
+def apply_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str, Any]], int]:
     """Return held rows with their edited payloads, and the number of edited rows that were already replayed.
 
     Replayed rows stay as they are, so that a replay that was killed, or has ended, can be run again.
@@ -161,27 +161,29 @@ def with_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str
             f"they were discarded, or belong to another model; remove them from the file"
         )
     before = sum(status[one] in (REPLAYING, REPLAYED) for one in edited)
-    return [{**row, "payload": edited[row["id"]]} for row in held_rows(rows) if row["id"] in edited], before
+    return [
+        {**row, "payload": edited[row["id"]]} for row in list_quarantined_rows(rows) if row["id"] in edited
+    ], before
 
 
-def discard(tables: Tables, model: str, choice: Choice) -> int:
+def discard(tables: Tables, model: str, choice: RowSelection) -> int:
     """Mark the held rows that a choice selects as discarded, in one commit; return their number.
 
     Raises:
         UserError: the table cannot be read or written.
     """
-    count = len(held_rows(chosen(tables, model, choice)))
+    count = len(list_quarantined_rows(read_selected(tables, model, choice)))
     if not count:
         return 0
-    conditions = [f"model = {literal(model)}", "status IS NULL"]
+    conditions = [f"model = {quote_text(model)}", "status IS NULL"]
     if choice.reason is not None:
-        conditions.append(f"starts_with(reason, {literal(choice.reason)})")
+        conditions.append(f"starts_with(reason, {quote_text(choice.reason)})")
     since = choice.earliest()
     if since is not None:
-        conditions.append(f"quarantined_at >= {_time(to_micros(since))}")
+        conditions.append(f"quarantined_at >= {_format_time(to_micros(since))}")
     if choice.ids:
-        conditions.append(among("id", choice.ids))
-    values = {"status": literal(DISCARDED), "resolved_at": _time(to_micros(clock.now()))}
+        conditions.append(build_in_condition("id", choice.ids))
+    values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(clock.now()))}
     _update(tables, values, " AND ".join(conditions))
     return count
 
@@ -197,7 +199,7 @@ def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
     Raises:
         UserError: the table cannot be read or written.
     """
-    values = {"status": literal(REPLAYING), "replay": literal(replay_id), "landing": "s.landing"}
+    values = {"status": quote_text(REPLAYING), "replay": quote_text(replay_id), "landing": "s.landing"}
 
     def merge(log: DeltaTable, properties: CommitProperties) -> None:
         merger = log.merge(
@@ -219,8 +221,8 @@ def mark_replayed(tables: Tables, replay_id: str) -> None:
     Raises:
         UserError: the table cannot be read or written.
     """
-    values = {"status": literal(REPLAYED), "resolved_at": _time(to_micros(clock.now()))}
-    _update(tables, values, f"replay = {literal(replay_id)} AND status = {literal(REPLAYING)}")
+    values = {"status": quote_text(REPLAYED), "resolved_at": _format_time(to_micros(clock.now()))}
+    _update(tables, values, f"replay = {quote_text(replay_id)} AND status = {quote_text(REPLAYING)}")
 
 
 def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
@@ -237,5 +239,5 @@ def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
     FileTable(tables, TABLE).change(update)
 
 
-def _time(micros: int) -> str:
+def _format_time(micros: int) -> str:
     return f"arrow_cast({micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

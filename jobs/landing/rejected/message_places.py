@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
-from jobs.storage.positions import first_topic_id, landed_position, offsets_of
+from jobs.storage.positions import find_first_topic_id, find_landed_position, parse_offsets
 from jobs.storage.quarantine import REPLAYED, REPLAYING, TABLE
 from jobs.storage.queries import open_queries
 from jobs.storage.table_rows import to_rows
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     offset: int
 
 
-def rejected_place(row: Mapping[str, Any]) -> Place | None:
+def find_place(row: Mapping[str, Any]) -> Place | None:
     """Return the place of a rejected message from `source` and `position`; None for a row of a file or a table."""
     if not (row["source"] or "").startswith("kafka:"):
         return None
@@ -58,10 +58,12 @@ class Landing(NamedTuple):
             return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
         table = measurements(spec.name)
         topic = "" if spec.streamed_source is None else spec.streamed_source.topic
-        landed = landed_position(warehouse, table, topic) if topic else None
+        landed = find_landed_position(warehouse, table, topic) if topic else None
         if landed is None:
             return cls(topic, None, None, {})
-        return cls(topic, first_topic_id(warehouse, table, topic), landed.get("topic_id"), offsets_of(landed))
+        return cls(
+            topic, find_first_topic_id(warehouse, table, topic), landed.get("topic_id"), parse_offsets(landed)
+        )
 
     def message(self, place: Place) -> str:
         """Return the identity of a message."""
@@ -70,7 +72,7 @@ class Landing(NamedTuple):
 
     def identity(self, row: Mapping[str, Any]) -> str:
         """Return the identity of a rejected row: its message's identity, or the row's id if it is not a message."""
-        place = rejected_place(row)
+        place = find_place(row)
         return row["id"] if place is None else self.message(place)
 
     def has_passed(self, place: Place) -> bool:
@@ -80,7 +82,7 @@ class Landing(NamedTuple):
         return None not in (self.first, self.now) and (place.topic_id or self.first) != self.now
 
 
-def landed_among(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
+def find_landed(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
     """Return the identities of the wanted messages that have landed.
 
     A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed:
@@ -92,11 +94,11 @@ def landed_among(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapp
     replayed = (row for row in rows if row["model"] == spec.name and row["status"] in (REPLAYING, REPLAYED))
     found = {landing.identity(row) for row in replayed}
     offsets = [place.offset for place in wanted.values()]
-    found |= {landing.message(place) for place in _landed_between(tables, spec, min(offsets), max(offsets))}
+    found |= {landing.message(place) for place in _read_landed(tables, spec, min(offsets), max(offsets))}
     return found & wanted.keys()
 
 
-def _landed_between(tables: Tables, spec: ModelSpec, first: int, last: int) -> Iterator[Place]:
+def _read_landed(tables: Tables, spec: ModelSpec, first: int, last: int) -> Iterator[Place]:
     """Yield the places of the messages that have landed with offsets from `first` to `last`."""
     with open_queries(tables.root) as queries:
         columns = queries.add("landed", measurements(spec.name))

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.landing.checking import check_rows
-from jobs.landing.json_rows import member_of
-from jobs.landing.raw_rows import Source, shape_problem
-from jobs.landing.text_lines import matched_again
+from jobs.landing.json_rows import find_member
+from jobs.landing.raw_rows import RawRows, find_shape_problem
+from jobs.landing.text_lines import match_again
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
@@ -32,7 +32,7 @@ class Rechecked(NamedTuple):
     landings: list[str | None]
 
 
-def recheck(
+def recheck_payloads(
     spec: ModelSpec,
     key_types: KeyTypes,
     payloads: Sequence[str | None],
@@ -42,16 +42,16 @@ def recheck(
 
     landed: time at which each payload was quarantined, in microseconds since 1970; None: now.
     """
-    rows = [_object(payload) for payload in payloads]
+    rows = [_parse_object(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
     reasons: list[str | None] = [NOT_AN_OBJECT] * len(rows)
     landings: list[str | None] = [None] * len(rows)
 
     def check(spec: ModelSpec, places: list[int]) -> None:
-        source = _source(spec, [rows[place] or {} for place in places])
+        source = _build_rows(spec, [rows[place] or {} for place in places])
         source = source._replace(landed=None if landed is None else landed[places])
         batch = check_rows(spec, source, key_types, "payload")
-        found = _landings(spec, batch)
+        found = _format_payloads(spec, batch)
         for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
             reasons[place], landings[place] = reason, landing
         # The stream writes the time of a rejected row in ISO 8601, whatever the files' format is.
@@ -68,7 +68,7 @@ def recheck(
     return Rechecked(reasons, landings)
 
 
-def _object(payload: str | None) -> dict[str, Any] | None:
+def _parse_object(payload: str | None) -> dict[str, Any] | None:
     try:
         value = json.loads(payload or "")
     except ValueError:
@@ -78,27 +78,29 @@ def _object(payload: str | None) -> dict[str, Any] | None:
 
 def _has_names_of_table(spec: ModelSpec, row: dict[str, Any]) -> bool:
     renamed = spec.files.names.keys() & {*spec.columns}
-    return any(name in row for name in renamed) and not row.keys() & {*spec.file_names(renamed)}
+    return any(name in row for name in renamed) and not row.keys() & {*spec.list_file_columns(renamed)}
 
 
-def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
-    names = set(spec.file_names(spec.naming_columns))
-    problems = [shape_problem(row) for row in rows]
+def _build_rows(spec: ModelSpec, rows: list[dict[str, Any]]) -> RawRows:
+    names = set(spec.list_file_columns(spec.naming_columns))
+    problems = [find_shape_problem(row) for row in rows]
     if spec.line_pattern is not None:
-        again = [matched_again(spec.line_pattern, row) for row in rows]
+        again = [match_again(spec.line_pattern, row) for row in rows]
         rows, unmatched = [row for row, _ in again], [problem for _, problem in again]
         problems = [one or other for one, other in zip(problems, unmatched, strict=True)]
     decimal = spec.files.decimal
-    numbers = {*spec.file_names([*spec.measurement, *spec.control])} if decimal == "," else set()
+    numbers = {*spec.list_file_columns([*spec.measurement, *spec.control])} if decimal == "," else set()
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     columns = {
-        name: arrow.texts([_text(member_of(row, name), name in names, name in numbers) for row in rows])
+        name: arrow.build_texts(
+            [_format_value(find_member(row, name), name in names, name in numbers) for row in rows]
+        )
         for name in (*spec.file_columns, *named)
     }
-    return Source(columns, len(rows), np.array(problems, object), decimal)
+    return RawRows(columns, len(rows), np.array(problems, object), decimal)
 
 
-def _text(value: Any, whole: bool, comma: bool) -> str | None:
+def _format_value(value: Any, whole: bool, comma: bool) -> str | None:
     """Return a value as the text that a file would have.
 
     whole: write whole numbers (of a key or id column) without a fraction. comma: write a number with a decimal comma.
@@ -110,7 +112,7 @@ def _text(value: Any, whole: bool, comma: bool) -> str | None:
     return json.dumps(value).replace(".", ",") if comma and isinstance(value, float) else json.dumps(value)
 
 
-def _landings(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]:
+def _format_payloads(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]:
     fits = batch.column(REASON).is_null().to_pylist()
     columns = {name: batch.column(name) for name in spec.columns}
     columns[spec.time] = columns[spec.time].cast(pa.int64())

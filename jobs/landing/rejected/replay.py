@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jobs.landing.rejected.held import held_rows, mark_replayed, mark_replaying, rejected_of
-from jobs.landing.rejected.message_places import Landing, Place, landed_among, rejected_place
-from jobs.landing.rejected.rechecking import recheck
-from jobs.landing.target_table import accepted_schema
-from jobs.landing.values.times import now_us
-from jobs.landing.written_pieces import LANDED_AT, ORIGIN, typed_rows
+from jobs.landing.rejected.held import list_quarantined_rows, mark_replayed, mark_replaying, read_rejected
+from jobs.landing.rejected.message_places import Landing, Place, find_landed, find_place
+from jobs.landing.rejected.rechecking import recheck_payloads
+from jobs.landing.target_table import build_accepted_schema
+from jobs.landing.values.times import read_now_us
+from jobs.landing.written_pieces import LANDED_AT, ORIGIN, build_rows
 from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
-from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, key_types_in
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, read_key_types
 from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import REPLAYING
 from jobs.storage.table_log import FileTable, append_rows
@@ -48,7 +48,7 @@ AHEAD = "not landed yet: `ingest` will read this message, and check it with the 
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """Counts of a replay: landed rows, late rows among them, rows of an interrupted replay, rows still rejected.
 
     copies: rows that are marked as replayed but do not land, since another row of their message lands or has landed.
@@ -79,21 +79,21 @@ class CheckedRow(NamedTuple):
 Row = dict[str, Any]
 
 
-def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> Outcome:
-    """Land the held rows (`held.held_rows`) that the current spec accepts.
+def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> ReplayOutcome:
+    """Land the held rows (`held.list_quarantined_rows`) that the current spec accepts.
 
     Raises:
         UserError: the model has no measurements table, or the table lacks a column of the spec.
     """
     table = need_measurements(tables, spec.name)
-    key_types = key_types_in(tables, spec)
+    key_types = read_key_types(tables, spec)
     with tables.lock(f"replay-{spec.name}"):
-        former = [_complete(tables, spec, key_types, one) for one in interrupted(tables, spec.name)]
-        outcome = Outcome()
+        former = [_complete(tables, spec, key_types, one) for one in list_interrupted(tables, spec.name)]
+        outcome = ReplayOutcome()
         replay_id = uuid.uuid4().hex
         landing = Landing.of(tables, spec)
         checked = _check_again(tables, spec, key_types, rows, landing)
-        claims = _claims(tables, spec, checked, landing)
+        claims = _find_claims(tables, spec, checked, landing)
         left = Counter(one.reason for one in checked if one.message not in claims)
         if claims:
             _mark_claimed(tables, spec, claims, landing, replay_id)
@@ -104,15 +104,15 @@ def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> Outcome:
     return outcome
 
 
-def interrupted(tables: Tables, model: str) -> list[str]:
+def list_interrupted(tables: Tables, model: str) -> list[str]:
     """Return the ids of the model's replays that crashed between their commits."""
-    return sorted({row["replay"] for row in _marked(tables, model)})
+    return sorted({row["replay"] for row in _read_marked(tables, model)})
 
 
-def _marked(tables: Tables, model: str) -> list[Row]:
+def _read_marked(tables: Tables, model: str) -> list[Row]:
     """Return the rows with status `replaying`: a replay has marked them, but not finished."""
     columns = ("id", "status", "replay", "landing", "source", "position", "generation", "batch_id")
-    found = to_rows(rejected_of(tables, model, columns))
+    found = to_rows(read_rejected(tables, model, columns))
     return [row for row in found if row["status"] == REPLAYING]
 
 
@@ -120,13 +120,15 @@ def _check_again(
     tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: Sequence[Row], landing: Landing
 ) -> list[CheckedRow]:
     """Check rejected rows with the current spec, and check whether a replay may land them."""
-    chains = replayed_late_rows.lineages(tables, spec.name)
-    landed = [now_us() if row["quarantined_at"] is None else to_micros(row["quarantined_at"]) for row in rows]
-    found = recheck(spec, key_types, [row["payload"] for row in rows], np.array(landed, np.int64))
+    chains = replayed_late_rows.list_lineages(tables, spec.name)
+    landed = [
+        read_now_us() if row["quarantined_at"] is None else to_micros(row["quarantined_at"]) for row in rows
+    ]
+    found = recheck_payloads(spec, key_types, [row["payload"] for row in rows], np.array(landed, np.int64))
     checked = []
     for row, reason, lands in zip(rows, found.reasons, found.landings, strict=True):
-        place = rejected_place(row)
-        if _is_measurement(row) and not replayed_late_rows.refused_by_all(
+        place = find_place(row)
+        if _is_measurement(row) and not replayed_late_rows.is_refused_by_all(
             chains, row["generation"], row["batch_id"]
         ):
             reason = STALE
@@ -140,14 +142,14 @@ Claims = dict[str, tuple[str, str | None] | None]
 """Messages that a replay marks: message to the id of the landing row and the row to land; None: already landed."""
 
 
-def _claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
+def _find_claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
     claims: Claims = {}
     for one in checked:
         if one.reason is None:
             # Equal rows of an earlier release share an id; any accepted row of a message will do.
             claims.setdefault(one.message, (one.id, one.landing))
     places = {one.message: one.place for one in checked if one.place is not None}
-    return claims | dict.fromkeys(landed_among(tables, spec, landing, places))
+    return claims | dict.fromkeys(find_landed(tables, spec, landing, places))
 
 
 def _is_measurement(row: Row) -> bool:
@@ -158,33 +160,33 @@ def _is_measurement(row: Row) -> bool:
 def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Landing, replay_id: str) -> None:
     """Mark the held rows of the claimed messages as `replaying`, each with the row to land, in one commit."""
     lands: dict[str, str | None] = {}
-    for row in held_rows(rejected_of(tables, spec.name)):
+    for row in list_quarantined_rows(read_rejected(tables, spec.name)):
         message = landing.identity(row)
         if message in claims:
             chosen = claims[message]
             lands[row["id"]] = chosen[1] if chosen is not None and chosen[0] == row["id"] else None
-    columns = {"id": arrow.texts(list(lands)), "landing": arrow.texts(list(lands.values()))}
+    columns = {"id": arrow.build_texts(list(lands)), "landing": arrow.build_texts(list(lands.values()))}
     mark_replaying(tables, pa.Table.from_arrays(list(columns.values()), list(columns)), replay_id)
 
 
-def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Outcome:
+def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> ReplayOutcome:
     """Make the second and third commit of a replay."""
-    marked = [row for row in _marked(tables, spec.name) if row["replay"] == replay_id]
+    marked = [row for row in _read_marked(tables, spec.name) if row["replay"] == replay_id]
     lands = [row for row in marked if row["landing"] is not None]
     late = [row for row in lands if _is_measurement(row)]
-    others = _each_message_once(tables, spec, [row for row in lands if not _is_measurement(row)])
+    others = _select_distinct_messages(tables, spec, [row for row in lands if not _is_measurement(row)])
     _land(tables, spec, key_types, late, replay_id, copies=True)
     _land(tables, spec, key_types, others, replay_id, copies=False)
     if marked:
         mark_replayed(tables, replay_id)
-    return Outcome(len(late) + len(others), len(late), len(marked) - len(lands))
+    return ReplayOutcome(len(late) + len(others), len(late), len(marked) - len(lands))
 
 
-def _each_message_once(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
+def _select_distinct_messages(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
     """Keep one row of each message: an interrupted replay of an earlier release marked all rows."""
     landing = Landing.of(tables, spec)
-    messages = {landing.identity(row): row for row in rows if rejected_place(row) is not None}
-    return [*(row for row in rows if rejected_place(row) is None), *messages.values()]
+    messages = {landing.identity(row): row for row in rows if find_place(row) is not None}
+    return [*(row for row in rows if find_place(row) is None), *messages.values()]
 
 
 def _land(
@@ -198,38 +200,38 @@ def _land(
     times = np.array([one[spec.time] for one in parsed], np.int64)
     every = np.ones(count, bool)
     have = {
-        name.casefold(): _column([one.get(name) for one in parsed], key_types.get(name))
+        name.casefold(): _build_column([one.get(name) for one in parsed], key_types.get(name))
         for name in spec.columns
     }
-    have[spec.time.casefold()] = arrow.times(times, every)
-    have[LANDED_AT] = arrow.times(np.full(count, now_us()), every)
+    have[spec.time.casefold()] = arrow.build_times(times, every)
+    have[LANDED_AT] = arrow.build_times(np.full(count, read_now_us()), every)
     if copies:
-        replayed_late_rows.announce(tables, replay_id, spec.name, count)
-        have[ORIGIN] = arrow.texts(
-            [replayed_late_rows.origin(replay_id, row["generation"], row["batch_id"]) for row in rows]
+        replayed_late_rows.record_replay(tables, replay_id, spec.name, count)
+        have[ORIGIN] = arrow.build_texts(
+            [replayed_late_rows.format_origin(replay_id, row["generation"], row["batch_id"]) for row in rows]
         )
     else:
-        have[ORIGIN] = arrow.repeated(f"quarantine:{replay_id}", count)
-        places = [rejected_place(row) for row in rows]
-        have[TOPIC] = arrow.texts([None if one is None else one.topic for one in places])
-        have[TOPIC_ID] = arrow.texts([None if one is None else one.topic_id for one in places])
-        have[PARTITION] = _column([None if one is None else one.partition for one in places], "bigint")
-        have[OFFSET] = _column([None if one is None else one.offset for one in places], "bigint")
+        have[ORIGIN] = arrow.repeat_text(f"quarantine:{replay_id}", count)
+        places = [find_place(row) for row in rows]
+        have[TOPIC] = arrow.build_texts([None if one is None else one.topic for one in places])
+        have[TOPIC_ID] = arrow.build_texts([None if one is None else one.topic_id for one in places])
+        have[PARTITION] = _build_column([None if one is None else one.partition for one in places], "bigint")
+        have[OFFSET] = _build_column([None if one is None else one.offset for one in places], "bigint")
     table = FileTable(tables, need_measurements(tables, spec.name))
     of_topic = spec.source_kind == "kafka" or OFFSET in table.columns().names
-    schema = accepted_schema(table, spec, messages=of_topic and not copies)
+    schema = build_accepted_schema(table, spec, messages=of_topic and not copies)
     # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
     first, last = (None, None) if copies else (int(times.min()), int(times.max()))
     detail = {"replay": replay_id, "late": copies, "rows": count, "min_time": first, "max_time": last}
     transaction = f"replay-{replay_id}{'-late' if copies else ''}", 1
-    append_rows(table, typed_rows(schema, have), transaction, json.dumps(detail))
+    append_rows(table, build_rows(schema, have), transaction, json.dumps(detail))
 
 
-def _column(values: list[Any], kind: str | None) -> pa.Array:
+def _build_column(values: list[Any], kind: str | None) -> pa.Array:
     """Return values as an Arrow array: of a key or id column in the type `kind`, or as numbers for None."""
     if kind == "string":
-        return arrow.texts([value if value is None else str(value) for value in values])
+        return arrow.build_texts([value if value is None else str(value) for value in values])
     known = np.array([value is not None for value in values], bool)
     if kind == "bigint":
-        return arrow.integers(np.array([value or 0 for value in values], np.int64), known)
-    return arrow.numbers(np.array([np.nan if value is None else value for value in values], float))
+        return arrow.build_integers(np.array([value or 0 for value in values], np.int64), known)
+    return arrow.build_numbers(np.array([np.nan if value is None else value for value in values], float))

@@ -102,22 +102,24 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
     rows = [records[place].fields for place in plain] or [one.fields for one in records]
     widths = Counter(map(len, rows[-max(len(rows) // 2, 3) :]))
     width = max(widths, key=lambda one: (widths[one], one))
-    columns = _value_columns([row for row in rows[-max(len(rows) * 2 // 5, 1) :] if len(row) == width], width)
+    columns = _find_value_columns(
+        [row for row in rows[-max(len(rows) * 2 // 5, 1) :] if len(row) == width], width
+    )
     are_rows = [_is_row(records[place].fields, columns, width) for place in plain]
     # A number among titles, such as a device number, is not followed by a row.
     first = next(
         (place for i, place in enumerate(plain) if are_rows[i] and all(are_rows[i + 1 : i + 2])),
         None,
     )
-    if first is not None and (block := _texts_above(records, first, width, plain)):
+    if first is not None and (block := _find_texts_above(records, first, width, plain)):
         header = max(
-            block, key=lambda place: (_likeness(records[place].fields), -place if width > 2 else place)
+            block, key=lambda place: (_score_likeness(records[place].fields), -place if width > 2 else place)
         )
-        return HeaderPlace(header, first, width, units_below(records[: first + 1], header))
+        return HeaderPlace(header, first, width, count_units_below(records[: first + 1], header))
     begin = plain[0] if plain else 0
     if (
         first is not None
-        and _names_times(records[first].fields)
+        and _has_time_names(records[first].fields)
         and not has_no_header([one.fields for one in records[first:]])
     ):
         return HeaderPlace(first, first + 1, width)
@@ -126,14 +128,16 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
     return HeaderPlace(begin, begin + 1, width)
 
 
-def _names_times(fields: Sequence[str]) -> bool:
+def _has_time_names(fields: Sequence[str]) -> bool:
     """Tell if a record has a text and then distinct years or dates, which are column names."""
     times = [text for text in fields if _YEAR_OR_DATE.fullmatch(text)]
     texts = [text for text in fields if text and NUMBER_OR_TIME.fullmatch(text) is None]
     return len(texts) > 0 and len(times) >= 3 and len(set(times)) == len(times)
 
 
-def _texts_above(records: Sequence[FileRecord], first: int, width: int, plain: Sequence[int]) -> list[int]:
+def _find_texts_above(
+    records: Sequence[FileRecord], first: int, width: int, plain: Sequence[int]
+) -> list[int]:
     """Return the indices of records above the first row that may be a header or units.
 
     A comment counts only if it stands directly above the first row and no other record qualifies.
@@ -150,11 +154,11 @@ def _texts_above(records: Sequence[FileRecord], first: int, width: int, plain: S
     return found
 
 
-def units_below(records: Sequence[FileRecord], header: int) -> int:
+def count_units_below(records: Sequence[FileRecord], header: int) -> int:
     """Return how many rows of units stand below a header."""
     rows = [one.fields for one in records[header + 1 :]]
     count = 0
-    while count < len(rows) - 1 and looks_like_units(rows[count]) and not _may_name_series(rows[count:]):
+    while count < len(rows) - 1 and is_units_row(rows[count]) and not _may_name_series(rows[count:]):
         count += 1
     return count
 
@@ -167,13 +171,13 @@ def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
     units = [text.strip() for text in rows[0] if _is_unit(text) and text.strip().casefold() not in _ABSENT]
     if len(rows[0]) > 2 and all(len(text) == 1 and text.isalpha() for text in units) and len(units) < 2:
         return True
-    others = [row for row in rows[1:] if not looks_like_units(row)]
+    others = [row for row in rows[1:] if not is_units_row(row)]
     return any(
         text and row[place : place + 1] == [text] for row in others for place, text in enumerate(rows[0])
     )
 
 
-def looks_like_units(fields: Sequence[str]) -> bool:
+def is_units_row(fields: Sequence[str]) -> bool:
     """Tell if most fields of a row are units, kinds or date formats, and no field is a number."""
     filled = [text.strip() for text in fields if text.strip()]
     if not filled or any(NUMBER_OR_TIME.fullmatch(text) for text in filled):
@@ -197,7 +201,7 @@ def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
     return all(any(row[place : place + 1] == [rows[0][place]] for row in rows[1:]) for place in texts)
 
 
-def _value_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _find_value_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the indices of fields that hold numbers or times in most rows."""
     found = []
     for place in range(width):
@@ -217,10 +221,10 @@ def _is_row(fields: Sequence[str], columns: Sequence[int], width: int) -> bool:
     return values > 0 and values >= 0.5 * len(cells)
 
 
-def _likeness(fields: Sequence[str]) -> int:
+def _score_likeness(fields: Sequence[str]) -> int:
     """Return a score of how much a record of texts looks like a header."""
     filled = [text.strip() for text in fields if text.strip()]
-    unlike = looks_like_units(fields) or fields[0] == "TOA5" or fields[0].endswith(":") or ": " in fields[0]
+    unlike = is_units_row(fields) or fields[0] == "TOA5" or fields[0].endswith(":") or ": " in fields[0]
     named = any(_TIME_NAME.search(text) for text in filled)
     whole = len(set(filled)) == len(filled) >= len(fields) - 1
     return named + 2 * whole - 4 * unlike

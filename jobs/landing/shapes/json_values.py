@@ -52,11 +52,13 @@ def spans_lines(beginning: bytes) -> bool:
     return (
         not rest.strip()
         and len(beginning) < BEGINNING
-        and (any(isinstance(one, dict | list) for one in value.values()) or rows_of_names(value) is not None)
+        and (
+            any(isinstance(one, dict | list) for one in value.values()) or find_named_rows(value) is not None
+        )
     )
 
 
-def row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Iterator[str]:
+def read_row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Iterator[str]:
     """Yield the rows of a file for which `spans_lines` is true, each as the text of a JSON value.
 
     Args:
@@ -78,21 +80,21 @@ def row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Itera
         if not all(isinstance(name, str) for name in found):
             raise UserError(f"{path}: its rows are arrays without names; write one object on each line")
         while second is not None:
-            yield json.dumps(_named(found, json.loads(second)), ensure_ascii=False)
+            yield json.dumps(_name_cells(found, json.loads(second)), ensure_ascii=False)
             second = values.following()
         return
     if second is None and not values.is_array and isinstance(found, dict):
-        rows = rows_within(found, columns)
+        rows = find_rows(found, columns)
         for row in [found] if rows is None else rows:
-            yield from _without_samples(json.dumps(row, ensure_ascii=False))
+            yield from _split_samples(json.dumps(row, ensure_ascii=False))
         return
-    yield from _without_samples(first)
+    yield from _split_samples(first)
     while second is not None:
-        yield from _without_samples(second)
+        yield from _split_samples(second)
         second = values.following()
 
 
-def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
+def find_rows(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
     """Return the rows inside an envelope; None if the object is a row itself, or its rows cannot be found.
 
     The rows are one of: the only array of objects; arrays below an array of column names; an object of arrays of equal
@@ -100,27 +102,27 @@ def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[A
     """
     if columns and not any(isinstance(envelope.get(name, []), dict | list) for name in columns):
         return None
-    objects = list(_objects(envelope))
+    objects = list(_walk_objects(envelope))
     for one in objects:
         names = next((one[name] for name in _NAMES if _is_names(one.get(name))), None)
         cells = next((one[name] for name in _CELLS if _is_table(one.get(name))), None)
         if names and cells:
-            return [_named(names, row) for row in cells]
+            return [_name_cells(names, row) for row in cells]
     found = [value for one in objects for value in one.values() if _is_rows(value)]
     if len(found) == 1:
-        within = rows_within(found[0][0]) if len(found[0]) == 1 and not _has_scalars(found[0][0]) else None
+        within = find_rows(found[0][0]) if len(found[0]) == 1 and not _has_scalars(found[0][0]) else None
         return found[0] if within is None else within
-    tables = [table for one in objects if (table := _parallel(one))]
+    tables = [table for one in objects if (table := _find_parallel(one))]
     if not found and len(tables) == 1:
         names = list(tables[0])
         return [dict(zip(names, row, strict=True)) for row in zip(*tables[0].values(), strict=True)]
     if found or tables:
         return None
     timed = [one for one in objects if any(map(_TIME.fullmatch, one))]
-    return rows_of_names(envelope) or (rows_of_names(timed[0]) if len(timed) == 1 else None)
+    return find_named_rows(envelope) or (find_named_rows(timed[0]) if len(timed) == 1 else None)
 
 
-def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+def find_named_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the rows of an object whose member names are times or row numbers; None for any other object.
 
     Forms: {time: value, ...}; {time: {column: value, ...}, ...}; {column: {time: value, ...}, ...}. pandas writes the
@@ -128,7 +130,7 @@ def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     """
     members = list(value.values())
     if value and all(isinstance(one, dict) for one in members):
-        rows = value if _are_keys(value) else _turned(value)
+        rows = value if _are_keys(value) else _transpose_columns(value)
         if rows is None or any(_is_nested(cell) for row in rows.values() for cell in row.values()):
             return None
         return [{**({"time": key} if _TIME.fullmatch(key) else {}), **row} for key, row in rows.items()]
@@ -138,7 +140,7 @@ def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None
 
 
-def _turned(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+def _transpose_columns(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
     """Transpose columns into rows; None if their keys differ, or are neither times nor row numbers."""
     keys = next(iter(columns.values())).keys()
     if not _are_keys(keys) or any(one.keys() != keys for one in columns.values()):
@@ -157,7 +159,7 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, dict | list)
 
 
-def _without_samples(text: str) -> Iterator[str]:
+def _split_samples(text: str) -> Iterator[str]:
     """Yield a row for each sample of a Prometheus or Graphite series; any other row unchanged.
 
     A series has one array of pairs: (time, value), or (value, time) where the array is named `datapoints`.
@@ -177,7 +179,7 @@ def _are_pairs(value: Any) -> bool:
     return _is_table(value) and all(len(one) == 2 and not any(map(_is_nested, one)) for one in value)
 
 
-def described(value: dict[str, Any]) -> str:
+def describe_members(value: dict[str, Any]) -> str:
     """Describe the members of an object without rows, for an error message."""
     words = []
     for name, member in list(value.items())[:8]:
@@ -217,9 +219,9 @@ class _Values:
         elif self.is_array and not self.is_first:
             raise ValueError("a comma is missing between two values")
         self.is_first = False
-        return self._value()
+        return self._parse_value()
 
-    def _value(self) -> str:
+    def _parse_value(self) -> str:
         size = BLOCK
         while True:
             try:
@@ -235,7 +237,7 @@ class _Values:
                     f"{self.path}: has a value of more than {LONGEST_VALUE:,} characters, which is read at once; write "
                     "one object on each line"
                 )
-            self._more(size)
+            self._read_more(size)
             size *= 2
 
     def _mark(self) -> str:
@@ -244,22 +246,22 @@ class _Values:
             self.place = _BLANK.match(self.text, self.place).end()  # type: ignore[union-attr]
             if self.place < len(self.text) or self.ended:
                 return self.text[self.place : self.place + 1]
-            self._more(BLOCK)
+            self._read_more(BLOCK)
 
-    def _more(self, size: int) -> None:
+    def _read_more(self, size: int) -> None:
         block = self.file.read(size)
         self.ended = not block
         self.text = self.text[self.place :] + self.decoder.decode(block, self.ended)
         self.place = 0
 
 
-def _objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, Any]]:
+def _walk_objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, Any]]:
     yield value
     for member in value.values() if depth else ():
         if isinstance(member, dict):
-            yield from _objects(member, depth - 1)
+            yield from _walk_objects(member, depth - 1)
         elif isinstance(member, list) and len(member) == 1 and isinstance(member[0], dict):
-            yield from _objects(member[0], depth - 1)
+            yield from _walk_objects(member[0], depth - 1)
 
 
 def _is_rows(value: Any) -> bool:
@@ -278,14 +280,14 @@ def _has_scalars(value: dict[str, Any]) -> bool:
     return sum(not isinstance(one, dict | list) for one in value.values()) > 1
 
 
-def _parallel(value: dict[str, Any]) -> dict[str, list[Any]] | None:
+def _find_parallel(value: dict[str, Any]) -> dict[str, list[Any]] | None:
     """Return the members that are arrays of equal length; None if there are fewer than two."""
     arrays = {name: one for name, one in value.items() if isinstance(one, list) and one}
     flat = all(not isinstance(cell, dict | list) for one in arrays.values() for cell in one)
     return arrays if len(arrays) > 1 and flat and len({len(one) for one in arrays.values()}) == 1 else None
 
 
-def _named(names: list[str], row: list[Any]) -> dict[str, Any]:
+def _name_cells(names: list[str], row: list[Any]) -> dict[str, Any]:
     """Return a row's cells by column name."""
     if not isinstance(row, list) or len(row) != len(names):
         raise ValueError(f"a row is no array of {len(names):,} values, as many as there are columns")

@@ -9,7 +9,7 @@ from typing import Any
 _BLOCK = 1 << 20
 
 
-def recoded(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
+def recode_stream(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
     """Return a forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
 
     Args:

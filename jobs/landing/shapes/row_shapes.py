@@ -18,7 +18,7 @@ _QUOTE_IT = (
 )
 
 
-def shape_cause(row: Mapping[str, Any]) -> str:
+def explain_shape(row: Mapping[str, Any]) -> str:
     """Return the likely cause why a rejected row has another number of fields than the header, and the remedy.
 
     row: members of the row's payload.
@@ -30,7 +30,7 @@ def shape_cause(row: Mapping[str, Any]) -> str:
     if said is None:
         return _QUOTE_IT
     count, wanted = int(said[1]), int(said[2])
-    separator, fields = _fields_of(line, count)
+    separator, fields = _split_fields(line, count)
     differ = f"it has {count:,} fields" if count != 1 else "it has 1 field"
     differ += f", the header {wanted:,}: "
     if count == 1:
@@ -58,7 +58,7 @@ def shape_cause(row: Mapping[str, Any]) -> str:
     return differ + _QUOTE_IT
 
 
-def _fields_of(line: str, count: int) -> tuple[str, list[str]]:
+def _split_fields(line: str, count: int) -> tuple[str, list[str]]:
     """Return the separator that splits a line into `count` fields, and the fields."""
     for separator in (*SEPARATORS, BLANK):
         try:

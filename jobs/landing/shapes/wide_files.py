@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, RawRows
 from jobs.specs.files import Files, Wide
 from jobs.state.encoding import arrow
 
@@ -52,7 +52,7 @@ class WideColumns(NamedTuple):
         return f"{year[1]}-01-01" if year is not None else hour[1] if hour is not None else name
 
 
-def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
+def find_wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
     """Return the columns that become rows by the spec's setting for files; None without such a setting.
 
     columns: columns of the long rows.
@@ -64,13 +64,13 @@ def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
     return WideColumns(wide.names, wide.measurement, kept, tuple(wide.columns), wide.time is not None)
 
 
-def wide_words(wide: Wide) -> str:
+def describe_wide(wide: Wide) -> str:
     """Describe in words how a row of a wide file is turned into long rows."""
     of = "time" if wide.key is None else "series"
     return f"a column for each {of}, each filled cell a row ({wide.names}: its column, {wide.measurement}: its value)"
 
 
-def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
+def build_long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
     """Return the schema of the long rows of a wide file.
 
     Raises:
@@ -94,7 +94,7 @@ def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
     return pa.schema([*kept, pa.field(wide.names, pa.string()), pa.field(wide.values, kind)])
 
 
-def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) -> Source:
+def build_long_rows(source: RawRows, wide: WideColumns, columns: Sequence[str] | None) -> RawRows:
     """Return a long row for each filled cell of the columns that become rows, ordered by row, then by column.
 
     A row that is misshapen or not UTF-8 stays one row. An empty cell makes no row.
@@ -113,13 +113,13 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
     wanted = np.where(np.repeat(broken, count), first, filled)
     place = np.flatnonzero(wanted)
     row, column = place // count, place % count
-    names = arrow.texts([wide.label(name) for name in series]).take(arrow.integers(column))
+    names = arrow.build_texts([wide.label(name) for name in series]).take(arrow.build_integers(column))
     kept = {*wide.kept, CORRUPT, FIELDS, BYTES} if columns is None else {*columns}
     found = {
-        name: values.take(arrow.integers(row))
+        name: values.take(arrow.build_integers(row))
         for name, values in source.columns.items()
         if name in kept and name not in series
     }
-    found |= {wide.names: names, wide.values: cells.take(arrow.integers(order[place]))}
+    found |= {wide.names: names, wide.values: cells.take(arrow.build_integers(order[place]))}
     problems = None if source.problems is None else source.problems[row]
     return source._replace(columns=found, rows=len(place), problems=problems)

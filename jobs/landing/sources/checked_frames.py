@@ -10,13 +10,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
-from jobs.core.input_files import know_inputs, known_inputs
-from jobs.landing.checking import check_rows, refuse_types, typed_columns
-from jobs.landing.raw_rows import Source
-from jobs.landing.reading import reader_of
-from jobs.landing.values.spec_columns import spec_schema
+from jobs.core.input_files import get_known_inputs, know_inputs
+from jobs.landing.checking import build_columns_ddl, check_rows, refuse_types
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.reading import select_reader
+from jobs.landing.values.spec_columns import build_spec_schema
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.problems import closest
+from jobs.specs.problems import suggest_word
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -28,7 +28,7 @@ MOST_TASKS = 1_024
 _BEGAN = "_began"
 
 
-def checked_files(
+def read_checked_files(
     spark: SparkSession, spec: ModelSpec, files: Sequence[str], key_types: KeyTypes
 ) -> DataFrame:
     """Return the rows of files: `_reason` and `_payload`, null where a row is accepted, and the spec's columns.
@@ -36,22 +36,22 @@ def checked_files(
     Raises:
         UserError: a file cannot be read; raised also when the frame is computed.
     """
-    pieces = [(path, part) for path in files for part in reader_of(spec, path).pieces()]
-    inputs = known_inputs()
+    pieces = [(path, part) for path in files for part in select_reader(spec, path).pieces()]
+    inputs = get_known_inputs()
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         know_inputs(inputs)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 path, part = pieces[number]
-                yield from reader_of(spec, path).read(part, key_types)
+                yield from select_reader(spec, path).read(part, key_types)
 
     tasks = min(max(len(pieces), 1), MOST_TASKS)
-    return spark.range(0, len(pieces), 1, tasks).mapInArrow(check, _ddl(spec, key_types))
+    return spark.range(0, len(pieces), 1, tasks).mapInArrow(check, _build_ddl(spec, key_types))
 
 
-def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: str) -> DataFrame:
-    """Return the rows of a table as `checked_files` does.
+def read_checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: str) -> DataFrame:
+    """Return the rows of a table as `read_checked_files` does.
 
     Args:
         rows: rows of the table.
@@ -59,24 +59,24 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
         key_types: types of the key and id columns.
         table: name of the table, for errors.
     """
-    names = spec.file_names(spec.columns)
+    names = spec.list_file_columns(spec.columns)
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = dict(zip(names, batch.columns[:-1], strict=True))
             began = arrow.to_numpy(batch.column(_BEGAN).cast(pa.int64()))
-            source = Source(columns, batch.num_rows, landed=began)
+            source = RawRows(columns, batch.num_rows, landed=began)
             yield check_rows(spec, source, key_types, table)
 
     # `mapInArrow` reads a dot in a name as access to a struct field.
-    numbered = [column.alias(f"c{place}") for place, column in enumerate(_columns(spec))]
+    numbered = [column.alias(f"c{place}") for place, column in enumerate(_select_columns(spec))]
     # The timestamp of a micro-batch stays the same when it is repeated.
     return rows.select(*numbered, F.current_timestamp().alias(_BEGAN)).mapInArrow(
-        check, _ddl(spec, key_types)
+        check, _build_ddl(spec, key_types)
     )
 
 
-def table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "") -> pa.Schema:
+def read_table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "") -> pa.Schema:
     """Return the types of the spec's columns in a table.
 
     Args:
@@ -88,20 +88,20 @@ def table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "")
     Raises:
         UserError: a column is missing, or its type cannot hold the values that the spec expects.
     """
-    for name in spec.file_names(spec.columns):
+    for name in spec.list_file_columns(spec.columns):
         if name not in rows.columns:
             others = [one for one in rows.columns if one not in spec.file_columns]
-            hint = closest(name, others) or f"columns are {', '.join(rows.columns[:20])}"
+            hint = suggest_word(name, others) or f"columns are {', '.join(rows.columns[:20])}"
             raise UserError(f"{table}: there is no column '{name}'; {hint}{remedy}")
-    schema = to_arrow_schema(rows.select(*_columns(spec)).schema, timezone="UTC")
+    schema = to_arrow_schema(rows.select(*_select_columns(spec)).schema, timezone="UTC")
     refuse_types(spec, schema, table)
-    return spec_schema(spec, schema)
+    return build_spec_schema(spec, schema)
 
 
-def _columns(spec: ModelSpec) -> list[Column]:
+def _select_columns(spec: ModelSpec) -> list[Column]:
     """Return a table's columns that the spec reads."""
-    return [F.col("`" + name.replace("`", "``") + "`") for name in spec.file_names(spec.columns)]
+    return [F.col("`" + name.replace("`", "``") + "`") for name in spec.list_file_columns(spec.columns)]
 
 
-def _ddl(spec: ModelSpec, key_types: KeyTypes) -> str:
-    return f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
+def _build_ddl(spec: ModelSpec, key_types: KeyTypes) -> str:
+    return f"{REASON} string, {PAYLOAD} string, {build_columns_ddl(spec, key_types)}"

@@ -26,19 +26,19 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.landing.landed_report import source_report
+from jobs.landing.landed_report import build_source_report
 from jobs.landing.target_table import LandingTables
 from jobs.landing.written_pieces import RowCounts, WrittenRows, write_rows
 from jobs.lineage.leases import stream_lock
-from jobs.spark.conf import interpreted_conf
-from jobs.spark.job_labels import batches_labelled
-from jobs.spark.queries import await_end, cause_of, with_trigger
+from jobs.spark.conf import build_interpreted_conf
+from jobs.spark.job_labels import label_batches
+from jobs.spark.queries import await_end, find_cause, set_trigger
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.part_files import attempt_name
-from jobs.storage.quarantine import refusal, too_many
+from jobs.storage.part_files import name_attempt
+from jobs.storage.quarantine import build_refusal, is_over_limit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,12 +83,12 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def placed(self, rows: DataFrame) -> DataFrame:
+    def add_origin(self, rows: DataFrame) -> DataFrame:
         """Return checked rows with the columns of their origin: `_origin`, `_source`, `_position`."""
 
-    def explained(self, error: PySparkException) -> str:
+    def explain_error(self, error: PySparkException) -> str:
         """Return why the query failed."""
-        return cause_of(error)
+        return find_cause(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return the landed position for the report, as words and as data."""
@@ -110,17 +110,17 @@ class SourceLanding:
         """Land a micro-batch. Idempotent."""
         spec, reader = self.spec, self.reader
         assert spec.source is not None
-        transaction = f"ingest-{spec.name}-{reader.checkpoint.query_id()}", batch_id
+        transaction = f"ingest-{spec.name}-{reader.checkpoint.read_query_id()}", batch_id
         reached, counts = reader.reached(batch_id), RowCounts()
         messages = spec.source.kind == "kafka"
         with LandingTables.of(self.warehouse, spec, messages) as tables:
-            written = _write(reader.placed(rows), tables)
+            written = _write(reader.add_origin(rows), tables)
             for one in written:
                 counts.add(one.counts)
             reader.check()
-            if too_many(spec.quarantine, counts.reasons, counts.rows):
+            if is_over_limit(spec.quarantine, counts.reasons, counts.rows):
                 where = f"micro-batch {batch_id} of {spec.source.title}"
-                raise refusal(spec.quarantine, counts.reasons, counts.rows, where)
+                raise build_refusal(spec.quarantine, counts.reasons, counts.rows, where)
             tables.commit(written, transaction, reached)
         self.batches += 1
         self.counts.add(counts)
@@ -134,7 +134,7 @@ def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        name = attempt_name(context.partitionId(), attempt, context.stageId(), context.taskAttemptId())
+        name = name_attempt(context.partitionId(), attempt, context.stageId(), context.taskAttemptId())
         written = write_rows(task._replace(name=name), batches)
         yield pa.RecordBatch.from_pydict({"written": [pickle.dumps(written)]})
 
@@ -157,17 +157,17 @@ def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) ->
     tries = 0
     while True:
         before, tries = landing.batches, tries + 1
-        writer = reader.rows().writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
+        writer = reader.rows().writeStream.queryName(name).foreachBatch(label_batches(landing, name))
         writer = writer.option("checkpointLocation", reader.checkpoint.path)
         try:
-            return await_end(with_trigger(writer, seconds).start(), stop)
+            return await_end(set_trigger(writer, seconds).start(), stop)
         except PySparkException as error:
             tries = tries if landing.batches == before else 0
             if tries < _TRIES and any(one in str(error) for one in reader.restarts):
                 continue
             assert spec.source is not None
             raise UserError(
-                f"landing {spec.source.title} failed: {reader.explained(error)}", RUN_FAILED
+                f"landing {spec.source.title} failed: {reader.explain_error(error)}", RUN_FAILED
             ) from error
 
 
@@ -189,7 +189,7 @@ def land(
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        spark = spark_session(settings, title, interpreted_conf(), kafka=spec.source.kind == "kafka")
+        spark = spark_session(settings, title, build_interpreted_conf(), kafka=spec.source.kind == "kafka")
         warehouse = Warehouse(spark, settings.warehouse)
         reader, note = opened(warehouse, spec, lossy)
         with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
@@ -199,4 +199,4 @@ def land(
             run(landing, seconds, stop)
         upto, place = reader.place()
     place |= {"batches": landing.batches}
-    return source_report(warehouse, spec, landing.counts, began, (note, upto, place), reader.unit)
+    return build_source_report(warehouse, spec, landing.counts, began, (note, upto, place), reader.unit)

@@ -21,9 +21,9 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.core.times import TimeParser, duration_us
+from jobs.core.times import TimeParser, parse_duration_us
 from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.landed_report import source_report
+from jobs.landing.landed_report import build_source_report
 from jobs.landing.target_table import LandingTables, prepare
 from jobs.landing.written_pieces import ORIGIN, RowCounts, write_rows
 from jobs.lineage.leases import stream_lock
@@ -45,7 +45,7 @@ class Made(NamedTuple):
     since: float
 
 
-def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table:
+def make_up_rows(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table:
     """Return rows `first` to `stop` (excluded) with the spec's columns.
 
     Each measurement is a wave of its key with standard normal noise, rounded to values that the filter accepts. A
@@ -63,25 +63,29 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
     for place, name in enumerate(spec.key):  # only the first key column differs between keys
         value = key if place == 0 else np.zeros_like(key)
         texts = [f"{name}-{one}" for one in value.tolist()]
-        columns[name] = arrow.integers(value) if types[name] == "bigint" else arrow.texts(texts)
-    columns[spec.time] = arrow.times(begin + turn * duration_us(rate.every), np.ones(len(turn), bool))
-    noise, chance = _noise(rate.seed, number, len(spec.measurement))
+        columns[name] = arrow.build_integers(value) if types[name] == "bigint" else arrow.build_texts(texts)
+    columns[spec.time] = arrow.build_times(
+        begin + turn * parse_duration_us(rate.every), np.ones(len(turn), bool)
+    )
+    noise, chance = _draw_noise(rate.seed, number, len(spec.measurement))
     for place, name in enumerate(spec.measurement):
         wave = 10.0 + 3.0 * np.sin(2.0 * np.pi * (turn / WAVE_ROWS + key / keys) + place) + noise[place]
-        values = _of_kind(spec, place, wave)
-        columns[name] = arrow.numbers(np.where(chance[place] < rate.missing, np.nan, values))
+        values = _round_to_kind(spec, place, wave)
+        columns[name] = arrow.build_numbers(np.where(chance[place] < rate.missing, np.nan, values))
     for place, name in enumerate(spec.control):
-        columns[name] = arrow.numbers(np.sin(2.0 * np.pi * turn / WAVE_ROWS + place))
+        columns[name] = arrow.build_numbers(np.sin(2.0 * np.pi * turn / WAVE_ROWS + place))
     for name in spec.id_columns:
         columns[name] = (
-            arrow.integers(number)
+            arrow.build_integers(number)
             if types[name] == "bigint"
-            else arrow.texts(list(map(str, number.tolist())))
+            else arrow.build_texts(list(map(str, number.tolist())))
         )
     return pa.table({name: columns[name] for name in spec.columns})
 
 
-def _noise(seed: int, number: NDArray[np.int64], m: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _draw_noise(
+    seed: int, number: NDArray[np.int64], m: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return standard normal and uniform numbers (m, N) that depend only on the seed and each row's number."""
     normal, uniform = np.empty((m, len(number))), np.empty((m, len(number)))
     for place in range(m):
@@ -93,7 +97,7 @@ def _noise(seed: int, number: NDArray[np.int64], m: int) -> tuple[NDArray[np.flo
     return normal, uniform
 
 
-def _of_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round_to_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round values to those that the filter accepts: counts, zeros and ones, or codes for such mixtures."""
     if spec.filter == "poisson_mixture":
         return np.maximum(np.rint(wave), 0.0)
@@ -118,7 +122,7 @@ def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> 
         types = prepare(tables, spec, dict.fromkeys(spec.naming_columns, "string"))
         with Progress(title, None, quiet=settings.quiet) as progress:
             counts = _land(tables, spec, types, stop, seconds, progress)
-    return source_report(tables, spec, counts, began)
+    return build_source_report(tables, spec, counts, began)
 
 
 def _land(
@@ -131,7 +135,7 @@ def _land(
 ) -> RowCounts:
     assert spec.source is not None
     rate, counts = spec.source.rate, RowCounts()
-    made = landed(tables, spec) or Made(0, time.time())
+    made = find_progress(tables, spec) or Made(0, time.time())
     while True:
         due = rate.first_rows + int(max(0.0, time.time() - made.since) * rate.rows_per_second)
         while made.rows < due and not stop.is_set():
@@ -143,11 +147,11 @@ def _land(
             return counts
 
 
-def landed(warehouse: Tables, spec: ModelSpec) -> Made | None:
+def find_progress(warehouse: Tables, spec: ModelSpec) -> Made | None:
     """Return the progress of a spec's made-up rows; None before the first landing."""
     assert spec.source is not None
     seed = spec.source.rate.seed
-    known = (one.detail.get("made_up") for one in warehouse.log_entries(measurements(spec.name)))
+    known = (one.detail.get("made_up") for one in warehouse.read_log_entries(measurements(spec.name)))
     found = next((one for one in known if one is not None and one["seed"] == seed), None)
     return None if found is None else Made(found["rows"], found["since"])
 
@@ -155,9 +159,9 @@ def landed(warehouse: Tables, spec: ModelSpec) -> Made | None:
 def _append(tables: Tables, spec: ModelSpec, types: KeyTypes, made: Made, upto: int) -> RowCounts:
     assert spec.source is not None
     seed = spec.source.rate.seed
-    rows = made_up(spec, made.rows, upto, types)
+    rows = make_up_rows(spec, made.rows, upto, types)
     rows = rows.append_column(REASON, pa.nulls(rows.num_rows, pa.string()))
-    rows = rows.append_column(ORIGIN, arrow.repeated(f"rate:{seed}", rows.num_rows))
+    rows = rows.append_column(ORIGIN, arrow.repeat_text(f"rate:{seed}", rows.num_rows))
     with LandingTables.of(tables, spec) as attempt:
         written = write_rows(attempt.task(), rows.to_batches())
         place = {"made_up": {"seed": seed, "rows": upto, "since": made.since}}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.landing.sources.checked_frames import checked_table, table_schema
+from jobs.landing.sources.checked_frames import read_checked_table, read_table_schema
 from jobs.landing.sources.landing import Reader
 from jobs.landing.sources.table_start import (
     NOTHING,
@@ -21,12 +21,12 @@ from jobs.landing.sources.table_start import (
     open_table,
     refuse_other,
     start_of,
-    way_out,
+    suggest_table_restart,
 )
 from jobs.landing.target_table import prepare
-from jobs.landing.values.keys import key_types_of
+from jobs.landing.values.keys import derive_key_types
 from jobs.landing.written_pieces import ORIGIN, SOURCE
-from jobs.spark.queries import cause_of
+from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -85,13 +85,13 @@ class TableReader(Reader):
 
     def is_empty(self) -> bool:
         """Tell if the version after the position does not exist yet: a new query begins at that version."""
-        begins = self._start.after != NOTHING and self.checkpoint.last_planned() is None
+        begins = self._start.after != NOTHING and self.checkpoint.find_last_planned() is None
         return begins and self._table.home.latest_version(self._table.name) <= self._start.after
 
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream of checked rows."""
         spec, types, path = self._spec, self._types, self._table.path
-        _schema(spec, self._table)  # columns may have changed since the last query
+        _read_schema(spec, self._table)  # columns may have changed since the last query
         session = self._table.home.spark
         for name in _ANY_CHANGE:
             session.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
@@ -99,11 +99,11 @@ class TableReader(Reader):
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
         rows = reader.load(self._table.home.path(self._table.name))
-        return checked_table(rows, spec, types, path)
+        return read_checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch."""
-        version = self.checkpoint.touches(batch)
+        version = self.checkpoint.find_touched_version(batch)
         if version > self._start.version:
             self._start = self._start._replace(version=version, commit=self._table.commit(version))
         return self._start.detail(self._table.path)
@@ -113,19 +113,19 @@ class TableReader(Reader):
         table = self._table
         refuse_other(self._spec, table._replace(id=table.home.table_id(table.name)), self._start)
 
-    def placed(self, rows: DataFrame) -> DataFrame:
+    def add_origin(self, rows: DataFrame) -> DataFrame:
         """Return rows with the table's name as origin and the micro-batch's position as position."""
         start, source = self._start, F.lit(f"delta:{self._table.path}")
         place = {"table": self._table.path, "table_id": start.table_id, "version": start.version}
         return rows.withColumns({ORIGIN: source, SOURCE: source, POSITION: F.lit(json.dumps(place))})
 
-    def explained(self, error: PySparkException) -> str:
+    def explain_error(self, error: PySparkException) -> str:
         """Explain a Delta error in words, if it is a known error."""
         text = str(error)
         for names, meaning in _FAILURES:
             if any(name in text for name in names):
-                return f"{meaning}. {way_out(self._spec)}"
-        return cause_of(error)
+                return f"{meaning}. {suggest_table_restart(self._spec)}"
+        return find_cause(error)
 
 
 def open_table_reader(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
@@ -136,12 +136,12 @@ def open_table_reader(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tup
             landed position.
     """
     table = open_table(warehouse, spec)
-    types = prepare(warehouse, spec, key_types_of(spec.naming_columns, _schema(spec, table)))
+    types = prepare(warehouse, spec, derive_key_types(spec.naming_columns, _read_schema(spec, table)))
     note = accept_loss(warehouse, spec, table) if lossy else None
     return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
 
 
-def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
+def _read_schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
     """Return the types of the spec's columns in the table.
 
     Raises:
@@ -151,4 +151,4 @@ def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
         f". If it was renamed, rename it back, or give the spec of {spec.name} a new version with the new name; "
         "nothing has landed meanwhile"
     )
-    return table_schema(spec, table.home.read(table.name), f"table {table.path}", remedy)
+    return read_table_schema(spec, table.home.read(table.name), f"table {table.path}", remedy)

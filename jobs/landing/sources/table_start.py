@@ -11,13 +11,13 @@ import json
 from typing import Any, NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import plural
+from jobs.core.report import format_count
 from jobs.landing.target_table import record_start
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import commit_id
 from jobs.storage.tables import measurements
-from jobs.storage.warehouse import home_of
+from jobs.storage.warehouse import find_home
 
 NOTHING = -1
 """Version before any landing: the table's present rows come first."""
@@ -61,7 +61,7 @@ def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
     """
     assert spec.source is not None
     path = spec.source.table
-    home, name = home_of(warehouse, path)
+    home, name = find_home(warehouse, path)
     if not home.exists(name):
         raise UserError(
             f"{path}: there is no such Delta table in {home.root}, and {spec.name} lands its rows"
@@ -77,14 +77,16 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableSt
     Raises:
         UserError: the table does not continue at the landed position.
     """
-    found = _newest(warehouse, spec, table)
+    found = _find_newest(warehouse, spec, table)
     if found is None:
-        return _record(warehouse, spec, table, _first(spec, table), _checkpoint(spec, table))
+        return _record(
+            warehouse, spec, table, _find_first_version(spec, table), _name_checkpoint(spec, table)
+        )
     refuse_other(spec, table, found)
     following = found.version + 1
     if found.version != NOTHING and found.version < table.home.latest_version(table.name):
         if table.commit(following) is None:
-            raise _refused(
+            raise _build_refusal(
                 spec,
                 table,
                 f"has landed up to version {found.version}, and its log no longer has version {following}",
@@ -99,18 +101,18 @@ def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
         UserError: the table was recreated, or restored from a backup.
     """
     if known.table_id != table.id:
-        raise _refused(
+        raise _build_refusal(
             spec, table, f"was deleted and made anew (its id is {table.id} now, and was {known.table_id})"
         )
     if known.version == NOTHING:
         return
     latest = table.home.latest_version(table.name)
     if latest < known.version:
-        raise _refused(
+        raise _build_refusal(
             spec, table, f"ends at version {latest}, and version {known.version} has landed: it was put back"
         )
     if known.commit is not None and table.commit(known.version) not in (None, known.commit):
-        raise _refused(
+        raise _build_refusal(
             spec, table, f"was put back from a backup: version {known.version} is another commit than landed"
         )
 
@@ -121,23 +123,23 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
     Returns:
         A sentence on the skipped rows; None before the first landing.
     """
-    found = _newest(warehouse, spec, table)
+    found = _find_newest(warehouse, spec, table)
     if found is None:
         return None
     number = warehouse.latest_version(measurements(spec.name)) + 1
     anew = found.table_id != table.id
-    begin = _first(spec, table) if anew else table.home.latest_version(table.name)
-    _record(warehouse, spec, table, begin, f"{_checkpoint(spec, table)}-{number}")
+    begin = _find_first_version(spec, table) if anew else table.home.latest_version(table.name)
+    _record(warehouse, spec, table, begin, f"{_name_checkpoint(spec, table)}-{number}")
     if not anew:
-        return f"table {table.path} lands after version {begin}; {_left_out(table, found.version, begin)}"
+        return f"table {table.path} lands after version {begin}; {_describe_skipped(table, found.version, begin)}"
     lost = "what the former one had left is lost"
     if begin == NOTHING:
         return f"table {table.path} was made anew: it lands from its first row; {lost}"
-    left = plural(table.home.row_count(table.name), "row")
+    left = format_count(table.home.row_count(table.name), "row")
     return f"table {table.path} was made anew: it lands after its version {begin}; {lost}, and {left} of this one"
 
 
-def _left_out(table: UserTable, landed: int, begin: int) -> str:
+def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
     """Return the sentence on the skipped rows: those of versions after `landed`, up to `begin`."""
     rows, changed, unknown = 0, [], []
     log = table.home.files(f"{table.name}/_delta_log")
@@ -154,17 +156,17 @@ def _left_out(table: UserTable, landed: int, begin: int) -> str:
             unknown.append(version)
         else:
             rows += sum(counts)
-    said = [f"{plural(rows, 'row')} that had not landed {'is' if rows == 1 else 'are'} left out"]
+    said = [f"{format_count(rows, 'row')} that had not landed {'is' if rows == 1 else 'are'} left out"]
     if changed:
-        said.append(f"what {_versions(changed)} changed or removed is not taken over")
+        said.append(f"what {_format_versions(changed)} changed or removed is not taken over")
     if unknown:
         said.append(
-            f"how many rows {_versions(unknown)} had is not known, as the log does not say it any more"
+            f"how many rows {_format_versions(unknown)} had is not known, as the log does not say it any more"
         )
     return "; ".join(said)
 
 
-def _versions(numbers: list[int]) -> str:
+def _format_versions(numbers: list[int]) -> str:
     """Return version numbers in words."""
     if len(numbers) == 1:
         return f"version {numbers[0]}"
@@ -174,7 +176,7 @@ def _versions(numbers: list[int]) -> str:
     return f"versions {shown}" + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
-def way_out(spec: ModelSpec) -> str:
+def suggest_table_restart(spec: ModelSpec) -> str:
     """Return the sentence on how to continue with the table's present rows."""
     return (
         f"Nothing was skipped, and nothing of it has landed. To continue after what the table has now: "
@@ -182,22 +184,22 @@ def way_out(spec: ModelSpec) -> str:
     )
 
 
-def _refused(spec: ModelSpec, table: UserTable, why: str) -> UserError:
-    return UserError(f"table {table.path} {why}. {way_out(spec)}", RUN_FAILED)
+def _build_refusal(spec: ModelSpec, table: UserTable, why: str) -> UserError:
+    return UserError(f"table {table.path} {why}. {suggest_table_restart(spec)}", RUN_FAILED)
 
 
-def _first(spec: ModelSpec, table: UserTable) -> int:
+def _find_first_version(spec: ModelSpec, table: UserTable) -> int:
     assert spec.source is not None
     return table.home.latest_version(table.name) if spec.source.start == "latest" else NOTHING
 
 
-def _checkpoint(spec: ModelSpec, table: UserTable) -> str:
+def _name_checkpoint(spec: ModelSpec, table: UserTable) -> str:
     return f"checkpoints/ingest-{spec.name}-{hashlib.sha256(table.id.encode()).hexdigest()[:10]}"
 
 
-def _newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
+def _find_newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
     """Return the last landed position of this table, else of another table that was at its path."""
-    known = [one.detail for one in warehouse.log_entries(measurements(spec.name))]
+    known = [one.detail for one in warehouse.read_log_entries(measurements(spec.name))]
     for name, value in (("table_id", table.id), ("source_table", table.path)):
         found: Any = next((one for one in known if "source_table" in one and one.get(name) == value), None)
         if found is not None:

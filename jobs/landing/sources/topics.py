@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.landing.messages import checked_messages, key_types
+from jobs.landing.messages import derive_topic_key_types, read_checked_messages
 from jobs.landing.sources.landing import Reader, SourceLanding, run
 from jobs.landing.target_table import prepare
 from jobs.landing.topic_start import (
     LandedTopic,
     TopicsStart,
     accept_loss,
+    read_source_topics,
     refuse_gaps,
     start_of,
-    topics_of,
-    way_out,
+    suggest_topic_restart,
 )
-from jobs.landing.topics import messages_after, read_topics
+from jobs.landing.topics import read_messages, read_topics
 from jobs.landing.written_pieces import ORIGIN, SOURCE
-from jobs.spark.kafka import NoAnswer, Topic, TopicWatch, refuse_recreated, topic_ids
-from jobs.spark.queries import cause_of
+from jobs.spark.kafka import NoAnswer, Topic, TopicWatch, read_topic_ids, refuse_recreated
+from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -65,10 +65,10 @@ class TopicsReader(Reader):
         source, known = self._source, self._start.topics
         if source.streamed:
             start, name = self._start.position(source.topic), f"`ingest --model {self._spec.name}`"
-            return messages_after(self._warehouse, self._spec, self.checkpoint, start, self._types, name)
+            return read_messages(self._warehouse, self._spec, self.checkpoint, start, self._types, name)
         offsets = {name: one.offsets for name, one in known.items()}
         messages = read_topics(self._warehouse.spark, source, offsets, self._have)
-        return checked_messages(messages, self._spec, source, self._types, several=True)
+        return read_checked_messages(messages, self._spec, source, self._types, several=True)
 
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch, with the ids of new topics."""
@@ -76,7 +76,7 @@ class TopicsReader(Reader):
         ids = {name: one.id for name, one in known.items()}
         new = reached.keys() - known.keys()
         if new:
-            ids |= topic_ids(self._warehouse.spark, new)
+            ids |= read_topic_ids(self._warehouse.spark, new)
         for name in sorted(new):
             print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
         topics = {
@@ -88,12 +88,12 @@ class TopicsReader(Reader):
 
     def check(self) -> None:
         """Check that no topic was recreated since it was read."""
-        spark, topics, remedy = self._warehouse.spark, self._next.topics, way_out(self._spec)
+        spark, topics, remedy = self._warehouse.spark, self._next.topics, suggest_topic_restart(self._spec)
         if self._source.streamed:
             with TopicWatch(spark, self._source.topic, topics[self._source.topic].id, remedy) as watch:
                 watch.check()
         else:
-            ids = topic_ids(spark, topics)
+            ids = read_topic_ids(spark, topics)
             for name, one in topics.items():
                 if name not in ids:
                     raise UserError(
@@ -102,27 +102,27 @@ class TopicsReader(Reader):
                 refuse_recreated(name, one.id, ids[name], remedy)
         self._start = self._next
 
-    def placed(self, rows: DataFrame) -> DataFrame:
+    def add_origin(self, rows: DataFrame) -> DataFrame:
         """Return rows with the places of their messages."""
         if self._source.streamed:
             rows = rows.withColumn(TOPIC, F.lit(self._source.topic))
         else:
-            known = F.concat(F.lit(', "topic_id": "'), self._ids(), F.lit('"}'))
+            known = F.concat(F.lit(', "topic_id": "'), self._select_topic_ids(), F.lit('"}'))
             begin = F.expr(f"left({POSITION}, length({POSITION}) - 1)")
             rows = rows.withColumn(POSITION, F.concat(begin, F.coalesce(known, F.lit("}"))))
         source = F.concat(F.lit("kafka:"), TOPIC)
         origin = F.concat_ws("/", source, PARTITION, OFFSET)
-        return rows.withColumns({ORIGIN: origin, SOURCE: source, TOPIC_ID: self._ids()})
+        return rows.withColumns({ORIGIN: origin, SOURCE: source, TOPIC_ID: self._select_topic_ids()})
 
-    def explained(self, error: PySparkException) -> str:
+    def explain_error(self, error: PySparkException) -> str:
         """Return why the query failed: a deleted topic, lost messages, or Spark's message."""
         try:
-            refuse_gaps(self._spec, self._start, topics_of(self._warehouse.spark, self._source))
+            refuse_gaps(self._spec, self._start, read_source_topics(self._warehouse.spark, self._source))
         except NoAnswer as silence:
-            return f"{cause_of(error)}; and {silence.message}"
+            return f"{find_cause(error)}; and {silence.message}"
         except UserError as problem:
             return problem.message
-        return cause_of(error)
+        return find_cause(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return the landed position of one topic; for several topics the report has only the measurements' version."""
@@ -132,7 +132,7 @@ class TopicsReader(Reader):
         offsets = self._start.position(topic)["offsets"]
         return f", up to {self._start.topics[topic]}", {"topic": topic, "offsets": offsets}
 
-    def _ids(self) -> Column:
+    def _select_topic_ids(self) -> Column:
         """Return the id of each row's topic."""
         known = {name: one.id for name, one in self._next.topics.items() if one.id is not None}
         result = F.lit(None).cast("string")
@@ -152,8 +152,8 @@ def open_topics(
     """
     source = spec.source
     assert source is not None
-    types = prepare(warehouse, spec, key_types(source, spec.naming_columns), messages=True)
-    have = topics_of(warehouse.spark, source)
+    types = prepare(warehouse, spec, derive_topic_key_types(source, spec.naming_columns), messages=True)
+    have = read_source_topics(warehouse.spark, source)
     note = accept_loss(warehouse, spec, have) if lossy else None
     start = start_of(warehouse, spec, have)
     refuse_gaps(spec, start, have)

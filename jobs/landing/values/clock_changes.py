@@ -25,41 +25,41 @@ class Change(NamedTuple):
     forward: int
 
 
-def changes_on(zone: tzinfo, days: Iterable[int]) -> list[Change]:
+def find_changes(zone: tzinfo, days: Iterable[int]) -> list[Change]:
     """Return the clock changes on days (counted from 1970 in UTC), and on the day before and after each."""
     around = sorted({day + one for day in days for one in (-1, 0, 1)})
-    found = (_change_on(zone, day) for day in around)
+    found = (_find_change(zone, day) for day in around)
     return [one for one in found if one is not None]
 
 
 @cache
-def _change_on(zone: tzinfo, day: int) -> Change | None:
+def _find_change(zone: tzinfo, day: int) -> Change | None:
     """Return the clock change on a UTC day, or None."""
     low, high = day * _DAY, (day + 1) * _DAY
     if not (MIN_US + _DAY < low and high < MAX_US - _DAY):
         return None
-    first, last = offset_us(zone, low), offset_us(zone, high)
+    first, last = compute_offset_us(zone, low), compute_offset_us(zone, high)
     if first == last:
         return None
     while high - low > _SECOND:
         middle = (low + high) // 2 // _SECOND * _SECOND
-        low, high = (middle, high) if offset_us(zone, middle) == first else (low, middle)
+        low, high = (middle, high) if compute_offset_us(zone, middle) == first else (low, middle)
     return Change(high, last - first)
 
 
-def offset_us(zone: tzinfo, micros: int) -> int:
+def compute_offset_us(zone: tzinfo, micros: int) -> int:
     """Return the offset of a zone from UTC at a moment, in microseconds."""
     offset = to_datetime(micros).replace(tzinfo=UTC).astimezone(zone).utcoffset() or timedelta(0)
     return offset // timedelta(microseconds=1)
 
 
-def repeats_between(zone: tzinfo, first: int, last: int) -> list[datetime]:
+def find_repeats(zone: tzinfo, first: int, last: int) -> list[datetime]:
     """Return the beginnings (local clock) of repeated hours of a zone between two times."""
     days = range(max(first, last - 20_000 * _DAY) // _DAY, last // _DAY + 1)
     found = [
-        one for one in changes_on(zone, days) if one.forward < 0 and first <= one.at <= last - one.forward
+        one for one in find_changes(zone, days) if one.forward < 0 and first <= one.at <= last - one.forward
     ]
-    return [to_datetime(one.at + offset_us(zone, one.at)) for one in found]
+    return [to_datetime(one.at + compute_offset_us(zone, one.at)) for one in found]
 
 
 class ClockChanges(NamedTuple):
@@ -100,7 +100,7 @@ def settle(
     if zone is UTC or not known.any():
         return micros, ClockChanges()
     found = ClockChanges()
-    for change in changes_on(zone, np.unique(micros[known] // _DAY).tolist()):
+    for change in find_changes(zone, np.unique(micros[known] // _DAY).tolist()):
         start, end = sorted((change.at, change.at + change.forward))
         rows = np.flatnonzero(known & (micros >= start) & (micros < end))
         clock, is_local = walls(rows)
@@ -109,13 +109,13 @@ def settle(
             continue
         if change.forward > 0:
             # A skipped time was moved forward by the gap: its clock differs from the clock after the change.
-            moved = int((clock - micros[rows] != offset_us(zone, change.at)).sum())
+            moved = int((clock - micros[rows] != compute_offset_us(zone, change.at)).sum())
             found = found._replace(skipped=found.skipped + moved)
             continue
         micros = micros.copy()
         found = found._replace(repeated=found.repeated + len(rows))
-        for those, before, after in _by_key(rows, key, micros, known):
-            second, is_unclear = _second_pass(micros[those], before, after, -change.forward)
+        for those, before, after in _split_by_key(rows, key, micros, known):
+            second, is_unclear = _find_second_pass(micros[those], before, after, -change.forward)
             micros[those[second]] -= change.forward
             found = found._replace(
                 second=found.second + len(second),
@@ -125,7 +125,7 @@ def settle(
     return micros, found
 
 
-def _by_key(
+def _split_by_key(
     rows: Ints, key: Ints, micros: Ints, known: Bools
 ) -> Iterator[tuple[Ints, int | None, int | None]]:
     """Yield each key's rows in the order of time, with the times of the key's neighbouring rows before and after."""
@@ -144,7 +144,7 @@ def _by_key(
         yield of_key[places], before, after
 
 
-def _second_pass(times: Ints, before: int | None, after: int | None, length: int) -> tuple[Ints, bool]:
+def _find_second_pass(times: Ints, before: int | None, after: int | None, length: int) -> tuple[Ints, bool]:
     """Return which rows of a repeated hour are in the second pass, and whether that is unclear.
 
     Args:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 
 
-def name_of(path: str | Path) -> str:
+def parse_name(path: str | Path) -> str:
     """Return a file's name without folder and ending, also without a double ending such as `.csv.gz`.
 
     Raises:
@@ -26,15 +26,17 @@ def name_of(path: str | Path) -> str:
     return bare
 
 
-def with_key(spec: ModelSpec, source: Source, path: str | Path) -> Source:
+def add_key(spec: ModelSpec, source: RawRows, path: str | Path) -> RawRows:
     """Return a file's rows with the key from its name, if the spec has `key_from_name`."""
     name = spec.key_from_name
     if name is None:
         return source
-    return source._replace(columns={**source.columns, name: arrow.texts([name_of(path)] * source.rows)})
+    return source._replace(
+        columns={**source.columns, name: arrow.build_texts([parse_name(path)] * source.rows)}
+    )
 
 
-def document_with_key(spec: ModelSpec, document: str, path: str | Path) -> str:
+def add_key_to_document(spec: ModelSpec, document: str, path: str | Path) -> str:
     """Return the text of a JSON object with the key from the file's name added; any other text unchanged."""
     name = spec.key_from_name
     if name is None:
@@ -43,10 +45,12 @@ def document_with_key(spec: ModelSpec, document: str, path: str | Path) -> str:
         row = json.loads(document)
     except (ValueError, RecursionError):
         return document
-    return json.dumps({**row, name: name_of(path)}, ensure_ascii=False) if isinstance(row, dict) else document
+    return (
+        json.dumps({**row, name: parse_name(path)}, ensure_ascii=False) if isinstance(row, dict) else document
+    )
 
 
-def schema_with_key(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:
+def add_key_to_schema(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:
     """Return a file's schema with the key from its name, if the spec has `key_from_name`.
 
     Raises:
@@ -60,10 +64,10 @@ def schema_with_key(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.
             f"{path}: has a column '{name}' itself, and the spec of {spec.name} says key_from_name: {name}; remove "
             "that line, or rename the column"
         )
-    name_of(path)  # raises here, before anything is read
+    parse_name(path)  # raises here, before anything is read
     return schema.append(pa.field(name, pa.string()))
 
 
-def salt_of(spec: ModelSpec, path: str | Path) -> bytes:
+def build_salt(spec: ModelSpec, path: str | Path) -> bytes:
     """Return the bytes to hash before a file's content: its name if that is a key, as two keys may have equal rows."""
-    return b"" if spec.key_from_name is None else f"{name_of(path)}\0".encode()
+    return b"" if spec.key_from_name is None else f"{parse_name(path)}\0".encode()

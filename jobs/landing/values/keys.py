@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import Source, reject
+from jobs.landing.raw_rows import RawRows, reject
 from jobs.landing.values.numbers import NumberRules
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
@@ -33,8 +33,8 @@ _NO_KEYS = (
 )
 
 
-def codes_of_keys(
-    spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]
+def assign_key_codes(
+    spec: ModelSpec, source: RawRows, file: str, reason: NDArray[np.object_]
 ) -> tuple[Ints, int]:
     """Return codes (N,) from 0 of the rows' keys, and the number of keys; reject rows without a key.
 
@@ -61,7 +61,7 @@ def codes_of_keys(
     return codes, int(codes.max(initial=-1)) + 1 if spec.key else 1
 
 
-def codes_of(column: pa.Array) -> Ints:
+def assign_codes(column: pa.Array) -> Ints:
     """Return codes (N,) from 0 of a column's values; null counts as a distinct value."""
     encoded = column.dictionary_encode()
     return arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
@@ -87,14 +87,14 @@ def find_places(
         size: N. Without key columns all rows have the same key.
         known: K.
     """
-    both = [codes_of(pa.concat_arrays([a, b])) for a, b in zip(among, keys, strict=True)]
+    both = [assign_codes(pa.concat_arrays([a, b])) for a, b in zip(among, keys, strict=True)]
     code = join_codes([np.zeros(known + size, np.int64), *both])
     place = np.full(int(code.max(initial=-1)) + 1, -1)
     place[code[:known]] = np.arange(known)
     return place[code[known:]]
 
 
-def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
+def assign_id_codes(column: pa.Array, missing: NumberRules, what: str) -> Ints:
     """Return codes (N,) of a column's ids, -1 where missing.
 
     Raises:
@@ -105,7 +105,7 @@ def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
         return np.full(len(column), -1)
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
         raise UserError(f"{what} holds {kind}; an id is text or a whole number")
-    values, codes = arrow.distinct_values(column)
+    values, codes = arrow.find_distinct_values(column)
     absent = [
         value.strip(" ").casefold() in missing.texts if isinstance(value, str) else value in missing.numbers
         for value in values
@@ -113,7 +113,7 @@ def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
     return np.where(np.array([*absent, True])[codes], -1, codes)
 
 
-def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
+def derive_key_types(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
     """Return the types of key and id columns: bigint for integers, string for everything else."""
     return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
@@ -122,7 +122,7 @@ def _is_whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
 
 
-def typed_key(
+def convert_key(
     what: str,
     column: pa.Array,
     wanted: str,
@@ -146,16 +146,16 @@ def typed_key(
     if _is_whole(kind):
         return column.cast(pa.int64())
     texts = column.dictionary_encode() if pa.types.is_string(kind) else None
-    found = [_whole(value) for value in (column if texts is None else texts.dictionary).to_pylist()]
+    found = [_parse_whole(value) for value in (column if texts is None else texts.dictionary).to_pylist()]
     whole = np.array([0 if one is None else one for one in found], np.int64)
-    known = arrow.integers(whole, np.array([one is not None for one in found], bool))
+    known = arrow.build_integers(whole, np.array([one is not None for one in found], bool))
     values = known if texts is None else known.take(texts.indices)
     bad = arrow.to_numpy(values.is_null())
     reject(reason, bad if missing is None else bad & ~missing, f"{what}: {NOT_WHOLE}")
     return values
 
 
-def _whole(value: Any) -> int | None:
+def _parse_whole(value: Any) -> int | None:
     if isinstance(value, str):
         number = int(value) if _WHOLE.fullmatch(value) else None
     elif isinstance(value, float):

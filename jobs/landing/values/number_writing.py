@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.specs.files import Files
-from jobs.specs.yaml_text import flow_text
+from jobs.specs.yaml_text import format_flow
 from jobs.state.encoding import arrow
 
 ABSENT = (
@@ -128,7 +128,7 @@ class NumberReader:
 
     def __init__(self, files: Files, unit: str | None = None) -> None:
         """Prepare to read numbers, with or without a unit beside them."""
-        self.unit = None if unit is None else _one_mu(unit)
+        self.unit = None if unit is None else _unify_mu(unit)
         self.negative = files.negative
         self.decimal = files.decimal
         self.thousands = _MARKS.get(files.thousands or "")
@@ -147,18 +147,18 @@ class NumberReader:
         if self.negative == "parentheses" and (parts := re.fullmatch(r"([^()]*)\(([^()]+)\)([^()]*)", text)):
             text, flips = "".join(parts.groups()).strip(BLANKS), True
         if self.unit is not None:
-            text = self._without_unit(_one_mu(text))
+            text = self._strip_unit(_unify_mu(text))
         if self.negative == "trailing" and text.endswith("-"):
             text, flips = text[:-1].strip(BLANKS), True
             if self.unit is not None:
-                text = self._without_unit(text)
+                text = self._strip_unit(text)
         if self._number.fullmatch(text) is None or flips and text[0] in "+-":
             return None
-        return ("-" if flips else "") + self._bare(text)
+        return ("-" if flips else "") + self._strip_marks(text)
 
     def read_usual(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
         """Return a column's numbers (double) by Arrow alone, and which texts (N,) are plain enough for that."""
-        pc = arrow.compute()
+        pc = arrow.load_compute()
         if len(column) < _FROM:
             return pa.nulls(len(column), pa.float64()), np.zeros(len(column), bool)
         if self.decimal == ".":
@@ -178,12 +178,12 @@ class NumberReader:
             texts = pc.replace_substring(texts, ",", ".")
         return texts.cast(pa.float64()), arrow.to_numpy(fits, False)
 
-    def _bare(self, text: str) -> str:
+    def _strip_marks(self, text: str) -> str:
         if self.thousands is not None:
             text = re.sub(self.thousands, "", text)
         return text.replace(self.decimal, ".")
 
-    def _without_unit(self, text: str) -> str:
+    def _strip_unit(self, text: str) -> str:
         unit = self.unit or ""
         sign, rest = ("", text) if text[:1] not in ("+", "-") else (text[0], text[1:].lstrip(BLANKS))
         if rest.startswith(unit):
@@ -193,12 +193,12 @@ class NumberReader:
         return text
 
 
-def _one_mu(text: str) -> str:
+def _unify_mu(text: str) -> str:
     """Return a text with one character for micro in place of the two that Unicode has."""
     return text.replace("\u00b5", "\u03bc")
 
 
-def token_of(text: str) -> Token | None:
+def parse_token(text: str) -> Token | None:
     """Return the parts of a written number; None if a text is not a number."""
     found = _TOKEN.fullmatch(text.strip(BLANKS).replace(_MINUS, "-"))
     if found is None:
@@ -216,15 +216,15 @@ def token_of(text: str) -> Token | None:
     return Token(part["core"], part["before"] or part["unit"], negative)
 
 
-def setting_of(text: str, files: Files, column: str) -> dict[str, Any] | None:
+def find_setting(text: str, files: Files, column: str) -> dict[str, Any] | None:
     """Return the settings of `files` that make a column's text a number; None if no settings are known."""
-    token = token_of(text)
+    token = parse_token(text)
     if token is None:
         if (marked := _MARKED.fullmatch(text)) is not None:
             return {"units": {column: marked["mark"]}}
         words = next((pair for pair in WORDS if text.strip(BLANKS).casefold() in pair), None)
         return None if words is None else {"words": words}
-    form = _convention_of([token.core], files)
+    form = _find_convention([token.core], files)
     if form is None:
         return None
     changed: dict[str, Any] = {}
@@ -238,22 +238,22 @@ def setting_of(text: str, files: Files, column: str) -> dict[str, Any] | None:
     return changed
 
 
-def _convention_of(cores: Sequence[str], files: Files) -> tuple[str, str | None] | None:
+def _find_convention(cores: Sequence[str], files: Files) -> tuple[str, str | None] | None:
     named = (files.decimal, files.thousands)
-    return next((form for form in (named, *_CONVENTIONS) if _share(form, cores) == 1.0), None)
+    return next((form for form in (named, *_CONVENTIONS) if _compute_share(form, cores) == 1.0), None)
 
 
-def _share(form: tuple[str, str | None], cores: Sequence[str]) -> float:
-    reader = NumberReader(_files(form))
+def _compute_share(form: tuple[str, str | None], cores: Sequence[str]) -> float:
+    reader = NumberReader(_build_files(form))
     return sum(reader(core) is not None for core in cores) / len(cores) if cores else 1.0
 
 
-def setting_text(changed: Mapping[str, Any]) -> str:
+def format_setting(changed: Mapping[str, Any]) -> str:
     """Return settings of `files` as they are written in a spec."""
     words = {
         word: int(value) if value == int(value) else value for word, value in changed.get("words", {}).items()
     }
-    return f"files: {flow_text({**changed, 'words': words} if words else changed)}"
+    return f"files: {format_flow({**changed, 'words': words} if words else changed)}"
 
 
 class _Column(NamedTuple):
@@ -295,7 +295,7 @@ def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separa
     for one in seen:
         named = sorted(one.units.keys() - {""})
         if form not in one.forms:
-            example = next((core for core in one.cores if _share(form, [core]) == 0.0), "")
+            example = next((core for core in one.cores if _compute_share(form, [core]) == 0.0), "")
             refused[one.name] = f"writes numbers otherwise than other columns, such as {example!r}"
         elif len(named) > 1:
             refused[one.name] = (
@@ -319,7 +319,7 @@ def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separa
 
 def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
     """Summarise a column of numbers; None if it holds other texts."""
-    pc = arrow.compute()
+    pc = arrow.load_compute()
     texts = pc.utf8_trim(column.drop_null().unique(), BLANKS)
     plain = arrow.to_numpy(pc.match_substring_regex(texts, f"^(?:{PLAIN_NUMBER})$"))
     pointed = texts.filter(pc.match_substring_regex(texts, r"^[+-]?(?:[0-9]+[.][0-9]*|[.][0-9]+)$"))
@@ -328,27 +328,27 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
     for mask in (three, ~three):
         if mask.any():
             core = pointed[int(mask.argmax())].as_py().lstrip("+-")
-            cores[_shape(core)] = core
+            cores[_reduce_digits(core)] = core
     rest = [
         text
-        for text in texts.take(arrow.integers(np.flatnonzero(~plain))).to_pylist()
+        for text in texts.take(arrow.build_integers(np.flatnonzero(~plain))).to_pylist()
         if text.casefold() not in absent
     ]
     tried = rest[:: max(1, len(rest) // _TRIED)]
     total = int(plain.sum()) + len(rest)
     few = len(rest) <= _WORDS
-    if not total or not few and sum(token_of(text) is not None for text in tried) < 0.5 * len(tried):
+    if not total or not few and sum(parse_token(text) is not None for text in tried) < 0.5 * len(tried):
         return None
     units, negatives, words = Counter[str]({"": int(plain.sum())}), set[str](), set[str]()
     for text in rest:
-        token = token_of(text)
+        token = parse_token(text)
         if token is None:
             words.add(text.casefold())
             continue
-        cores.setdefault(_shape(token.core), token.core)
+        cores.setdefault(_reduce_digits(token.core), token.core)
         units[token.unit] += 1
         negatives.add(token.negative)
-    forms = [form for form in _CONVENTIONS if _share(form, list(cores.values())) >= NUMERIC]
+    forms = [form for form in _CONVENTIONS if _compute_share(form, list(cores.values())) >= NUMERIC]
     are_words = any(words <= pair.keys() for pair in WORDS)
     with_unit = units.total() - units[""]
     if with_unit < 0.5 * units.total():
@@ -363,7 +363,7 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
     )
 
 
-def _shape(core: str) -> str:
+def _reduce_digits(core: str) -> str:
     """Return the shape of a number: all its digits replaced by one, except a 0 at the beginning."""
     return core[:1] + re.sub("[0-9]", "1", core[1:]) if core.startswith("0") else re.sub("[0-9]", "1", core)
 
@@ -392,11 +392,11 @@ def _choose(seen: Sequence[_Column], separator: str) -> tuple[tuple[str, str | N
             and told
             and (mark == ",") == ("," in (chosen[1], chosen[0]))
         ):
-            read, would = (NumberReader(_files(form))(core) for form in (chosen, other))
+            read, would = (NumberReader(_build_files(form))(core) for form in (chosen, other))
             changed = {"decimal": other[0]} | ({} if other[1] is None else {"thousands": other[1]})
-            notes[one.name] = f"{core} is read as {read}; if it is {would}, set {setting_text(changed)}"
+            notes[one.name] = f"{core} is read as {read}; if it is {would}, set {format_setting(changed)}"
     return chosen, notes
 
 
-def _files(form: tuple[str, str | None]) -> Files:
+def _build_files(form: tuple[str, str | None]) -> Files:
     return Files.model_validate({"decimal": form[0], "thousands": form[1]})

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.raw_rows import Source, reject
+from jobs.landing.raw_rows import RawRows, reject
 from jobs.landing.values.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.specs.files import Files
 from jobs.state.encoding import arrow
@@ -34,7 +34,7 @@ class NumberRules(NamedTuple):
     numbers: tuple[float, ...]
 
 
-def rules_of(missing_values: Sequence[str], files: Files) -> NumberRules:
+def build_rules(missing_values: Sequence[str], files: Files) -> NumberRules:
     """Return the rules of a spec; a number in `missing_values` matches every way to write it."""
     numbers: list[float] = []
     for text in (one.strip(BLANKS) for one in missing_values):
@@ -45,10 +45,10 @@ def rules_of(missing_values: Sequence[str], files: Files) -> NumberRules:
     return NumberRules(files, texts, tuple(numbers))
 
 
-def numbers_of(
+def parse_numbers(
     names: Sequence[str],
     what: str,
-    source: Source,
+    source: RawRows,
     rules: NumberRules,
     file: str,
     reason: NDArray[np.object_],
@@ -82,14 +82,14 @@ def numbers_of(
         elif pa.types.is_null(kind):
             continue
         else:
-            raise UserError(f"{file}: {what} column '{name}' holds {kind}; {_remedy(kind)}")
+            raise UserError(f"{file}: {what} column '{name}' holds {kind}; {_suggest_remedy(kind)}")
         for code, text in _REASONS.items():
             reject(reason, codes == code, f"{what} {name}: {text}")
         result[row] = values
     return result
 
 
-def _remedy(kind: pa.DataType) -> str:
+def _suggest_remedy(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return 'it must hold numbers, or set files: {words: {"true": 1, "false": 0}} in the spec'
     return "it must hold numbers"
@@ -108,10 +108,10 @@ def _read_stored(column: pa.Array, rules: NumberRules) -> Floats:
         missing = np.array([float(narrow(number)) for number in rules.numbers])
     if pa.types.is_decimal(kind):  # Arrow's cast may return a neighbour of the nearest double
         missing = np.unique([np.nextafter(missing, -np.inf), missing, np.nextafter(missing, np.inf)])
-    return _without(values, missing)
+    return _blank_missing(values, missing)
 
 
-def _without(values: Floats, missing: Sequence[float] | Floats) -> Floats:
+def _blank_missing(values: Floats, missing: Sequence[float] | Floats) -> Floats:
     """Return values (N,) with NaN in place of missing values."""
     absent = np.isin(values, missing) if len(missing) else np.zeros(0, bool)
     return np.where(absent, np.nan, values) if absent.any() else values
@@ -130,11 +130,11 @@ def _read_texts(
     values, codes = arrow.to_numpy(read, math.nan).copy(), np.full(len(column), _OK)
     places = np.flatnonzero(~usual)
     words = {word.casefold(): number for word, number in files.words.items()}
-    texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
+    texts, which = arrow.find_distinct_values(column.take(arrow.build_integers(places)))
     parsed = [_read_text(text, rules.texts, words, reader) for text in texts]
     values[places] = np.array([value for value, _ in parsed] + [math.nan])[which]
     codes[places] = np.array([code for _, code in parsed] + [_OK])[which]
-    values = _without(values, rules.numbers)
+    values = _blank_missing(values, rules.numbers)
     codes[np.isinf(values)] = _NOT_FINITE
     return values, codes
 

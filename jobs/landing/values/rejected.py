@@ -8,17 +8,25 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
-from jobs.core.redaction import redacted
-from jobs.core.report import plural
+from jobs.core.redaction import redact_secrets
+from jobs.core.report import format_count
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
-from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, lacks_date, named, readings_of
-from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, zone_of
+from jobs.core.time_readings import (
+    EARLY_US,
+    EPOCHS,
+    TimeReading,
+    describe_readings,
+    find_forms,
+    find_readings,
+    lacks_date,
+)
+from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, load_zone
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
-from jobs.landing.shapes.row_shapes import shape_cause
-from jobs.landing.values.clock_changes import ClockChanges, repeats_between
+from jobs.landing.shapes.row_shapes import explain_shape
+from jobs.landing.values.clock_changes import ClockChanges, find_repeats
 from jobs.landing.values.keys import NOT_WHOLE
-from jobs.landing.values.number_writing import setting_of, setting_text
-from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, now_us
+from jobs.landing.values.number_writing import find_setting, format_setting
+from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, read_now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
@@ -28,7 +36,7 @@ _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
 
 
-def advice(
+def explain_reasons(
     spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str], newest: int | None = None
 ) -> list[str]:
     """Return a sentence for each of the most frequent reasons.
@@ -40,24 +48,24 @@ def advice(
         newest: time of the newest accepted row, in microseconds since 1970.
     """
     most = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:MOST]
-    return [explained(spec, reason, examples.get(reason), newest) for reason in most]
+    return [explain_reason(spec, reason, examples.get(reason), newest) for reason in most]
 
 
-def explained(spec: ModelSpec, reason: str, payload: str | None, newest: int | None = None) -> str:
+def explain_reason(spec: ModelSpec, reason: str, payload: str | None, newest: int | None = None) -> str:
     """Return a reason with an example value, the likely cause and the setting that mends it.
 
     newest: time of the newest accepted row, in microseconds since 1970.
     """
-    row = _row(payload)
-    value = _value(spec, reason, row, payload)
+    row = _parse_payload(payload)
+    value = _find_value(spec, reason, row, payload)
     if reason.endswith((AFTER_LANDING, BEFORE_RANGE)):
-        cause = _out_of_range(spec, reason, value or "", newest)
+        cause = _explain_range(spec, reason, value or "", newest)
     else:
-        cause = _cause(spec, reason, row, value)
-    return f"{reason}" + ("" if value is None else f", such as {_short(value)}") + f": {cause}"
+        cause = _find_cause(spec, reason, row, value)
+    return f"{reason}" + ("" if value is None else f", such as {_shorten_value(value)}") + f": {cause}"
 
 
-def _row(payload: str | None) -> dict[str, Any]:
+def _parse_payload(payload: str | None) -> dict[str, Any]:
     try:
         row = json.loads(payload or "")
     except (ValueError, RecursionError):
@@ -65,13 +73,13 @@ def _row(payload: str | None) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def _value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
+def _find_value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
     """Return the value that caused a row's rejection; None if no single value did."""
     kind, _, rest = reason.partition(" ")
     column = rest.partition(":")[0]
     if kind in ("key", "time", "measurement", "control", "id", "input"):
         if row.get(column) is None and spec.files.names:
-            names = spec.file_names([column])
+            names = spec.list_file_columns([column])
             values = [str(row[name]) for name in names if row.get(name) is not None]
             return " ".join(values) or None
         value = row.get(column)
@@ -84,22 +92,22 @@ def _value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | 
     return payload
 
 
-def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | None) -> str:
+def _find_cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | None) -> str:
     problem = reason.rpartition(": ")[2]
     if problem == "not a time" and spec.time_parts:
-        return _no_time_together(spec)
+        return _explain_joined_time(spec)
     if problem == "not a time":
-        return _no_time(spec, (value or "").strip())
+        return _explain_time(spec, (value or "").strip())
     if problem in ("not a number", "not finite"):
-        return _no_number(spec, (value or "").strip(), reason.partition(" ")[2].rpartition(": ")[0])
+        return _explain_number(spec, (value or "").strip(), reason.partition(" ")[2].rpartition(": ")[0])
     if problem == NOT_WHOLE:
-        return _not_whole(value or "")
+        return _explain_not_whole(value or "")
     if problem == "missing" and reason.startswith("control"):
         return "a known input cannot be guessed; fill it in, or take the column out of control"
     if problem == "missing":
         return "the field is empty; fill it in"
     if problem == "not as many fields as the header":
-        return shape_cause(row)
+        return explain_shape(row)
     if problem == "not UTF-8 text":
         return (
             "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or convert it "
@@ -112,7 +120,7 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
     return "correct the rows at their source"
 
 
-def _not_whole(value: str) -> str:
+def _explain_not_whole(value: str) -> str:
     """Explain why a text cannot be a key in a table of whole-number keys, and what to do."""
     table = "the measurements table has whole numbers in this column, from the first file that landed"
     try:
@@ -125,7 +133,7 @@ def _not_whole(value: str) -> str:
     )
 
 
-def _no_time_together(spec: ModelSpec) -> str:
+def _explain_joined_time(spec: ModelSpec) -> str:
     """Explain why several columns may not make a time together, and name the setting."""
     parts = spec.time_parts
     names = " and ".join(parts.values())
@@ -144,7 +152,7 @@ def _no_time_together(spec: ModelSpec) -> str:
     return f"{names} make no time; correct the rows at their source"
 
 
-def _no_number(spec: ModelSpec, value: str, column: str) -> str:
+def _explain_number(spec: ModelSpec, value: str, column: str) -> str:
     """Explain what a text looks like that the spec cannot read as a number, and name the setting for it."""
     listed = json.dumps([*spec.missing_values, value], ensure_ascii=False)
     if spec.files.decimal == "," and _PLAIN.fullmatch(value):
@@ -152,19 +160,19 @@ def _no_number(spec: ModelSpec, value: str, column: str) -> str:
             "with files.decimal a comma, a point may separate thousands; write 1234,5, or take files.decimal out of "
             "the spec"
         )
-    changed = setting_of(value, spec.files, column)
+    changed = find_setting(value, spec.files, column)
     if changed:
-        return _as_written(spec, value, changed)
+        return _describe_notation(spec, value, changed)
     if len(value) <= _SHOWN:
         return f"if it stands for a missing value, set missing_values: {listed} in the spec"
     return "write numbers alone"
 
 
-def _as_written(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
+def _describe_notation(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
     """Describe the notation of a number, with the settings that read it."""
-    setting = f"set {setting_text(changed)} in the spec"
+    setting = f"set {format_setting(changed)} in the spec"
     if value.count(",") == 1 and "." not in value and changed.get("decimal") == "," and _THREE.search(value):
-        other = setting_text({**{k: v for k, v in changed.items() if k != "decimal"}, "thousands": ","})
+        other = format_setting({**{k: v for k, v in changed.items() if k != "decimal"}, "thousands": ","})
         return f"a comma before the fraction or between thousands; {setting}, or {other}"
     unit = changed.get("units", {})
     if unit and spec.files.units.keys() & unit.keys():
@@ -181,15 +189,15 @@ def _as_written(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
     return f"{', '.join(words[name] for name in changed)}; {setting}"
 
 
-def _no_time(spec: ModelSpec, value: str) -> str:
+def _explain_time(spec: ModelSpec, value: str) -> str:
     """Explain why a text is not a time in the spec's format, and which format fits."""
     if spec.time_format is not None and TimeParser(None, UTC)(value) is not None:
         return f"it is in ISO 8601; if all times are, take time_format: {json.dumps(spec.time_format)} out of the spec"
-    readings = [one for one in readings_of(value) if one.form != spec.time_format]
+    readings = [one for one in find_readings(value) if one.form != spec.time_format]
     if readings:
         found, others = readings[0], readings[1:]
         setting = f"set time_format: {json.dumps(found.form)} in the spec, which reads it as {found}"
-        setting += f"; it may also be {named(others)}" if others else ""
+        setting += f"; it may also be {describe_readings(others)}" if others else ""
         if spec.time_format in COUNTS and found.form in COUNTS:
             return f"out of range as {spec.time_format}; its size is that of {found.form}: {setting}"
         unit = found.form.replace("_", " ").replace("epoch", "a count of")
@@ -211,17 +219,17 @@ def _no_time(spec: ModelSpec, value: str) -> str:
     return f"times are read as {wanted}; name another form with time_format in the spec ({DIRECTIVES})"
 
 
-def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
+def _explain_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
     """Explain how far a time is outside the spec's range, and name the setting that admits it."""
-    zone = zone_of(spec.time_zone)
+    zone = load_zone(spec.time_zone)
     found = (TimeParser(form, zone)(value) for form in (spec.time_format, None))
     micros = next((one for one in found if one is not None), None)
     if micros is None:
         where = ""
     elif newest is not None:
-        where = f"at {_moment(micros)}, {_span(micros - newest)} the newest row; "
+        where = f"at {_format_moment(micros)}, {_format_span(micros - newest)} the newest row; "
     else:
-        where = f"at {_moment(micros)}, {_span(micros - now_us())} now; "
+        where = f"at {_format_moment(micros)}, {_format_span(micros - read_now_us())} now; "
     if reason.endswith(BEFORE_RANGE):
         return f"{where}the first time is {spec.time_range.earliest}; set time_range: {{earliest: ...}} in the spec"
     return (
@@ -230,41 +238,41 @@ def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) 
     )
 
 
-def _moment(micros: int) -> str:
+def _format_moment(micros: int) -> str:
     return str(TimeReading("", micros))
 
 
-def _span(micros: int) -> str:
+def _format_span(micros: int) -> str:
     """Return a difference of times in words, with `after` or `before`."""
     size = abs(micros) / UNIT_US["day"]
     number, unit = (
         (size / 365.25, "year") if size >= 730 else (size, "day") if size >= 2 else (size * 24, "hour")
     )
-    return f"{plural(round(number), unit)} {'after' if micros >= 0 else 'before'}"
+    return f"{format_count(round(number), unit)} {'after' if micros >= 0 else 'before'}"
 
 
-def clock_notes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
+def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
     """Return notes on rows at clock changes."""
     notes: list[str] = []
     if clocks.second:
         notes.append(
-            f"note: {plural(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} repeat: a step back "
+            f"note: {format_count(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} repeat: a step back "
             "within a key began the second pass"
         )
     if clocks.unclear:
         notes.append(
-            f"note: {plural(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} repeat, in no order "
+            f"note: {format_count(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} repeat, in no order "
             "that tells the first pass from the second: taken for the first; write times with an offset, such as +01:00"
         )
     if clocks.skipped:
         notes.append(
-            f"note: {plural(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} skip: moved on by the "
+            f"note: {format_count(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} skip: moved on by the "
             "gap; if the source never puts its clock forward, set time_zone to one without changes, such as Etc/GMT-1"
         )
     return notes
 
 
-def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
+def find_epoch_doubt(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
     """Return a doubt about the unit of numeric times (microseconds since 1970), or None.
 
     Seconds that are read as milliseconds give times in January 1970.
@@ -273,8 +281,8 @@ def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str 
     if count is None or count.is_years or first is None or last is None:
         return None
     end = count.origin + EARLY_US
-    number = count.of_us(last)
-    fitting = next((form for form in forms_of(number, number) if form in EPOCHS), None)
+    number = count.convert_us(last)
+    fitting = next((form for form in find_forms(number, number) if form in EPOCHS), None)
     if not count.origin <= first <= last < end or fitting is None or fitting == spec.time_format:
         return None
     return (
@@ -283,7 +291,7 @@ def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str 
     )
 
 
-def repeated(
+def describe_repeats(
     spec: ModelSpec,
     rows: int,
     span: tuple[int, int] | tuple[None, None] = (None, None),
@@ -298,21 +306,21 @@ def repeated(
         in_part: rows were compared only within each part of a large file.
     """
     first, last = span
-    dates = [] if first is None or last is None else repeats_between(zone_of(spec.time_zone), first, last)
+    dates = [] if first is None or last is None else find_repeats(load_zone(spec.time_zone), first, last)
     clocks = (
         f"if they are in an hour that the clocks of {spec.time_zone} repeat, the last on {dates[-1]:%Y-%m-%d}, write "
         "times with an offset, such as +01:00; "
         if dates
         else ""
     )
-    count = f"{'at least ' if in_part else ''}{plural(rows, 'row')}"
+    count = f"{'at least ' if in_part else ''}{format_count(rows, 'row')}"
     return (
         f"note: {count} with key and time of another row of the file: each counts as a measurement of "
         f"its own; {clocks}if they are copies, set duplicates: {{action: drop}} in the spec"
     )
 
 
-def _short(value: str) -> str:
-    value = redacted(value)
+def _shorten_value(value: str) -> str:
+    value = redact_secrets(value)
     text = value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "..."
     return repr(text)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.landing.values.time_columns import combine_times
 from jobs.specs.model_spec import ModelSpec
 
 
-def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = None) -> Source:
+def take_columns(spec: ModelSpec, source: RawRows, names: Sequence[str] | None = None) -> RawRows:
     """Return unparsed rows with only the columns of the spec, by the spec's names.
 
     A column that the rows lack is left out. The key from the file's name already has the spec's name.
@@ -44,11 +44,11 @@ def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = 
     return source._replace(columns=columns, before=earlier)
 
 
-def spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
+def build_spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
     """Return the types of a file's columns by the spec's names, without a time that several columns make."""
     if not spec.files.names:
         return schema
-    names = {name: spec.file_names([name])[0] for name in spec.columns if name != spec.key_from_name}
+    names = {name: spec.list_file_columns([name])[0] for name in spec.columns if name != spec.key_from_name}
     if spec.time_parts:
         del names[spec.time]
     if spec.key_from_name is not None:

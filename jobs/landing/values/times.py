@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from jobs.core.clock import now
 from jobs.core.errors import UserError
-from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, wall_us
-from jobs.core.time_readings import numbers_remedy
-from jobs.core.times import UNIT_US, TimeParser, local_us, zone_of
+from jobs.core.time_counts import MAX_US, MIN_US, Count, compute_wall_us, count_of
+from jobs.core.time_readings import suggest_number_formats
+from jobs.core.times import UNIT_US, TimeParser, convert_local_us, load_zone
 from jobs.landing.values.clock_changes import Bools, ClockChanges, Ints, settle
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
@@ -47,17 +47,17 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     Raises:
         UserError: see `read_times`.
     """
-    zone = zone_of(spec.time_zone)
+    zone = load_zone(spec.time_zone)
     form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
     micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     missing = arrow.to_numpy(column.is_null()).copy()
     if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
-        texts = column.take(arrow.integers(unknown)).to_pylist()
+        texts = column.take(arrow.build_integers(unknown)).to_pylist()
         missing[unknown] |= np.array([not text for text in texts], bool)
 
     def walls(rows: Ints) -> tuple[Ints, Bools]:
-        taken = column.take(arrow.integers(rows))
+        taken = column.take(arrow.build_integers(rows))
         here, ahead = (read_times(taken, form, one, "the time")[0] for one in (UTC, _AHEAD))
         return here, here != ahead  # a time with an explicit offset is the same in every zone
 
@@ -65,24 +65,24 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     return Times(micros, known, missing, clocks)
 
 
-def after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
+def is_after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
     """Return which times (N,) are later than the spec allows, relative to the landing; landed None: now."""
     limit = spec.time_range.latest_us
     if limit is None:
         return np.zeros(len(micros), bool)
-    moment = now_us() if landed is None else landed
+    moment = read_now_us() if landed is None else landed
     return micros > np.asarray(moment) + limit
 
 
-def before_range(spec: ModelSpec, micros: Ints) -> Bools:
+def is_before_range(spec: ModelSpec, micros: Ints) -> Bools:
     """Return which times (N,) are earlier than the spec allows."""
     earliest = spec.time_range.earliest_us
     return np.zeros(len(micros), bool) if earliest is None else micros < earliest
 
 
-def now_us() -> int:
+def read_now_us() -> int:
     """Return the current time in microseconds since 1970."""
-    return wall_us(now().replace(tzinfo=None))
+    return compute_wall_us(now().replace(tzinfo=None))
 
 
 def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: str) -> tuple[Ints, Bools]:
@@ -99,31 +99,31 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
     """
     kind = column.type
     if pa.types.is_string(kind):
-        return _written_times(column, time_format, zone)
+        return _parse_written_times(column, time_format, zone)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros, known = _stored_times(column)
+        micros, known = _convert_stored_times(column)
         is_local = pa.types.is_date(kind) or kind.tz is None
     elif arrow.is_number(kind):
         count = count_of(time_format)
         if count is None or count.is_years:
-            return _written_numbers(column, time_format, zone, what)
+            return _parse_written_numbers(column, time_format, zone, what)
         numbers = column if pa.types.is_integer(kind) else column.cast(pa.float64())
-        micros, known = _counted(arrow.to_numpy(numbers), count)
+        micros, known = _convert_counts(arrow.to_numpy(numbers), count)
         is_local = count.is_local
     else:
         raise UserError(f"{what} holds {kind}; it must hold timestamps, dates or text")
     if zone is not UTC and is_local:
-        micros = _from_local(micros, zone)
+        micros = _convert_local(micros, zone)
         known &= (micros >= MIN_US) & (micros <= MAX_US)
     return micros, known
 
 
-def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> tuple[Ints, Bools]:
+def _parse_written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> tuple[Ints, Bools]:
     """Parse times in texts. In a long column Arrow parses the plainest, with the same result as `TimeParser`."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
-        pc = arrow.compute()
+        pc = arrow.load_compute()
         matched = pc.match_substring_regex(column, f"^{_PLAIN_TIME}{_OF_UTC}?$")
         plain = arrow.to_numpy(matched, False)
         cut = pc.utf8_rtrim(pc.utf8_replace_slice(column, 10, 11, " "), characters=" CGMTUZ")
@@ -135,30 +135,32 @@ def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> t
             if zone is not UTC:
                 of_utc = arrow.to_numpy(pc.match_substring_regex(column, "[A-Z]$"), False)
                 local = np.flatnonzero(known & ~of_utc)
-                micros[local] = _from_local(micros[local], zone)
+                micros[local] = _convert_local(micros[local], zone)
                 known &= (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
         places, parser = np.flatnonzero(rest), TimeParser(time_format, zone)
-        texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
-        micros[places], known[places] = spread([parser(text) for text in texts], which)
+        texts, which = arrow.find_distinct_values(column.take(arrow.build_integers(places)))
+        micros[places], known[places] = spread_results([parser(text) for text in texts], which)
     return micros, known
 
 
-def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
+def _convert_stored_times(column: pa.Array) -> tuple[Ints, Bools]:
     """Return stored timestamps or dates in microseconds, and which are within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
-        return _counted(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
+        return _convert_counts(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
     stored = arrow.to_numpy(column.cast(pa.int64()))
     if unit == "ns":
-        return _counted(stored // 1000, Count(1))  # digits beyond microseconds are cut off
-    return _counted(stored, Count({"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit]))
+        return _convert_counts(stored // 1000, Count(1))  # digits beyond microseconds are cut off
+    return _convert_counts(
+        stored, Count({"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
+    )
 
 
-def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
+def _convert_counts(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
     """Return the times of numbers that count a unit, on the count's clock, and which numbers are times."""
     first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
     # For unsigned numbers the limits are beyond or within the type's range; they never wrap.
@@ -173,7 +175,7 @@ def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
     return np.trunc(numbers * count.micros / count.parts).astype(np.int64) + count.origin, known
 
 
-def _written_numbers(
+def _parse_written_numbers(
     column: pa.Array, time_format: str | None, zone: tzinfo, what: str
 ) -> tuple[Ints, Bools]:
     """Parse numbers whose digits are a date, or decimal years, in the same way as texts.
@@ -185,18 +187,18 @@ def _written_numbers(
     if not parser.reads_numbers:
         values = column.drop_null()
         raise UserError(
-            f"{what} holds numbers ({column.type}); {numbers_remedy(values[0].as_py() if values else None)}"
+            f"{what} holds numbers ({column.type}); {suggest_number_formats(values[0].as_py() if values else None)}"
         )
-    values, which = arrow.distinct_values(column)
-    return spread([parser(digits_of(value)) for value in values], which)
+    values, which = arrow.find_distinct_values(column)
+    return spread_results([parser(format_digits(value)) for value in values], which)
 
 
-def digits_of(value: Any) -> str:
+def format_digits(value: Any) -> str:
     """Return a number as the text that a file would have; a whole number has no fraction."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
 
 
-def spread(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
+def spread_results(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
     """Spread the results of distinct values over the rows; return them (N,), and which rows have a result.
 
     Args:
@@ -207,19 +209,19 @@ def spread(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
     return micros[which], np.array([*(value is not None for value in found), False])[which]
 
 
-def _from_local(micros: Ints, zone: tzinfo) -> Ints:
+def _convert_local(micros: Ints, zone: tzinfo) -> Ints:
     """Convert local times to microseconds UTC by the day's offset, or by each time's on days with a clock change."""
     day = UNIT_US["day"]
     days, places = np.unique(micros // day, return_inverse=True)
     starts = days * day
-    first, last = (_moments(starts + after, zone) - starts - after for after in (0, day - 1))
+    first, last = (_compute_moments(starts + after, zone) - starts - after for after in (0, day - 1))
     changing = np.flatnonzero((first != last)[places])
     result = micros + first[places]
     values, which = np.unique(micros[changing], return_inverse=True)
-    result[changing] = _moments(values, zone)[which]
+    result[changing] = _compute_moments(values, zone)[which]
     return result
 
 
-def _moments(micros: Ints, zone: tzinfo) -> Ints:
-    moments = (local_us(value, zone) for value in micros.tolist())
+def _compute_moments(micros: Ints, zone: tzinfo) -> Ints:
+    moments = (convert_local_us(value, zone) for value in micros.tolist())
     return np.fromiter(moments, np.int64, len(micros))

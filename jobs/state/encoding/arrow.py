@@ -15,22 +15,22 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 
-def compute() -> Any:
+def load_compute() -> Any:
     """Return Arrow's compute functions."""
     return pyarrow.compute
 
 
-def texts(values: Sequence[str | None]) -> pa.Array:
+def build_texts(values: Sequence[str | None]) -> pa.Array:
     """Return N texts as Arrow strings; None becomes null."""
     coded = [b"" if value is None else value.encode() for value in values]
     offsets = np.zeros(len(coded) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, coded), np.int64, len(coded)), out=offsets[1:])
     valid = np.fromiter((value is not None for value in values), bool, len(coded))
-    buffers = [_bits(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(coded))]
+    buffers = [_pack_bits(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(coded))]
     return pa.Array.from_buffers(pa.large_string(), len(coded), buffers).cast(pa.string())
 
 
-def repeated(text: str, count: int) -> pa.Array:
+def repeat_text(text: str, count: int) -> pa.Array:
     """Return one text `count` times as Arrow strings."""
     coded = text.encode()
     offsets = np.arange(count + 1, dtype=np.int64) * len(coded)
@@ -38,30 +38,30 @@ def repeated(text: str, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), count, buffers).cast(pa.string())
 
 
-def numbers(values: NDArray[np.float64]) -> pa.Array:
+def build_numbers(values: NDArray[np.float64]) -> pa.Array:
     """Return N numbers as an Arrow array; NaN becomes null."""
-    return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
+    return _build_primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
 
 
-def integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+def build_integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
     """Return N integers as an Arrow array; values that are not `valid` become null."""
     known = np.ones(len(values), dtype=bool) if valid is None else valid
-    return _primitive(pa.int64(), np.ascontiguousarray(values), known)
+    return _build_primitive(pa.int64(), np.ascontiguousarray(values), known)
 
 
-def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
+def build_times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
     """Return N times, in microseconds UTC, as Arrow timestamps; times that are not `valid` become null."""
-    return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
+    return _build_primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
 
 
-def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
+def build_vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
     """Return (d, N) values as N Arrow lists of d numbers; lists that are not `valid` become null."""
     width, length = values.shape
     flat = np.ascontiguousarray(values.T).ravel()
     offsets = np.arange(length + 1, dtype=np.int64) * width
-    child = _primitive(pa.float64(), flat, np.ones(len(flat), dtype=bool))
+    child = _build_primitive(pa.float64(), flat, np.ones(len(flat), dtype=bool))
     kind = pa.large_list(pa.float64())
-    whole = pa.Array.from_buffers(kind, length, [_bits(valid), pa.py_buffer(offsets)], children=[child])
+    whole = pa.Array.from_buffers(kind, length, [_pack_bits(valid), pa.py_buffer(offsets)], children=[child])
     return whole.cast(pa.list_(pa.float64()))
 
 
@@ -76,7 +76,7 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
-def distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
+def find_distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
     """Return the distinct values, and the index of each row's value; a null has the index after the last value."""
     encoded = column.dictionary_encode()
     found = encoded.dictionary.to_pylist()
@@ -88,22 +88,22 @@ def is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(values)])
+def _build_primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [_pack_bits(valid), pa.py_buffer(values)])
 
 
-def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
+def _pack_bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def lists(values: NDArray[np.float64]) -> pa.ListArray:
+def build_lists(values: NDArray[np.float64]) -> pa.ListArray:
     """Return (d, N) values as N Arrow lists of d numbers, without nulls."""
     width, size = values.shape
     offsets = np.arange(size + 1, dtype=np.int32) * np.int32(width)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values.T).ravel()))
 
 
-def matrix(column: pa.ListArray, width: int, name: str) -> NDArray[np.float64]:
+def build_matrix(column: pa.ListArray, width: int, name: str) -> NDArray[np.float64]:
     """Return N Arrow lists of `width` numbers as (width, N).
 
     Raises:

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.state.encoding.arrow import lists
-from jobs.state.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
-from jobs.state.encoding.key_texts import arrow_type, key_columns
+from jobs.state.encoding.arrow import build_lists
+from jobs.state.encoding.extras import COMPUTED, build_extra_column, find_extra_type, find_extra_widths
+from jobs.state.encoding.key_texts import find_arrow_type, parse_key_columns
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packet_kinds import CONTROL, MEASURED
-from jobs.state.encoding.packets import Column, Layout, Records
-from jobs.state.encoding.routing import identity_of
+from jobs.state.encoding.packets import Layout, PacketColumn, Records
+from jobs.state.encoding.routing import compute_identities
 from jobs.state.encoding.rows import KeyedRows
 from kalman.flags import FLAGS
 from kalman.run import Outputs
@@ -54,32 +54,32 @@ class EstimateFormat(NamedTuple):
         """Return the layout of a packet of estimates."""
         n = self.states
         columns = [
-            *([Column("key", "<i8")] if self.kind.integer else []),
-            Column("time", "<i8"),
-            Column("mean", "<f8", n),
-            Column("covariance", "<f8", n if self.diagonal else n * (n + 1) // 2),
-            Column("log_likelihood", "<f8"),
-            Column("nis", "<f8"),
-            *(Column(name, "<f8", width) for name, width in self.extra),
-            Column("flag", "|u1"),
+            *([PacketColumn("key", "<i8")] if self.kind.integer else []),
+            PacketColumn("time", "<i8"),
+            PacketColumn("mean", "<f8", n),
+            PacketColumn("covariance", "<f8", n if self.diagonal else n * (n + 1) // 2),
+            PacketColumn("log_likelihood", "<f8"),
+            PacketColumn("nis", "<f8"),
+            *(PacketColumn(name, "<f8", width) for name, width in self.extra),
+            PacketColumn("flag", "|u1"),
         ]
         return Layout(tuple(columns), text=not self.kind.integer)
 
 
 def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
     """Return the format of a model's estimates."""
-    widths = extra_widths(kernel)
+    widths = find_extra_widths(kernel)
     extra = {**kernel.outputs, **{name: widths[name] for name in spec.outputs.columns}}
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
 
-def diagonal_of_packed(n: int) -> NDArray[np.int64]:
+def locate_packed_diagonal(n: int) -> NDArray[np.int64]:
     """Return the positions (n,) of the diagonal of an n x n matrix in its packed lower triangle."""
     return np.array([i * (i + 3) // 2 for i in range(n)])
 
 
-def full_of_packed(n: int) -> NDArray[np.int64]:
+def locate_packed_full(n: int) -> NDArray[np.int64]:
     """Return the positions (n * n,) of a symmetric n x n matrix, row-major, in its packed lower triangle."""
     return np.array([max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)])
 
@@ -89,7 +89,9 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
     rows = keyed.rows
     of_row = {MEASURED: rows.y, CONTROL: rows.u}
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
-    covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
+    covariance = (
+        outputs.covariance[locate_packed_diagonal(fmt.states)] if fmt.diagonal else outputs.covariance
+    )
     arrays: dict[str, NDArray] = {
         "time": rows.time,
         "mean": outputs.mean,
@@ -101,7 +103,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
     }
     code = rows.key
     if fmt.kind.integer:
-        arrays["key"] = identity_of(keyed.keys.arrays["route"])[code]
+        arrays["key"] = compute_identities(keyed.keys.arrays["route"])[code]
     text = None if keyed.keys.text is None else keyed.keys.text.take(pa.array(code))
     records = Records(arrays, text)
     return records if accepted is None else records.take(accepted)
@@ -120,7 +122,7 @@ def estimate_schema(fmt: EstimateFormat, batch_id: bool) -> str:
     kind = fmt.kind
     named = [] if kind.is_plain_key else zip(kind.columns, kind.types, strict=True)
     columns = "".join(f"`{name.replace('`', '``')}` {type_}, " for name, type_ in named)
-    extra = "".join(f", `{name}` {type_of_extra(name)}" for name, _ in fmt.extra)
+    extra = "".join(f", `{name}` {find_extra_type(name)}" for name, _ in fmt.extra)
     return (
         f"key string, {columns}event_time timestamp, mean array<double>, covariance array<double>, "
         f"log_likelihood double, nis double, flags string{extra}{', batch_id bigint' if batch_id else ''}"
@@ -144,41 +146,45 @@ def estimate_batch(
 ) -> pa.RecordBatch:
     """Return estimates as rows with the columns of `estimate_schema`; batch_id: (N,) micro-batch of each row."""
     arrays = records.arrays
-    covariance = arrays["covariance"] if fmt.diagonal else arrays["covariance"][full_of_packed(fmt.states)]
+    covariance = (
+        arrays["covariance"] if fmt.diagonal else arrays["covariance"][locate_packed_full(fmt.states)]
+    )
     nis = arrays["nis"]
     columns = {
-        **_key_columns(fmt.kind, records),
+        **_build_key_columns(fmt.kind, records),
         "event_time": pa.array(np.ascontiguousarray(arrays["time"])).view(_TIMESTAMP),
-        "mean": lists(arrays["mean"]),
-        "covariance": lists(covariance),
+        "mean": build_lists(arrays["mean"]),
+        "covariance": build_lists(covariance),
         "log_likelihood": pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
         "nis": pa.array(nis, mask=np.isnan(nis)),
-        "flags": flag_names(arrays["flag"]),
-        **{name: extra_column(name, arrays[name]) for name, _ in fmt.extra},
+        "flags": find_flag_names(arrays["flag"]),
+        **{name: build_extra_column(name, arrays[name]) for name, _ in fmt.extra},
         **({} if batch_id is None else {"batch_id": pa.array(batch_id)}),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def _key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
+def _build_key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
     """Return the text of each record's key and its key columns; a single column `key` is not repeated."""
     if kind.integer:
-        number = pa.array(np.ascontiguousarray(records.arrays["key"])).cast(arrow_type(kind.types[0]))
+        number = pa.array(np.ascontiguousarray(records.arrays["key"])).cast(find_arrow_type(kind.types[0]))
         text, typed = number.cast(pa.string()), {kind.columns[0]: number}
     else:
         text = records.text
-        typed = {} if kind.is_plain_key else key_columns(kind, text)
+        typed = {} if kind.is_plain_key else parse_key_columns(kind, text)
     return {"key": text, **({} if kind.is_plain_key else typed)}
 
 
-def flag_names(flags: NDArray[np.uint8]) -> pa.Array:
+def find_flag_names(flags: NDArray[np.uint8]) -> pa.Array:
     """Return the names of flags (N,), null for unflagged rows."""
     if not flags.any():
         return pa.nulls(len(flags), pa.string())
     return pa.array(FLAGS, pa.string()).take(pa.array(flags))
 
 
-def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]) -> pa.RecordBatch:
+def build_table_batch(
+    found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]
+) -> pa.RecordBatch:
     """Return rows of `jobs.state.encoding.estimates.estimate_batch` with the columns of a table, in the table's order.
 
     Args:
@@ -190,13 +196,13 @@ def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str
     arrays = [
         columns[field.name].cast(field.type)
         if field.name in columns
-        else _repeated(constants[field.name], field.type, found.num_rows)
+        else _repeat_value(constants[field.name], field.type, found.num_rows)
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
-def _repeated(value: Any, kind: pa.DataType, size: int) -> pa.Array:
+def _repeat_value(value: Any, kind: pa.DataType, size: int) -> pa.Array:
     """Return an array (N,) of one value; a text is stored once, and written like any other text column."""
     if pa.types.is_string(kind):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.state.encoding.arrow import lists
+from jobs.state.encoding.arrow import build_lists
 from jobs.state.encoding.packet_kinds import CONTROL, MEASURED, STATE_INDEX
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, SYSTEM, figures
 from kalman.filters.sliding_likelihood import OUTPUT as SLIDING
@@ -23,19 +23,19 @@ SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64()
 """The extras with one number per row, and their types; all other extras are lists."""
 
 
-def extra_widths(kernel: Filter) -> dict[str, int]:
+def find_extra_widths(kernel: Filter) -> dict[str, int]:
     """Return the name and width of each extra that a filter's estimates may have beside the filter's outputs."""
     return {**figures(kernel), MEASURED: kernel.measurements, CONTROL: kernel.controls, STATE_INDEX: 1}
 
 
-def type_of_extra(name: str) -> str:
+def find_extra_type(name: str) -> str:
     """Return the SQL type of an extra's column."""
     return SCALARS[name][0] if name in SCALARS else "array<double>"
 
 
-def extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
+def build_extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
     """Return the column of an extra (d, N): lists of d numbers, or plain numbers for `SCALARS`, with null for NaN."""
     if name not in SCALARS:
-        return lists(values)
+        return build_lists(values)
     unknown = np.isnan(values[0])
     return pa.array(np.where(unknown, 0.0, values[0]), mask=unknown).cast(SCALARS[name][1])

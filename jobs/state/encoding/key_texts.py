@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.core.errors import UserError
-from jobs.state.encoding.arrow import texts as texts_of
-from jobs.storage.columns import arrow_schema
+from jobs.state.encoding.arrow import build_texts as texts_of
+from jobs.storage.columns import parse_arrow_schema
 
 if TYPE_CHECKING:
     from jobs.state.encoding.keys import KeyKind
 
 
-def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
+def parse_key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
     """Return the columns of keys (N,) by name, from their texts.
 
     Raises:
@@ -27,20 +27,20 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
     distinct = text.dictionary_encode()
     values = split_keys(distinct.dictionary, len(kind.columns))
     return {
-        name: _typed(one, arrow_type(type_)).take(distinct.indices)
+        name: _convert_texts(one, find_arrow_type(type_)).take(distinct.indices)
         for name, type_, one in zip(kind.columns, kind.types, values, strict=True)
     }
 
 
 @cache
-def arrow_type(name: str) -> pa.DataType:
+def find_arrow_type(name: str) -> pa.DataType:
     """Return the Arrow type for the name of a Spark type.
 
     Raises:
         UserError: no key has columns of this type.
     """
     try:
-        found = arrow_schema(f"key {name}").field("key").type
+        found = parse_arrow_schema(f"key {name}").field("key").type
     except KeyError:
         found = None
     if found is None or pa.types.is_nested(found):
@@ -48,7 +48,7 @@ def arrow_type(name: str) -> pa.DataType:
     return found
 
 
-def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the typed values of texts in Spark's notation."""
     # Arrow expects a time zone in the text of an instant; Spark writes instants in UTC, without a time zone.
     plain = pa.timestamp("us") if pa.types.is_timestamp(kind) else kind

@@ -15,16 +15,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.state.encoding.order import starts_of
-from jobs.state.encoding.packets import Column, Records
-from jobs.state.encoding.routing import identity_of, route_of
+from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.packets import PacketColumn, Records
+from jobs.state.encoding.routing import compute_identities, compute_routes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql.types import DataType, StructType
 
-ROUTE = Column("route", "<u8")
-CHECK = Column("check", "<i8")
+ROUTE = PacketColumn("route", "<u8")
+CHECK = PacketColumn("check", "<i8")
 _CHECK_SEED = 0x6B616C6D
 ONLY = "[]"
 """The text of the only key of a model without key columns: a JSON array of no values."""
@@ -44,7 +44,7 @@ class KeyKind(NamedTuple):
     integer: bool
 
     @property
-    def identity_columns(self) -> tuple[Column, ...]:
+    def identity_columns(self) -> tuple[PacketColumn, ...]:
         """Return the packet columns of a key's identity."""
         return (ROUTE,) if self.integer else (ROUTE, CHECK)
 
@@ -54,13 +54,13 @@ class KeyKind(NamedTuple):
         return len(self.columns) == 1 and self.columns[0].casefold() == "key"
 
 
-def key_kind(columns: list[str], schema: StructType) -> KeyKind:
+def build_key_kind(columns: list[str], schema: StructType) -> KeyKind:
     """Return the kind of keys with these `columns` of a table."""
     types = tuple(schema[name].dataType.simpleString() for name in columns)
     return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
 
 
-def sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
+def select_sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
     """Return the kind of keys with only these columns of a key."""
     types = tuple(kind.types[kind.columns.index(name)] for name in columns)
     return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
@@ -71,20 +71,20 @@ def is_integer(data_type: DataType) -> bool:
     return data_type.simpleString() in _INTEGERS
 
 
-def text_of(kind: KeyKind) -> SparkColumn:
+def build_key_text(kind: KeyKind) -> SparkColumn:
     """Return the expression of a key's text: the value of its only column, or a JSON array of several values."""
     if not kind.columns:
         return F.lit(ONLY)
-    parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
+    parts = [F.col(_quote_name(name)).cast("string") for name in kind.columns]
     return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
 
 
-def readable(text: str) -> str:
+def format_key(text: str) -> str:
     """Return the readable form of a key's text."""
     return ALL_ROWS if text == ONLY else text
 
 
-def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
+def build_key_columns(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return expressions that parse a key's text into the typed key columns."""
     if len(kind.columns) <= 1:
         return [text.cast(one).alias(name) for name, one in zip(kind.columns, kind.types, strict=True)]
@@ -93,7 +93,7 @@ def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     return [values[i].cast(type_).alias(name) for i, (name, type_) in enumerate(named)]
 
 
-def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
+def build_identity_columns(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the columns `identity` (64 bits) and, unless the key is an integer, `check` and `text`."""
     if kind.integer:
         return [text.cast("bigint").alias("identity")]
@@ -104,19 +104,19 @@ def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     ]
 
 
-def identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
-    """Return a packet's identity arrays, from the columns `identity_expressions` as arrays."""
-    arrays = {"route": route_of(columns["identity"])}
+def build_identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
+    """Return a packet's identity arrays, from the columns `build_identity_columns` as arrays."""
+    arrays = {"route": compute_routes(columns["identity"])}
     if "check" in columns:
         arrays["check"] = columns["check"]
     return arrays
 
 
-def key_array(records: Records) -> pa.Array:
+def build_key_array(records: Records) -> pa.Array:
     """Return the keys (N,) of records with identities: integers, or texts."""
     if records.text is not None:
         return records.text
-    return pa.array(identity_of(np.ascontiguousarray(records.arrays["route"])))
+    return pa.array(compute_identities(np.ascontiguousarray(records.arrays["route"])))
 
 
 class Grouped(NamedTuple):
@@ -142,15 +142,15 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
     route, check = records.arrays["route"], records.arrays.get("check")
     sort = order_by or (lambda code: np.argsort(code, kind="stable"))
     order = sort(route)
-    starts = starts_of(route[order])
+    starts = find_starts(route[order])
     if check is not None:
-        both = starts_of(route[order], check[order])
+        both = find_starts(route[order], check[order])
         if np.count_nonzero(both) != np.count_nonzero(starts):  # two keys share a route
             by_both = np.lexsort((check, route))
             code = np.empty(len(route), np.int64)
-            code[by_both] = np.cumsum(starts_of(route[by_both], check[by_both]))
+            code[by_both] = np.cumsum(find_starts(route[by_both], check[by_both]))
             order = sort(code)
-            both = starts_of(route[order], check[order])
+            both = find_starts(route[order], check[order])
         starts = both
     return Grouped(order, np.cumsum(starts) - 1, np.flatnonzero(starts))
 
@@ -174,5 +174,5 @@ def match(known: Records, keys: Records) -> NDArray[np.int64]:
     return found
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

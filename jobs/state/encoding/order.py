@@ -24,7 +24,7 @@ def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = Non
     Returns:
         (N,) positions of the rows in sorted order.
     """
-    order = _by_key_and_time(key_codes, time_us)
+    order = _sort_by_key_and_time(key_codes, time_us)
     key, time = key_codes[order], time_us[order]
     ties = (key[1:] == key[:-1]) & (time[1:] == time[:-1])
     if not ties.any():
@@ -42,7 +42,7 @@ def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = Non
     return order
 
 
-def starts_of(*columns: NDArray) -> NDArray[np.bool_]:
+def find_starts(*columns: NDArray) -> NDArray[np.bool_]:
     """Return which of ordered rows (N,) are the first with their values of the columns (N,)."""
     starts = np.ones(len(columns[0]), bool)
     starts[1:] = False
@@ -51,7 +51,7 @@ def starts_of(*columns: NDArray) -> NDArray[np.bool_]:
     return starts
 
 
-def _by_key_and_time(key: NDArray, time: Ints) -> Ints:
+def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
     """Return an order by key and time; rows with the same key and time come in any order.
 
     Two sorts of plain integers use NumPy's vector instructions and take a quarter of the time of `lexsort`.

@@ -101,7 +101,7 @@ STATES_BY_BLOCK = ("block", "states")
 """Columns of a state variable that holds blocks of states."""
 
 
-def packet_batch(buckets: pa.Array, payloads: pa.Array, kind: RowPacket | None) -> pa.RecordBatch:
+def build_packet_batch(buckets: pa.Array, payloads: pa.Array, kind: RowPacket | None) -> pa.RecordBatch:
     """Return packets with the columns of `TYPED_ROW_PACKETS`, or of `ROW_PACKETS` if the kind is None."""
     if kind is None:
         return pa.RecordBatch.from_arrays([buckets, payloads], ["bucket", "payload"])

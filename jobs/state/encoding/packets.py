@@ -19,7 +19,7 @@ _HEADER = struct.Struct("<QQ")  # records, bytes of text; the columns after it s
 HEADER_BYTES = _HEADER.size
 
 
-class Column(NamedTuple):
+class PacketColumn(NamedTuple):
     """A number column of a packet: `width` numbers per record as (width, N), or (N,) if the width is None."""
 
     name: str
@@ -60,7 +60,7 @@ class Records(NamedTuple):
 class Layout(NamedTuple):
     """The columns of a packet. Columns of one byte go last, so that the others stay aligned."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[PacketColumn, ...]
     text: bool
     label: bool = False
 
@@ -72,12 +72,12 @@ class Layout(NamedTuple):
             parts.append(np.ascontiguousarray(records.arrays[column.name], dtype=column.dtype).tobytes())
         text_bytes = 0
         if self.text:
-            offsets, data = _text_buffers(records.text)
+            offsets, data = _split_text_buffers(records.text)
             text_bytes = len(data)
-            parts += [bytes(_padding(sum(map(len, parts)))), offsets.tobytes(), data]
+            parts += [bytes(_compute_padding(sum(map(len, parts)))), offsets.tobytes(), data]
         if self.label:
-            offsets, data = _text_buffers(records.label)
-            parts += [bytes(_padding(sum(map(len, parts)))), offsets.tobytes(), data]
+            offsets, data = _split_text_buffers(records.label)
+            parts += [bytes(_compute_padding(sum(map(len, parts)))), offsets.tobytes(), data]
         return b"".join([_HEADER.pack(size, text_bytes), *parts])
 
     def decode(self, packet: bytes | memoryview, start: int = 0) -> Records:
@@ -92,13 +92,13 @@ class Layout(NamedTuple):
             at += flat.nbytes
         text = label = None
         if self.text:
-            at += _padding(at - start - _HEADER.size)
-            text = _texts_at(packet, at, size, text_bytes)
+            at += _compute_padding(at - start - _HEADER.size)
+            text = _read_texts(packet, at, size, text_bytes)
             at += 4 * (size + 1) + text_bytes
         if self.label:
-            at += _padding(at - start - _HEADER.size)
+            at += _compute_padding(at - start - _HEADER.size)
             label_bytes = int(np.frombuffer(packet, np.int32, 1, at + 4 * size)[0])
-            label = _texts_at(packet, at, size, label_bytes)
+            label = _read_texts(packet, at, size, label_bytes)
         return Records(arrays, text, label)
 
     def empty(self) -> Records:
@@ -110,12 +110,12 @@ class Layout(NamedTuple):
         )
 
 
-def records_of(packet: bytes | memoryview, start: int = 0) -> int:
+def count_records(packet: bytes | memoryview, start: int = 0) -> int:
     """Return the number of records of a packet that begins at byte `start`."""
     return _HEADER.unpack_from(packet, start)[0]
 
 
-def concat(parts: Sequence[Records]) -> Records:
+def join_records(parts: Sequence[Records]) -> Records:
     """Return the records of all parts, of which there must be one or more, in order."""
     if len(parts) == 1:
         return parts[0]
@@ -126,25 +126,25 @@ def concat(parts: Sequence[Records]) -> Records:
     return Records(arrays, *(pa.concat_arrays(some) if some else None for some in joined))
 
 
-def merged(*parts: Records) -> Records:
+def merge_records(*parts: Records) -> Records:
     """Return the records of all parts (one or more), ordered by route; records of one route keep their order."""
-    joined = concat(parts)
+    joined = join_records(parts)
     return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 
 
-def _padding(size: int) -> int:
+def _compute_padding(size: int) -> int:
     """Return the number of bytes that pad `size` to a multiple of 8."""
     return -size % 8
 
 
-def _texts_at(packet: bytes | memoryview, at: int, size: int, length: int) -> pa.StringArray:
+def _read_texts(packet: bytes | memoryview, at: int, size: int, length: int) -> pa.StringArray:
     """Return the texts whose offsets begin at a byte, as views."""
     buffer = pa.py_buffer(packet)
     offsets = buffer.slice(at, 4 * (size + 1))
     return pa.StringArray.from_buffers(size, offsets, buffer.slice(at + 4 * (size + 1), length))
 
 
-def _text_buffers(text: pa.StringArray | None) -> tuple[NDArray[np.int32], bytes]:
+def _split_text_buffers(text: pa.StringArray | None) -> tuple[NDArray[np.int32], bytes]:
     """Return the offsets (N + 1, from 0) and the bytes of a text column without nulls."""
     if text is None or len(text) == 0:
         return np.zeros(1, np.int32), b""

@@ -34,7 +34,7 @@ class Routing(NamedTuple):
         return len(self.labels)
 
 
-def route_of(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
+def compute_routes(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Mix 64-bit identities so that all their bits count: the finaliser of SplitMix64, a bijection.
 
     References:
@@ -46,8 +46,8 @@ def route_of(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(_SHIFTS[2]))
 
 
-def identity_of(route: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Invert `route_of`."""
+def compute_identities(route: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Invert `compute_routes`."""
     z = _unxorshift(route, _SHIFTS[2])
     z = _unxorshift(z * np.uint64(_INVERSES[1]), _SHIFTS[1])
     z = _unxorshift(z * np.uint64(_INVERSES[0]), _SHIFTS[0])
@@ -62,17 +62,17 @@ def _unxorshift(z: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:
     return result
 
 
-def bucket_of(route: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
+def compute_buckets(route: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
     """Return the bucket, 0 <= bucket < buckets, of each route."""
     return (((route & _LOW) * np.uint64(buckets)) >> _HALF).astype(np.int64)
 
 
-def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
+def compute_blocks(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
     """Return the block in the bucket, 0 <= block < blocks, of each route; a higher route never has a lower block."""
     return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
 
 
-def blocks_for(keys: int, buckets: int, keys_per_block: int) -> int:
+def count_blocks(keys: int, buckets: int, keys_per_block: int) -> int:
     """Return the number of blocks in a bucket for which a block has about `keys_per_block` keys."""
     return max(1, -(-max(keys, 1) // (buckets * keys_per_block)))
 
@@ -82,12 +82,12 @@ def make_routing(buckets: int, blocks: int) -> Routing:
     labels: dict[int, int] = {}
     label = 0
     while len(labels) < buckets:
-        labels.setdefault(partition_of(label, buckets), label)
+        labels.setdefault(compute_partition(label, buckets), label)
         label += 1
     return Routing(tuple(labels[partition] for partition in range(buckets)), blocks)
 
 
-def partition_of(label: int, partitions: int) -> int:
+def compute_partition(label: int, partitions: int) -> int:
     """Return the partition to which Spark sends a row with the integer grouping key `label`.
 
     Spark partitions by 32-bit MurmurHash3 of the key with seed 42.
@@ -96,8 +96,8 @@ def partition_of(label: int, partitions: int) -> int:
         Appleby, MurmurHash3 (x86, 32 bits), for one block of four bytes.
     """
     mask = 0xFFFFFFFF
-    k = _rotated(label * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
-    h = (_rotated(42 ^ k, 13) * 5 + 0xE6546B64) & mask
+    k = _rotate(label * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    h = (_rotate(42 ^ k, 13) * 5 + 0xE6546B64) & mask
     h ^= 4
     h = (h ^ h >> 16) * 0x85EBCA6B & mask
     h = (h ^ h >> 13) * 0xC2B2AE35 & mask
@@ -106,6 +106,6 @@ def partition_of(label: int, partitions: int) -> int:
     return signed % partitions
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate(value: int, bits: int) -> int:
     """Rotate 32 bits to the left."""
     return (value << bits | value >> (32 - bits)) & 0xFFFFFFFF

@@ -19,17 +19,17 @@ from jobs.core.errors import UserError
 from jobs.core.stopwatch import UNPACK, step
 from jobs.state.encoding.keys import (
     KeyKind,
+    build_identity_arrays,
+    build_identity_columns,
+    build_key_text,
     group,
-    identity_arrays,
-    identity_expressions,
     is_integer,
-    sub_kind,
-    text_of,
+    select_sub_kind,
 )
 from jobs.state.encoding.order import order_rows
-from jobs.state.encoding.packet_kinds import NEVER, ROW_PACKETS, RowPacket, packet_batch
-from jobs.state.encoding.packets import Column, Layout, Records, concat
-from jobs.state.encoding.routing import Routing, bucket_of
+from jobs.state.encoding.packet_kinds import NEVER, ROW_PACKETS, RowPacket, build_packet_batch
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
+from jobs.state.encoding.routing import Routing, compute_buckets
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ INPUT_IDENTITY = ("_input_identity", "_input_check")
 """Identity of the key of the inputs, if inputs belong to some of the key columns."""
 ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
 """The row id: an integer, or two hashes of a text and the text."""
-NAMED = Column("named", "u1")
+NAMED = PacketColumn("named", "u1")
 """Marks the rows of a packet that have an id."""
 _CHECK_SEED = 0x726F7773
 
@@ -107,18 +107,18 @@ class RowFormat(NamedTuple):
         """Return the layout of a packet of rows."""
         columns = [
             *self.kind.identity_columns,
-            Column("time", "<i8"),
-            Column("y", "<f8", len(self.measurement)),
+            PacketColumn("time", "<i8"),
+            PacketColumn("y", "<f8", len(self.measurement)),
         ]
         if self.control:
-            columns.append(Column("u", "<f8", len(self.control)))
+            columns.append(PacketColumn("u", "<f8", len(self.control)))
         if self.row_id is None:
             return Layout(tuple(columns), text=not self.kind.integer)
-        columns += [Column("id", "<i8", self.row_id.width), NAMED]
+        columns += [PacketColumn("id", "<i8", self.row_id.width), NAMED]
         return Layout(tuple(columns), text=not self.kind.integer, label=not self.row_id.integer)
 
 
-def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
+def build_row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
     """Return the format of a model's rows; the `schema` of their table decides whether ids are integers.
 
     Raises:
@@ -137,7 +137,7 @@ def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None)
         fmt = fmt._replace(distinct=False, row_id=row_id)
     if spec.inputs is None:
         return fmt
-    by = sub_kind(kind, tuple(spec.inputs.key or spec.key))
+    by = select_sub_kind(kind, tuple(spec.inputs.key or spec.key))
     return fmt._replace(inputs=len(spec.input_names), inputs_key=by)
 
 
@@ -163,14 +163,14 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
     if fmt.row_id is not None:
         beside = [*beside, *ROW_ID[: 1 if fmt.row_id.integer else 3]]
-        frame = frame.withColumns(id_columns(fmt.row_id, F.col(f"`{fmt.row_id.column}`")))
+        frame = frame.withColumns(build_id_columns(fmt.row_id, F.col(f"`{fmt.row_id.column}`")))
     if fmt.inputs_key not in (None, fmt.kind):
         beside = [*beside, *INPUT_IDENTITY[: 1 if fmt.inputs_key.integer else 2]]
         frame = frame.withColumns(
             dict(
                 zip(
                     INPUT_IDENTITY,
-                    identity_expressions(fmt.inputs_key, text_of(fmt.inputs_key)),
+                    build_identity_columns(fmt.inputs_key, build_key_text(fmt.inputs_key)),
                     strict=False,
                 )
             )
@@ -178,12 +178,12 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
     if fmt.kind.integer:
         identity = F.col(f"`{fmt.kind.columns[0]}`").cast("bigint").alias("identity")
         return frame.select(identity, time, *numbers, *beside)
-    keyed = frame.select(text_of(fmt.kind).alias("_text"), time, *numbers, *beside)
+    keyed = frame.select(build_key_text(fmt.kind).alias("_text"), time, *numbers, *beside)
     names = [f"n{i}" for i in range(len(numbers))]
-    return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names, *beside)
+    return keyed.select(*build_identity_columns(fmt.kind, F.col("_text")), "time", *names, *beside)
 
 
-def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
+def build_id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
     """Return the expressions of the columns `ROW_ID` for an id column."""
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
@@ -193,49 +193,49 @@ def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack measurement rows into one packet for each Arrow batch and bucket."""
-    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), ROW_PACKETS)
+    return select_columns(frame, fmt).mapInArrow(build_row_packer(fmt, routing), ROW_PACKETS)
 
 
-def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
+def build_row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
     """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
     kind = RowPacket.ROWS if typed else None
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield bucket_packets(records_of(batch, fmt), fmt.layout, routing, kind)
+                yield pack_buckets(parse_records(batch, fmt), fmt.layout, routing, kind)
 
     return pack
 
 
-def bucket_packets(
+def pack_buckets(
     records: Records, layout: Layout, routing: Routing, kind: RowPacket | None
 ) -> pa.RecordBatch:
-    """Return records as packets (`packet_batch`), one for each bucket with records."""
+    """Return records as packets (`build_packet_batch`), one for each bucket with records."""
     labels = np.asarray(routing.labels, np.int32)
     if len(labels) == 1:
         parts, present = [layout.encode(records)], labels
     else:
-        bucket = bucket_of(records.arrays["route"], len(labels))
+        bucket = compute_buckets(records.arrays["route"], len(labels))
         order = np.argsort(bucket.astype(np.uint16), kind="stable")
         numbers, starts = np.unique(bucket[order], return_index=True)
         ordered = records.take(order)
         stops = [*starts[1:], len(order)]
         parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
         present = labels[numbers]
-    return packet_batch(pa.array(present), pa.array(parts, pa.binary()), kind)
+    return build_packet_batch(pa.array(present), pa.array(parts, pa.binary()), kind)
 
 
-def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
+def read_times(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """Return the times (N,) of an Arrow batch of `select_columns`, in microseconds."""
     return batch.column("time").view(pa.int64()).to_numpy()
 
 
-def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+def parse_records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     """Return an Arrow batch of `select_columns` as records."""
     numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
-    arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
-    arrays["time"] = times_of(batch)
+    arrays = build_identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
+    arrays["time"] = read_times(batch)
     m, c = len(fmt.measurement), len(fmt.control)
     values = np.empty((m + c, batch.num_rows))
     for i in range(m + c):
@@ -254,7 +254,7 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     return Records(arrays, text, None if fmt.row_id.integer else given.fill_null(""))
 
 
-def ids_of(records: Records) -> pa.Array:
+def select_ids(records: Records) -> pa.Array:
     """Return the original ids of measurement rows: integers or texts, null for a missing id."""
     missing = pa.array(records.arrays["named"] == 0)
     given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
@@ -266,11 +266,11 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     """Unpack the packets of a bucket; return the rows in the order of application."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
-    return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
+    return sort_by_key(join_records(parts) if parts else layout.empty(), fmt)
 
 
 @step(UNPACK)
-def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
+def sort_by_key(records: Records, fmt: RowFormat) -> KeyedRows:
     """Return rows in the order of application, and their keys."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
@@ -291,7 +291,7 @@ def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
     )
 
 
-def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
+def group_by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
     """Yield the packets of each bucket in a partition."""
     payloads: dict[int, list[bytes]] = {}
     for batch in batches:
@@ -302,28 +302,28 @@ def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
         yield payloads.pop(bucket)
 
 
-def event_time_packer(fmt: RowFormat, routing: Routing) -> Packer:
+def build_event_time_packer(fmt: RowFormat, routing: Routing) -> Packer:
     """Return the function that packs batches of `select_columns`, and adds a tick for every bucket."""
-    packer = row_packer(fmt, routing, typed=True)
+    packer = build_row_packer(fmt, routing, typed=True)
     labels = pa.array(np.asarray(routing.labels, np.int32))
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            payload = tick(int(times_of(batch).max()))
+            payload = encode_tick(int(read_times(batch).max()))
             ticks = pa.array([payload] * len(labels), pa.binary())
-            yield packet_batch(labels, ticks, RowPacket.MAX_EVENT_TIME)
+            yield build_packet_batch(labels, ticks, RowPacket.MAX_EVENT_TIME)
             yield from packer(iter([batch]))
 
     return pack
 
 
-def tick(max_event_time: int) -> bytes:
+def encode_tick(max_event_time: int) -> bytes:
     """Return the payload of a tick (a `MAX_EVENT_TIME` packet); the time is in microseconds."""
     return np.int64(max_event_time).tobytes()
 
 
-def max_event_time(ticks: Iterable[bytes]) -> int:
+def find_max_event_time(ticks: Iterable[bytes]) -> int:
     """Return the maximum event time of ticks, `NEVER` if there is none."""
     return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)

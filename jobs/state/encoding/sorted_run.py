@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packets import Layout, Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 
 PIECE = 1 << 16
 """Number of records that are converted to rows at a time."""
@@ -39,16 +39,16 @@ class Damaged(OSError):
     """The content of a file has changed since it was written."""
 
 
-class Run:
+class SortedRun:
     """N records ordered by route.
 
-    route: (N,); rows: (N, W) words, the bytes of `row_type` and a checksum; text: texts of keys that are not integers
+    route: (N,); rows: (N, W) words, the bytes of `build_row_type` and a checksum; text: texts of keys that are not integers
     """
 
     def __init__(self, path: Path, layout: Layout, size: int) -> None:
         self.path, self.layout, self.size = path, layout, size
         self.route: Words = np.zeros(0, np.uint64)
-        self.rows: Words = np.zeros((0, _words(layout)), np.uint64)
+        self.rows: Words = np.zeros((0, _count_words(layout)), np.uint64)
         self.text: pa.LargeStringArray | None = pa.array([], pa.large_string()) if layout.text else None
         self._groups: Words = np.zeros((0, GROUP), np.uint64)
         self._sums: Words = np.zeros(0, np.uint64)
@@ -57,7 +57,7 @@ class Run:
         self._last: tuple[Words, Ints, Records] | None = None
 
     @classmethod
-    def open(cls, path: Path, layout: Layout, size: int) -> Run:
+    def open(cls, path: Path, layout: Layout, size: int) -> SortedRun:
         """Map the files of a run of `size` records.
 
         Raises:
@@ -67,24 +67,24 @@ class Run:
         if size == 0:
             return run
         run._groups, run._sums, run.rows = (
-            _mapped(file, shape) for file, shape in _files(path, layout, size)
+            _map_file(file, shape) for file, shape in _list_files(path, layout, size)
         )
         run.route = run._groups.reshape(-1)[:size]
         if layout.text:
-            run._offsets = _mapped(path.with_suffix(".offsets"), (size + 1,)).view(np.int64)
+            run._offsets = _map_file(path.with_suffix(".offsets"), (size + 1,)).view(np.int64)
             length = run._length = path.with_suffix(".text").stat().st_size
             data = np.memmap(path.with_suffix(".text"), np.uint8, "r", shape=(length,)) if length else b""
             run.text = pa.LargeStringArray.from_buffers(size, pa.py_buffer(run._offsets), pa.py_buffer(data))
         return run
 
     @classmethod
-    def write(cls, path: Path, layout: Layout, size: int, parts: Iterable[Records]) -> Run:
+    def write(cls, path: Path, layout: Layout, size: int, parts: Iterable[Records]) -> SortedRun:
         """Write the `size` records of parts to files, and map these; the parts are in the order of routes.
 
         Raises:
             OSError: the disk is full.
         """
-        groups, sums, rows = _allocated(path, layout, size)
+        groups, sums, rows = _create_files(path, layout, size)
         route = groups.reshape(-1)
 
         def placed() -> Iterator[pa.Array | None]:
@@ -92,7 +92,7 @@ class Run:
             for part in parts:
                 into = slice(at, at + part.size)
                 route[into] = part.arrays["route"]
-                rows[into] = rows_of(layout, part)
+                rows[into] = pack_rows(layout, part)
                 at += part.size
                 yield part.text
 
@@ -101,51 +101,53 @@ class Run:
         else:
             for _ in placed():
                 pass
-        sums[:] = _sums_of_groups(groups, np.arange(len(groups)))
+        sums[:] = _sum_groups(groups, np.arange(len(groups)))
         return cls.open(path, layout, size)
 
     @classmethod
-    def merged(cls, path: Path, base: Run, new: Records) -> Run:
+    def write_merged(cls, path: Path, base: SortedRun, new: Records) -> SortedRun:
         """Write the records of a run and the records of other keys to files, and map these.
 
         Raises:
             OSError: the disk is full, or the routes of the run are damaged.
         """
         if base.size == 0:
-            return cls.write(path, base.layout, new.size, pieces(new))
+            return cls.write(path, base.layout, new.size, split_records(new))
         base._check_groups(np.arange(len(base._groups)))
         size = base.size + new.size
-        groups, sums, rows = _allocated(path, base.layout, size)
+        groups, sums, rows = _create_files(path, base.layout, size)
         route = groups.reshape(-1)[:size]
         at = np.searchsorted(base.route, new.arrays["route"]) + np.arange(new.size)
         held = np.ones(size, bool)
         held[at] = False
         route[at], route[held] = new.arrays["route"], base.route
-        rows[at], rows[held] = rows_of(base.layout, new), base.rows  # with their checksums, right or wrong
+        rows[at], rows[held] = pack_rows(base.layout, new), base.rows  # with their checksums, right or wrong
         if base.text is not None and new.text is not None:
             base._check_offsets(base._offsets[:-1], base._offsets[1:])
             order = np.empty(size, np.int64)
             order[held], order[at] = np.arange(base.size), base.size + np.arange(new.size)
             joined = pa.concat_arrays([base.text, new.text.cast(pa.large_string())])
             _write_texts(path, [joined.take(pa.array(order))])
-        sums[:] = _sums_of_groups(groups, np.arange(len(groups)))
+        sums[:] = _sum_groups(groups, np.arange(len(groups)))
         return cls.open(path, base.layout, size)
 
     def find(self, route: Words) -> Records:
         """Return the records of ordered routes."""
-        return self._found_at(route)[1]
+        return self._find_at(route)[1]
 
-    def in_blocks(self, numbers: Ints, blocks: int) -> Ints:
+    def find_in_blocks(self, numbers: Ints, blocks: int) -> Ints:
         """Return the positions of the records of blocks by their ordered numbers."""
         if self.size == 0 or len(numbers) == 0:
             return _NONE
         if len(numbers) == blocks:
             return np.arange(self.size)
-        start = np.searchsorted(self.route, _lowest_route(numbers, blocks))
-        highest = _lowest_route(numbers + 1, blocks) - np.uint64(1)  # after the last block: 0 - 1, all bits
+        start = np.searchsorted(self.route, _compute_lowest_route(numbers, blocks))
+        highest = _compute_lowest_route(numbers + 1, blocks) - np.uint64(
+            1
+        )  # after the last block: 0 - 1, all bits
         stop = np.searchsorted(self.route, highest, "right")
         self._check_ends(start, stop)
-        return _ranges(start, stop)
+        return _join_ranges(start, stop)
 
     def all(self) -> Records:
         """Return all records."""
@@ -161,9 +163,9 @@ class Run:
         if self.text is not None:
             self._check_offsets(self._offsets[index], self._offsets[index + 1])
             text = self.text.take(pa.array(index)).cast(pa.string())
-        if (_sums_of_rows(route, words, text) != words[:, -1]).any():
+        if (_sum_rows(route, words, text) != words[:, -1]).any():
             raise Damaged(self.path)
-        rows = _columns(words, self.layout)
+        rows = _view_columns(words, self.layout)
         arrays: dict[str, NDArray] = {"route": np.asarray(route)}
         for column in self.layout.columns[1:]:
             arrays[column.name] = np.ascontiguousarray(rows[column.name].T)
@@ -177,10 +179,10 @@ class Run:
         """
         if self.size == 0 or records.size == 0:
             return records
-        places, known = self._found_at(records.arrays["route"])
+        places, known = self._find_at(records.arrays["route"])
         found = match(known, records)
         there = found >= 0
-        self.rows[places[found[there]]] = rows_of(self.layout, records)[there]
+        self.rows[places[found[there]]] = pack_rows(self.layout, records)[there]
         self._last = None
         return records.take(np.flatnonzero(~there))
 
@@ -189,10 +191,10 @@ class Run:
         for path in self.path.parent.glob(f"{self.path.name}.*"):
             path.unlink(missing_ok=True)
 
-    def _found_at(self, route: Words) -> tuple[Ints, Records]:
+    def _find_at(self, route: Words) -> tuple[Ints, Records]:
         """Return the positions and the records of ordered routes; the last result is kept for `replace`."""
         if self._last is None or not np.array_equal(route, self._last[0]):
-            places = self._places(route[starts_of(route)]) if len(route) else _NONE
+            places = self._places(route[find_starts(route)]) if len(route) else _NONE
             self._last = route, places, self.at(places)
         return self._last[1:]
 
@@ -206,7 +208,7 @@ class Run:
         more = np.flatnonzero((stop > start) & (self.route[np.minimum(stop, self.size - 1)] == wanted))
         stop[more] = np.searchsorted(self.route, wanted[more], "right")
         self._check_ends(start, stop)
-        return _ranges(start, stop)
+        return _join_ranges(start, stop)
 
     def _check_ends(self, start: Ints, stop: Ints) -> None:
         """Compare the routes at the ends of ranges, and adjacent routes, with their checksums."""
@@ -221,7 +223,7 @@ class Run:
         Raises:
             Damaged: a checksum is wrong.
         """
-        if (_sums_of_groups(self._groups[numbers], numbers) != self._sums[numbers]).any():
+        if (_sum_groups(self._groups[numbers], numbers) != self._sums[numbers]).any():
             raise Damaged(self.path)
 
     def _check_offsets(self, start: Ints, stop: Ints) -> None:
@@ -235,7 +237,7 @@ class Run:
             raise Damaged(self.path)
 
 
-def row_type(layout: Layout) -> np.dtype:
+def build_row_type(layout: Layout) -> np.dtype:
     """Return the type of a row: all columns of a record except the first, its route."""
     fields = [
         (c.name, c.dtype) if c.width is None else (c.name, c.dtype, (c.width,)) for c in layout.columns[1:]
@@ -243,45 +245,45 @@ def row_type(layout: Layout) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def pieces(records: Records) -> Iterator[Records]:
+def split_records(records: Records) -> Iterator[Records]:
     """Yield records in slices of `PIECE`."""
     for start in range(0, records.size, PIECE):
         yield records.slice(start, start + PIECE)
 
 
-def rows_of(layout: Layout, records: Records) -> Words:
+def pack_rows(layout: Layout, records: Records) -> Words:
     """Return records as rows (N, W) with their checksums."""
-    words = np.zeros((records.size, _words(layout)), np.uint64)
-    rows = _columns(words, layout)
+    words = np.zeros((records.size, _count_words(layout)), np.uint64)
+    rows = _view_columns(words, layout)
     for column in layout.columns[1:]:
         rows[column.name] = records.arrays[column.name].T
-    words[:, -1] = _sums_of_rows(records.arrays["route"], words, records.text)
+    words[:, -1] = _sum_rows(records.arrays["route"], words, records.text)
     return words
 
 
-def _words(layout: Layout) -> int:
+def _count_words(layout: Layout) -> int:
     """Return the number of words in a row; the last word is its checksum."""
-    return row_type(layout).itemsize // 8 + 1
+    return build_row_type(layout).itemsize // 8 + 1
 
 
-def _columns(words: Words, layout: Layout) -> NDArray[Any]:
+def _view_columns(words: Words, layout: Layout) -> NDArray[Any]:
     """Return the words of rows as structured rows (N,), as a view."""
-    return words[:, :-1].view(row_type(layout))[:, 0]
+    return words[:, :-1].view(build_row_type(layout))[:, 0]
 
 
-def _sums_of_rows(route: Words, rows: Words, text: pa.Array | None) -> Words:
+def _sum_rows(route: Words, rows: Words, text: pa.Array | None) -> Words:
     """Return the checksums of records; the last word of a row is not included."""
-    factors = np.append(_factors(rows.shape[1] - 1), np.uint64(0))
-    sums = _folded(rows) @ factors + _folded(route) * _SEED
-    return sums if text is None else sums + _sums_of_texts(text) * _SEED
+    factors = np.append(_build_factors(rows.shape[1] - 1), np.uint64(0))
+    sums = _fold_words(rows) @ factors + _fold_words(route) * _SEED
+    return sums if text is None else sums + _sum_texts(text) * _SEED
 
 
-def _sums_of_groups(groups: Words, numbers: Ints) -> Words:
+def _sum_groups(groups: Words, numbers: Ints) -> Words:
     """Return the checksums of groups of routes by their numbers."""
-    return _folded(groups) @ _factors(GROUP) + (numbers + 1).astype(np.uint64) * _SEED
+    return _fold_words(groups) @ _build_factors(GROUP) + (numbers + 1).astype(np.uint64) * _SEED
 
 
-def _sums_of_texts(text: pa.Array) -> Words:
+def _sum_texts(text: pa.Array) -> Words:
     """Return checksums of texts, from their lengths and their 8-byte words; the last word is padded with zeros."""
     kind = np.int64 if pa.types.is_large_string(text.type) else np.int32
     _, bounds, content = text.buffers()
@@ -291,14 +293,14 @@ def _sums_of_texts(text: pa.Array) -> Words:
     start, length = ends[:-1] - ends[0], np.diff(ends)
     sums = length.astype(np.uint64)
     some = np.flatnonzero(length)
-    for place, factor in enumerate(_factors(-(-int(length.max(initial=0)) // 8))):
+    for place, factor in enumerate(_build_factors(-(-int(length.max(initial=0)) // 8))):
         beyond = np.maximum(8 * (place + 1) - length[some], 0).astype(np.uint64)
-        sums[some] += _folded(words[start[some] + 8 * place] << (beyond * np.uint64(8))) * factor
+        sums[some] += _fold_words(words[start[some] + 8 * place] << (beyond * np.uint64(8))) * factor
         some = some[length[some] > 8 * (place + 1)]
     return sums
 
 
-def _folded(words: Words) -> Words:
+def _fold_words(words: Words) -> Words:
     """Mix the high half of each word into the low half, as a product loses changes of the highest bits."""
     folded = words >> np.uint64(32)
     folded ^= words
@@ -306,32 +308,32 @@ def _folded(words: Words) -> Words:
 
 
 @cache
-def _factors(count: int) -> Words:
+def _build_factors(count: int) -> Words:
     """Return odd factors: the sum detects every change of one word, and almost every change of several words."""
-    return route_of(np.arange(1, count + 1)) | np.uint64(1)
+    return compute_routes(np.arange(1, count + 1)) | np.uint64(1)
 
 
-def _ranges(start: Ints, stop: Ints) -> Ints:
+def _join_ranges(start: Ints, stop: Ints) -> Ints:
     """Return the numbers of all ranges start..stop-1 in one array."""
     lengths = stop - start
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - lengths), lengths)
 
 
-def _lowest_route(numbers: Ints, blocks: int) -> Words:
+def _compute_lowest_route(numbers: Ints, blocks: int) -> Words:
     """Return the lowest route of each block (`routing.block_of`); 0 for the number after the last block."""
     first = ((numbers.astype(np.uint64) << np.uint64(32)) + np.uint64(blocks - 1)) // np.uint64(blocks)
     return first << np.uint64(32)
 
 
-def _files(path: Path, layout: Layout, size: int) -> list[tuple[Path, tuple[int, ...]]]:
+def _list_files(path: Path, layout: Layout, size: int) -> list[tuple[Path, tuple[int, ...]]]:
     """Return the files of routes, their checksums and rows, with their shapes in words."""
     groups = -(-size // GROUP)
-    shapes = (".route", (groups, GROUP)), (".sums", (groups,)), (".rows", (size, _words(layout)))
+    shapes = (".route", (groups, GROUP)), (".sums", (groups,)), (".rows", (size, _count_words(layout)))
     return [(path.with_suffix(suffix), shape) for suffix, shape in shapes]
 
 
-def _mapped(file: Path, shape: tuple[int, ...]) -> Words:
+def _map_file(file: Path, shape: tuple[int, ...]) -> Words:
     """Return a file of words, mapped.
 
     Raises:
@@ -342,13 +344,13 @@ def _mapped(file: Path, shape: tuple[int, ...]) -> Words:
     return np.memmap(file, np.uint64, "r+", shape=shape)
 
 
-def _allocated(path: Path, layout: Layout, size: int) -> list[Words]:
+def _create_files(path: Path, layout: Layout, size: int) -> list[Words]:
     """Return new files of routes, their checksums and rows, mapped."""
     found: list[Words] = []
-    for file, shape in _files(path, layout, size):
+    for file, shape in _list_files(path, layout, size):
         with open(file, "wb") as opened:
             _allocate(opened, 8 * int(np.prod(shape)))
-        found.append(_mapped(file, shape) if size else np.zeros(shape, np.uint64))
+        found.append(_map_file(file, shape) if size else np.zeros(shape, np.uint64))
     return found
 
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
-from jobs.state.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, table_batch
+from jobs.state.encoding.estimates import ROWS_A_PACKET, EstimateFormat, build_table_batch, estimate_batch
 from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.storage.part_files import PartFile, PartWriter, attempt_name, remove
+from jobs.storage.part_files import PartFile, PartWriter, name_attempt, remove
 from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor
 
@@ -35,7 +35,7 @@ FILES = {
 """Kind of the row that represents a file, by the kind of the packets in the file."""
 
 
-class Target(NamedTuple):
+class EstimateTarget(NamedTuple):
     """Target of a micro-batch's estimates, and the columns with one value for the whole micro-batch.
 
     folder: folder of the table; attempt: unique text of this write attempt, part of its files' names; file_bytes: size
@@ -52,7 +52,7 @@ class Target(NamedTuple):
         return json.dumps(self._asdict())
 
     @classmethod
-    def decode(cls, text: str) -> Target:
+    def decode(cls, text: str) -> EstimateTarget:
         """Decode the text that `encode` returned."""
         return cls(**json.loads(text))
 
@@ -67,11 +67,11 @@ class EstimateRows(NamedTuple):
     estimates: EstimateFormat
     schema: pa.Schema
 
-    def batch(self, packet: bytes, target: Target, kind: OutputPacket) -> pa.RecordBatch:
+    def batch(self, packet: bytes, target: EstimateTarget, kind: OutputPacket) -> pa.RecordBatch:
         """Return the rows of a packet."""
         found = estimate_batch(self.estimates, self.estimates.layout.decode(packet))
         constants = {**target.constants, "correction": kind == OutputPacket.CORRECTION}
-        return table_batch(found, self.schema, constants)
+        return build_table_batch(found, self.schema, constants)
 
 
 class EstimateWriter(DelegatingProcessor):
@@ -94,11 +94,13 @@ class EstimateWriter(DelegatingProcessor):
         assert context is not None
         told = context.getLocalProperty(PROPERTY)
         assert told is not None, "the driver tells where estimates go"
-        target = Target.decode(told)
-        task = attempt_name(context.partitionId(), target.attempt, context.stageId(), context.taskAttemptId())
-        yield from self._in_files(frames, target, task)
+        target = EstimateTarget.decode(told)
+        task = name_attempt(context.partitionId(), target.attempt, context.stageId(), context.taskAttemptId())
+        yield from self._write_files(frames, target, task)
 
-    def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
+    def _write_files(
+        self, frames: Iterable[pd.DataFrame], target: EstimateTarget, name: str
+    ) -> Iterator[pd.DataFrame]:
         """Write packets of estimates as they arrive, and yield the other packets and a row for each file."""
         folder = target.folder
         writers = {kind: PartWriter(folder, name, target.file_bytes) for kind in FILES}
@@ -113,14 +115,14 @@ class EstimateWriter(DelegatingProcessor):
                     with step(WRITE):
                         done = writers[kind].add(rows)
                     complete += done
-                    yield from _rows_of(done, kind)
+                    yield from _build_rows(done, kind)
                 if not mine.all():
                     yield frame.loc[~mine]
             for kind, writer in writers.items():
                 with step(WRITE):
                     done = writer.end()
                 complete += done
-                yield from _rows_of(done, kind)
+                yield from _build_rows(done, kind)
         except BaseException as problem:
             for writer in writers.values():
                 writer.abandon()
@@ -131,7 +133,7 @@ class EstimateWriter(DelegatingProcessor):
             raise
 
 
-def _rows_of(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame]:
+def _build_rows(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame]:
     for part in parts:
         yield pd.DataFrame({"kind": [FILES[kind]], "rows": [part.rows], "payload": [part.encode()]})
 
@@ -139,7 +141,7 @@ def _rows_of(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame
 Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
+def build_file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
     """Return a function that reads the rows of given partitions from their files, in order, through `along`.
 
     Args:
@@ -160,12 +162,12 @@ def file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, alo
     return lambda numbers: along(batches(numbers))
 
 
-def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pass_unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield all rows."""
     yield from batches
 
 
-def last_of_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def select_last_of_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the last row of each run of rows with the same key."""
     held: pa.RecordBatch | None = None  # the next batch may continue its key
     for batch in batches:

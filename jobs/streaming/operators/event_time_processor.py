@@ -10,11 +10,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from jobs.state.block_store import MapStore, map_store
 from jobs.state.encoding.packet_kinds import STATES_BY_BLOCK, RowPacket, StateVariable
-from jobs.state.encoding.rows import max_event_time
+from jobs.state.encoding.rows import find_max_event_time
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Plan
-from jobs.streaming.operators.processor import packet_frame
+from jobs.streaming.operators.processor import build_packet_frame
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
@@ -52,13 +52,13 @@ class EventTimeProcessor(StatefulProcessor):
         states, rows, ids = (
             payload[kind == one] for one in (RowPacket.STATES, RowPacket.ROWS, RowPacket.ROW_IDS)
         )
-        bucket.seed(states, rows, _now(timerValues), ids)
+        bucket.seed(states, rows, _read_time(timerValues), ids)
         self._close_bucket(bucket, timerValues)
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
         """Add the states of new keys; return the numbers of new keys and of keys that existed."""
         bucket = self._open_bucket()
-        counts = bucket.import_states(packets, _now(timers))
+        counts = bucket.import_states(packets, _read_time(timers))
         self._close_bucket(bucket, timers)
         return counts
 
@@ -70,16 +70,16 @@ class EventTimeProcessor(StatefulProcessor):
         packed = frame["kind"] == RowPacket.ROWS
         bucket = self._open_bucket()
         packets = (bytes(payload) for payload in frame["payload"][packed])
-        newest = max_event_time(frame["payload"][~packed])
-        for packet in bucket.take(packets, newest, _now(timerValues)):
-            yield packet_frame(packet)
+        newest = find_max_event_time(frame["payload"][~packed])
+        for packet in bucket.take(packets, newest, _read_time(timerValues)):
+            yield build_packet_frame(packet)
         self._close_bucket(bucket, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
         """Expire keys and release waiting rows by the processing-time clock, and yield packets."""
         bucket = self._open_bucket()
-        for packet in bucket.wake(_now(timerValues)):
-            yield packet_frame(packet)
+        for packet in bucket.wake(_read_time(timerValues)):
+            yield build_packet_frame(packet)
         self._close_bucket(bucket, timerValues)
 
     def _close_bucket(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
@@ -97,6 +97,6 @@ class EventTimeProcessor(StatefulProcessor):
         return EventTimeBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
 
 
-def _now(timers: TimerValues) -> int:
+def _read_time(timers: TimerValues) -> int:
     """Return the micro-batch's processing time in microseconds; a retry has the same time."""
     return timers.getCurrentProcessingTimeInMs() * 1000

@@ -18,11 +18,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from jobs.state.block_store import decode_offered, map_store
 from jobs.state.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
-from jobs.state.encoding.packets import concat
+from jobs.state.encoding.packets import join_records
 from jobs.state.encoding.rows import unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.key_states import KeyStates
-from jobs.state.plan import Packet, Plan, output_packets
+from jobs.state.plan import Packet, Plan, build_output_packets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
@@ -42,7 +42,7 @@ class FilterProcessor(StatefulProcessor):
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Add the states of the snapshot; each value of `payload` is a packet of state records of this bucket."""
         layout = self.plan.state.layout
-        self.states.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
+        self.states.add(join_records([layout.decode(payload) for payload in initialState["payload"]]))
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
         """Add the states of new keys; return the numbers of new keys and of keys that existed."""
@@ -64,8 +64,8 @@ class FilterProcessor(StatefulProcessor):
         begin = None if plan.begin is None else plan.begin(keyed)
         result = filter_step(plan.row_filter, plan.state.layout, known, keyed, plan.apply_late, begin)
         self.states.save(present, result.records)
-        for packet in output_packets(plan, keyed, result.outputs):
-            yield packet_frame(packet)
+        for packet in build_output_packets(plan, keyed, result.outputs):
+            yield build_packet_frame(packet)
 
 
 def copy_folder() -> Path | None:
@@ -80,7 +80,7 @@ def copy_folder() -> Path | None:
     return Path(folders.split(",")[0]) / "kalman-states" / query / str(context.partitionId())
 
 
-def packet_frame(packet: Packet) -> pd.DataFrame:
+def build_packet_frame(packet: Packet) -> pd.DataFrame:
     """Return an output packet with the columns of `OUTPUT_PACKETS`."""
     kind, count, payload = packet
     return pd.DataFrame({"kind": [kind], "rows": [count], "payload": [payload]})

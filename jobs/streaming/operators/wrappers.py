@@ -17,9 +17,9 @@ from jobs.state.encoding.packet_kinds import (
     TYPED_ROW_PACKETS,
     OutputPacket,
     RowPacket,
-    packet_batch,
+    build_packet_batch,
 )
-from jobs.state.encoding.packets import records_of
+from jobs.state.encoding.packets import count_records
 from jobs.state.encoding.rows import Packer, RowFormat, select_columns
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
@@ -75,7 +75,7 @@ def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) 
             if reasons.null_count < len(reasons):
                 rejected = batch.filter(reasons.is_valid()).select([REASON, PAYLOAD, POSITION])
                 bucket = pa.array([REJECTED_MESSAGES], pa.int32())
-                yield packet_batch(bucket, pa.array([_encode(rejected)], pa.binary()), kind)
+                yield build_packet_batch(bucket, pa.array([_encode(rejected)], pa.binary()), kind)
                 batch = batch.filter(reasons.is_null())
             yield from packer(iter([batch]))
 
@@ -109,11 +109,11 @@ class PassThroughRejects(DelegatingProcessor):
         for frame in rows:
             for payload in frame["payload"]:
                 packet = bytes(payload)
-                count = _decode(packet).num_rows if rejects else records_of(packet)
+                count = _decode(packet).num_rows if rejects else count_records(packet)
                 yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
 
 
-def rejected_rows(packets: DataFrame) -> DataFrame:
+def unpack_rejected_rows(packets: DataFrame) -> DataFrame:
     """Return `_reason`, `_payload` and `_position` of the messages in packets of the kind `REJECTED_MESSAGES`."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

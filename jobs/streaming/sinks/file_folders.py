@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
+from jobs.core.roots import find_local_path
 from jobs.spark.hadoop_files import HadoopFiles
-from jobs.storage.files import WarehouseFiles, files_of
-from jobs.storage.settings import in_s3
+from jobs.storage.files import WarehouseFiles, open_files
+from jobs.storage.settings import is_in_s3
 from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ _WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.
 """Spark's name of a file: its number, a random id of the write, and the rest."""
 
 
-def _files(spark: SparkSession, path: str) -> WarehouseFiles:
+def _open_files(spark: SparkSession, path: str) -> WarehouseFiles:
     """Return the files of a folder in any store that Spark can reach."""
-    return files_of(path) if local_path(path) is not None or in_s3(path) else HadoopFiles(spark, path)
+    return (
+        open_files(path) if find_local_path(path) is not None or is_in_s3(path) else HadoopFiles(spark, path)
+    )
 
 
 @dataclass(frozen=True)
-class FileSink:
+class FolderSink:
     """Folder with a subfolder for each micro-batch; a subfolder with a file `_SUCCESS` is complete."""
 
     spark: SparkSession
@@ -52,7 +54,7 @@ class FileSink:
         Raises:
             UserError: a file cannot be moved to its place.
         """
-        files = _files(self.spark, self.path.rstrip("/"))
+        files = _open_files(self.spark, self.path.rstrip("/"))
         place = f"generation={batch.generation}/batch_id={batch.batch_id}"
         attempt = f"{place}/_attempt-{batch.epoch}"
         # A task's files may appear in this folder immediately: nobody reads it.

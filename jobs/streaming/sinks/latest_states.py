@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from jobs.lineage.fencing import Fence
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.extras import type_of_extra
-from jobs.state.encoding.keys import columns_of
+from jobs.state.encoding.extras import find_extra_type
+from jobs.state.encoding.keys import build_key_columns
 from jobs.state.encoding.packet_kinds import STATE_INDEX
 from jobs.storage.tables import latest
 
@@ -53,28 +53,30 @@ class Latest:
         """
         warehouse = self.fence.warehouse
         if not warehouse.exists(self.table):
-            fields = self._seeds(states()).schema.fields
+            fields = self._build_seeds(states()).schema.fields
             columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields)
             warehouse.create(self.table, columns, partition_by=("generation",))
-        self.fence.begin(lambda: self._seeds(states()), self.table)
+        self.fence.begin(lambda: self._build_seeds(states()), self.table)
 
     def write(self, estimated: FileEstimates, batch_id: int) -> None:
         """Replace the rows of a micro-batch's keys by their last rows. Idempotent."""
         rows = self._last(estimated)
-        self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key")
+        self.fence.upsert(add_marks(rows, self._generation, batch_id), self.table, batch_id, "key")
 
     def _last(self, estimated: FileEstimates) -> DataFrame:
         """Return the last row of each key; at one event time a correction follows the estimate."""
         if not self.scattered:
-            return estimated.last_rows(corrections=False)
-        parts = [estimated.last_rows(again).withColumn("_again", F.lit(again)) for again in (False, True)]
+            return estimated.read_last_rows(corrections=False)
+        parts = [
+            estimated.read_last_rows(again).withColumn("_again", F.lit(again)) for again in (False, True)
+        ]
         both = parts[0].unionByName(parts[1])
         newest = F.max_by(
             F.struct(*(name for name in both.columns if name != "_again")), F.struct("event_time", "_again")
         )
         return both.groupBy("key").agg(newest.alias("row")).select("row.*")
 
-    def _seeds(self, states: DataFrame) -> DataFrame:
+    def _build_seeds(self, states: DataFrame) -> DataFrame:
         """Convert a snapshot's rows to rows of the table; columns that need a measurement are null."""
         fmt = self.estimates
         covariance = F.col("covariance")
@@ -84,7 +86,7 @@ class Latest:
             covariance = F.transform(places, lambda place: F.get(F.col("covariance"), place))
         rows = states.select(
             "key",
-            *([] if fmt.kind.is_plain_key else columns_of(fmt.kind, F.col("key"))),
+            *([] if fmt.kind.is_plain_key else build_key_columns(fmt.kind, F.col("key"))),
             "event_time",
             "mean",
             covariance.alias("covariance"),
@@ -93,14 +95,14 @@ class Latest:
             *(
                 F.col(STATE_INDEX)
                 if name == STATE_INDEX
-                else F.lit(None).cast(type_of_extra(name)).alias(name)
+                else F.lit(None).cast(find_extra_type(name)).alias(name)
                 for name, _ in fmt.extra
             ),
         )
-        return marked(rows, self._generation, -1)
+        return add_marks(rows, self._generation, -1)
 
 
-def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
+def add_marks(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
     """Add the columns `model_version`, `generation` and `batch_id` to rows; existing columns are kept."""
     marks = {
         "model_version": F.lit(generation.model_version).cast("int"),

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.lineage.damage import half_written
-from jobs.lineage.fencing import Fence, Part
+from jobs.lineage.damage import find_half_written_batch
+from jobs.lineage.fencing import Fence, RowGroup
 from jobs.lineage.generations import Generation
 from jobs.lineage.pinned_inputs import InputPins
 from jobs.lineage.reached_commits import ReachedCommits
 from jobs.spark.conf import set_codegen_for
-from jobs.spark.job_labels import label
-from jobs.spark.quarantine import identified, topic_quarantine
+from jobs.spark.job_labels import set_label
+from jobs.spark.quarantine import add_row_ids, build_topic_quarantine
 from jobs.specs.row_order import QuarantineLimit
 from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.state.encoding.rows import RowFormat
-from jobs.storage.quarantine import TABLE, refusal, too_many
+from jobs.storage.quarantine import TABLE, build_refusal, is_over_limit
 from jobs.storage.tables import archive
 from jobs.streaming.operators.estimate_files import FILES
-from jobs.streaming.operators.wrappers import rejected_rows
+from jobs.streaming.operators.wrappers import unpack_rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
-from jobs.streaming.sinks.latest_states import Latest, marked
-from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
-from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
-from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, written_parts
+from jobs.streaming.sinks.latest_states import Latest, add_marks
+from jobs.streaming.sinks.publishing import Publisher, write_to_sink
+from jobs.streaming.sinks.refused_rows import REASONS, build_refused_rows
+from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, list_written_parts
 from jobs.supervision.batch_profile import FILTER, TO_DELTA
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _COLLECTED = (
 
 
 @dataclass
-class Totals:
+class StreamTotals:
     """Counts of one run of the stream, named as in its report; `of_batch` holds the last micro-batches' counts."""
 
     batches: int = 0
@@ -143,7 +143,7 @@ class MicroBatchWriter:
     files: EstimateFiles
     """Files of estimates that the operator's tasks write."""
     fence: Fence
-    on_progress: Callable[[Totals], None]
+    on_progress: Callable[[StreamTotals], None]
     limit: QuarantineLimit | None
     latest: Latest | None
     publisher: Publisher | None
@@ -155,7 +155,7 @@ class MicroBatchWriter:
     """Records the commit of the measurements that a micro-batch reaches, if they are the source."""
     check_source: Callable[[], None]
     """Raises an error if the source is no longer the one that the generation reads: its topic was recreated."""
-    totals: Totals = field(default_factory=Totals)
+    totals: StreamTotals = field(default_factory=StreamTotals)
     profiler: NoProfiler = field(default_factory=profiler)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -166,7 +166,7 @@ class MicroBatchWriter:
             self.pins.take(batch_id)
         found = None
         try:
-            counts = found = self._counts(packets, batch_id)
+            counts = found = self._count_packets(packets, batch_id)
             self.check_source()  # after all rows are read, before anything is committed
             self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
@@ -176,11 +176,11 @@ class MicroBatchWriter:
                 self.files.remove_unnamed()
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
-            label(packets.sparkSession, self.generation.generation, "between micro-batches")
+            set_label(packets.sparkSession, self.generation.generation, "between micro-batches")
         self.totals.add(batch_id, counts)
         self.on_progress(self.totals)
 
-    def _counts(self, packets: DataFrame, batch_id: int) -> Counts:
+    def _count_packets(self, packets: DataFrame, batch_id: int) -> Counts:
         """Run the filter, and return the counts of its packets."""
         of: dict[int, int] = dict.fromkeys(OutputPacket, 0)
         watermark = None
@@ -195,7 +195,7 @@ class MicroBatchWriter:
             else:
                 of[row["kind"]] += row["rows"]
         # For this micro-batch's writes, and for the next micro-batch, which will have about this size.
-        counts = Counts(of, watermark, written_parts(found))
+        counts = Counts(of, watermark, list_written_parts(found))
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
@@ -206,10 +206,13 @@ class MicroBatchWriter:
             UserError: the micro-batch exceeds the spec's limit.
         """
         refused, estimated = counts.refused, counts.estimated
-        if too_many(self.limit, refused, estimated):
-            if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
+        if is_over_limit(self.limit, refused, estimated):
+            if (
+                self.pins is not None
+                and find_half_written_batch(self.fence.warehouse, self.generation) is None
+            ):
                 self.pins.drop(batch_id)
-            raise refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
+            raise build_refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
 
     def _write(self, packets: DataFrame, found: Counts, batch_id: int) -> None:
         """Write a micro-batch to all sinks, exactly-once sinks first."""
@@ -220,12 +223,12 @@ class MicroBatchWriter:
             self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
         estimated = None
         if found.files:
-            estimated = self._added(found.files, packets, batch_id)
+            estimated = self._add_files(found.files, packets, batch_id)
         if counts[OutputPacket.EXPIRED]:
             self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
         self._others(estimated, batch_id)
 
-    def _added(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
+    def _add_files(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
         """Commit and return the files of a micro-batch's estimates."""
         files = self.files
         with self._step(batch_id, TO_DELTA):
@@ -237,36 +240,40 @@ class MicroBatchWriter:
         latest = self.latest
         if latest is not None and estimated is not None:
             with self._step(batch_id, "latest states"):
-                naming_the_sink(latest.table, batch_id, lambda: latest.write(estimated, batch_id))
+                write_to_sink(latest.table, batch_id, lambda: latest.write(estimated, batch_id))
         if self.publisher is not None:
             with self._step(batch_id, "hand estimates on"):
                 self.publisher(None if estimated is None else estimated.rows(), batch_id)
 
     def _archive(self, packets: DataFrame, batch_id: int) -> None:
         assert self.ended is not None
-        rows = marked(self.ended(packets), self.generation, batch_id)
+        rows = add_marks(self.ended(packets), self.generation, batch_id)
         with self._step(batch_id, "ended keys to the archive"):
             self.fence.append(rows, archive(self.generation.model), batch_id)
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
-        rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
-        part = Part("rows", f"NOT {_OF_TOPIC}")
+        rows = build_refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
+        part = RowGroup("rows", f"NOT {_OF_TOPIC}")
         with self._step(batch_id, "refused rows to quarantine"):
-            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, part)
+            self.fence.append(add_row_ids(self.fence.warehouse, rows), TABLE, batch_id, part)
 
     def _rejected(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         assert generation.topic is not None
-        rejected = rejected_rows(packets)
-        rows = topic_quarantine(rejected, generation.model, generation.topic, generation.generation, batch_id)
-        part = Part("messages", _OF_TOPIC)
+        rejected = unpack_rejected_rows(packets)
+        rows = build_topic_quarantine(
+            rejected, generation.model, generation.topic, generation.generation, batch_id
+        )
+        part = RowGroup("messages", _OF_TOPIC)
         with self._step(batch_id, "messages that do not fit to quarantine"):
-            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, part)
+            self.fence.append(add_row_ids(self.fence.warehouse, rows), TABLE, batch_id, part)
 
     @contextmanager
     def _step(self, batch_id: int, step: str) -> Iterator[None]:
         """Label the jobs of a step in Spark's UI, and time it for a profile."""
-        label(self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", ")
+        set_label(
+            self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", "
+        )
         with self.profiler.step(batch_id, step):
             yield

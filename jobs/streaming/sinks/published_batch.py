@@ -26,7 +26,7 @@ class MicroBatch(NamedTuple):
     epoch: int
 
 
-def numbered(rows: DataFrame) -> DataFrame:
+def add_ordinals(rows: DataFrame) -> DataFrame:
     """Add a column `ordinal`, the place of a row in its micro-batch: equal in each attempt to publish it.
 
     A micro-batch that runs again gives its rows in the same partitions and order, because the rows of a bucket are

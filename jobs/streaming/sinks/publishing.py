@@ -21,16 +21,16 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
-from jobs.spark.kafka import read_topic, spark_options
-from jobs.spark.queries import cause_of
-from jobs.spark.user_functions import files_to_ship
+from jobs.spark.kafka import build_spark_options, read_topic
+from jobs.spark.queries import find_cause
+from jobs.spark.user_functions import list_function_files
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sinks import Sinks
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.files import Files
+from jobs.storage.files import SmallFiles
 from jobs.storage.tables import SOURCE_RANGE, estimates
-from jobs.streaming.sinks.file_folders import FileSink
-from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, numbered
+from jobs.streaming.sinks.file_folders import FolderSink
+from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, add_ordinals
 from kalman.models.named import find
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class KafkaSink:
+class TopicSink:
     """Kafka topic; a message's key is the key as text, its value the row as JSON without nulls."""
 
     topic: str
@@ -71,7 +71,7 @@ class KafkaSink:
         value = F.to_json(F.struct("*"), {"timestampFormat": JSON_TIME})
         messages = rows.select(F.col("key").alias("key"), value.alias("value"))
         writer = messages.write.format("kafka").option("topic", self.topic)
-        for name, option in spark_options().items():
+        for name, option in build_spark_options().items():
             writer = writer.option(name, option)
         writer.save()
 
@@ -92,7 +92,7 @@ class FunctionSink:
         self.function(rows, batch.generation, batch.batch_id)
 
 
-def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
+def open_sinks(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
     """Return the sinks of a spec in `folder`, after checking that all of them exist.
 
     Raises:
@@ -102,16 +102,16 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
     found: list[Sink] = []
     if sinks.kafka is not None:
         read_topic(warehouse.spark, sinks.kafka.topic)
-        found.append(KafkaSink(sinks.kafka.topic))
+        found.append(TopicSink(sinks.kafka.topic))
     if sinks.files is not None:
         given = sinks.files.folder
         absolute = given.startswith("/") or "://" in given
         found.append(
-            FileSink(warehouse.spark, given if absolute else warehouse.path(given), sinks.files.format)
+            FolderSink(warehouse.spark, given if absolute else warehouse.path(given), sinks.files.format)
         )
     for name in sinks.functions:
         found.append(FunctionSink(name, find(name, folder, "sinks.functions")))
-    for file in files_to_ship(sinks.functions, folder):
+    for file in list_function_files(sinks.functions, folder):
         warehouse.spark.sparkContext.addPyFile(str(file))
     return found
 
@@ -126,7 +126,7 @@ class Publisher:
     _published: dict[str, int] = field(default_factory=dict)
 
     @property
-    def _files(self) -> Files:
+    def _files(self) -> SmallFiles:
         return self.warehouse.files(f"{FOLDER}/{self.lease.generation.generation}")
 
     def begin(self, committed: int | None) -> None:
@@ -136,7 +136,7 @@ class Publisher:
             UserError: a sink refuses the micro-batches that it missed.
         """
         files, last = self._files, -1 if committed is None else committed
-        mine = {_file(sink): sink for sink in self.sinks}
+        mine = {_format_file_name(sink): sink for sink in self.sinks}
         for name in files.names(""):
             if name not in mine:  # a sink that the spec names again later counts as new
                 self.lease.check()
@@ -165,7 +165,7 @@ class Publisher:
             if rows is None:
                 self._published[sink.name] = batch_id
             else:
-                naming_the_sink(sink.name, batch_id, lambda s=sink: self._write(s, rows, batch_id))
+                write_to_sink(sink.name, batch_id, lambda s=sink: self._write(s, rows, batch_id))
                 self._note(sink, batch_id)
 
     @property
@@ -179,7 +179,7 @@ class Publisher:
             planned = Checkpoint(self.warehouse, generation.checkpoint).plan(batch_id)
             return hashlib.sha256(f"{how} {planned}".encode()).hexdigest()[:12]
 
-        sink.write(numbered(rows), MicroBatch(generation.generation, batch_id, plan, generation.epoch))
+        sink.write(add_ordinals(rows), MicroBatch(generation.generation, batch_id, plan, generation.epoch))
 
     def _catch_up(self, sink: Sink, to: int) -> None:
         """Publish the committed micro-batches that a sink lacks, from the generation's time as a shadow."""
@@ -198,19 +198,19 @@ class Publisher:
             part = part.repartition(generation.partitions, "key")
             others = (name for name in part.columns if name not in ("key", "event_time"))
             part = part.sortWithinPartitions("key", "event_time", *others)
-            naming_the_sink(
-                sink.name, batch, lambda p=part, b=batch: self._write(sink, p, b, "from the table")
-            )
+            write_to_sink(sink.name, batch, lambda p=part, b=batch: self._write(sink, p, b, "from the table"))
             self._note(sink, batch)
         self._published[sink.name] = to
 
     def _note(self, sink: Sink, batch_id: int) -> None:
         self.lease.check()  # a frozen driver that woke up would reset a later driver's progress
         self._published[sink.name] = batch_id
-        self._files.write(_file(sink), json.dumps({"sink": sink.name, "batch_id": batch_id}).encode())
+        self._files.write(
+            _format_file_name(sink), json.dumps({"sink": sink.name, "batch_id": batch_id}).encode()
+        )
 
 
-def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
+def write_to_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
     """Write to a sink; an error names the sink and the remedy.
 
     Raises:
@@ -222,11 +222,11 @@ def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> No
         raise
     except Exception as error:
         raise UserError(
-            f"micro-batch {batch_id} could not be written to {name} ({cause_of(error)}); its estimates are safe: "
+            f"micro-batch {batch_id} could not be written to {name} ({find_cause(error)}); its estimates are safe: "
             f"repair {name} and restart the stream, which writes the micro-batch again",
             RUN_FAILED,
         ) from error
 
 
-def _file(sink: Sink) -> str:
+def _format_file_name(sink: Sink) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", sink.name) + ".json"

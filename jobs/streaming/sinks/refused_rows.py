@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.spark.quarantine import rejected_rows
+from jobs.spark.quarantine import build_rejected_rows
 from jobs.state import duplicates
-from jobs.state.encoding.keys import columns_of, key_array
+from jobs.state.encoding.keys import build_key_array, build_key_columns
 from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.state.encoding.rows import RowFormat, ids_of
+from jobs.state.encoding.rows import RowFormat, select_ids
 from jobs.streaming.sinks.published_batch import JSON_TIME
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ REASONS = {
 """Reason of refusal by packet kind, as the quarantine table stores it."""
 
 
-def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
+def build_refused_rows(
+    packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int
+) -> DataFrame:
     """Unpack refused rows (kind, payload) to quarantine rows, whose payload is the row as JSON."""
     names = fmt.numbers  # a row is quarantined as it arrived, without its key's inputs
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
@@ -46,10 +48,10 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
                 values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
                 columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values[: len(names)]]
                 if has_id:
-                    columns.append(ids_of(records))
+                    columns.append(select_ids(records))
                 reason = pa.repeat(REASONS[refused], records.size)
                 yield pa.RecordBatch.from_arrays(
-                    [reason, key_array(records), pa.array(np.array(arrays["time"])), *columns],
+                    [reason, build_key_array(records), pa.array(np.array(arrays["time"])), *columns],
                     ["reason", "key", "time", *(f"n{i}" for i in range(len(names))), *(["id"] * has_id)],
                 )
 
@@ -61,7 +63,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
     )
     payload = F.to_json(
         F.struct(
-            *columns_of(kind, F.col("key").cast("string")),
+            *build_key_columns(kind, F.col("key").cast("string")),
             F.timestamp_micros("time").alias(fmt.time),
             *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
             *([] if fmt.row_id is None else [F.col("id").alias(fmt.row_id.column)]),
@@ -70,4 +72,4 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
     )
     position = F.lit(json.dumps({"generation": generation, "batch_id": batch_id}))
     source, reason = F.lit(f"measurements/{model}"), F.col("reason")
-    return rejected_rows(rows, model, source, position, payload, reason, generation, batch_id)
+    return build_rejected_rows(rows, model, source, position, payload, reason, generation, batch_id)

@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError
 from jobs.lineage.source_ranges import RangeWriter
-from jobs.spark.warehouse import Warehouse, struct_of
+from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.state.encoding.estimates import estimate_schema
 from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.storage.part_files import PartFile, partition_of, remove_of
+from jobs.storage.part_files import PartFile, parse_partition, remove_of
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SOURCE_RANGE, estimates
 from jobs.streaming.operators.estimate_files import (
@@ -28,10 +28,10 @@ from jobs.streaming.operators.estimate_files import (
     PROPERTY,
     Along,
     EstimateRows,
-    Target,
-    file_reader,
-    last_of_runs,
-    unchanged,
+    EstimateTarget,
+    build_file_reader,
+    pass_unchanged,
+    select_last_of_runs,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class EstimateFiles:
             f"{estimate_schema(fmt, batch_id=True)}{correction}, model_version int, generation string, "
             f"{SOURCE_RANGE} string"
         )
-        rows = EstimateRows(fmt, to_arrow_schema(struct_of(columns), timezone="UTC"))
+        rows = EstimateRows(fmt, to_arrow_schema(parse_struct(columns), timezone="UTC"))
         table = FileTable(warehouse, estimates(generation.model))
         found = cls(warehouse, generation, RangeWriter(warehouse, generation), table, columns, rows)
         if warehouse.exists(table.name):
@@ -91,7 +91,7 @@ class EstimateFiles:
     @property
     def schema(self) -> StructType:
         """Return the columns of the table's rows."""
-        return struct_of(self.columns)
+        return parse_struct(self.columns)
 
     def begin(self, spark: SparkSession, batch_id: int) -> None:
         """Prepare the table, and set the target of the files for the jobs that this thread starts.
@@ -103,9 +103,9 @@ class EstimateFiles:
         # Another version of the model may have more output columns.
         self.table.ready(self.rows.schema)
         self.attempt, self.table.tried = uuid.uuid4().hex, False
-        spark.sparkContext.setLocalProperty(PROPERTY, self._target(batch_id).encode())
+        spark.sparkContext.setLocalProperty(PROPERTY, self._build_target(batch_id).encode())
 
-    def _target(self, batch_id: int) -> Target:
+    def _build_target(self, batch_id: int) -> EstimateTarget:
         generation = self.generation
         constants = {
             "batch_id": batch_id,
@@ -113,7 +113,7 @@ class EstimateFiles:
             "generation": generation.generation,
             SOURCE_RANGE: self.ranges.of(batch_id),
         }
-        return Target(self.table.path, self.attempt, self.table.file_bytes, constants)
+        return EstimateTarget(self.table.path, self.attempt, self.table.file_bytes, constants)
 
     def remove_unnamed(self) -> None:
         """Remove the files of this write attempt, unless a commit of them was tried.
@@ -140,16 +140,16 @@ class FileEstimates:
     def rows(self) -> DataFrame:
         """Return all rows without their source range, always in the same partitions and order."""
         columns = [name for name in self.files.schema.names if name != SOURCE_RANGE]
-        rows = self._read(OutputPacket.ESTIMATES_FILE, columns, unchanged)
+        rows = self._read(OutputPacket.ESTIMATES_FILE, columns, pass_unchanged)
         if "correction" in columns:
-            rows = rows.unionByName(self._read(OutputPacket.CORRECTION_FILE, columns, unchanged))
+            rows = rows.unionByName(self._read(OutputPacket.CORRECTION_FILE, columns, pass_unchanged))
         return rows
 
-    def last_rows(self, corrections: bool) -> DataFrame:
+    def read_last_rows(self, corrections: bool) -> DataFrame:
         """Return the last estimate, or last correction, of each run of a key's rows, without `_OF_BATCH`."""
         kind = OutputPacket.CORRECTION_FILE if corrections else OutputPacket.ESTIMATES_FILE
         columns = [name for name in self.files.schema.names if name not in _OF_BATCH]
-        return self._read(kind, columns, last_of_runs)
+        return self._read(kind, columns, select_last_of_runs)
 
     def _read(self, kind: OutputPacket, columns: Sequence[str], along: Along) -> DataFrame:
         names: dict[int, list[str]] = {}
@@ -160,16 +160,17 @@ class FileEstimates:
         number = self.files.generation.partitions
         # A row takes the partition of the packet that its file replaces: its ordinal depends on it.
         return self.spark.range(0, number, 1, number).mapInArrow(
-            file_reader(self.files.table.path, names, to_arrow_schema(schema, timezone="UTC"), along), schema
+            build_file_reader(self.files.table.path, names, to_arrow_schema(schema, timezone="UTC"), along),
+            schema,
         )
 
 
-def written_parts(found: Sequence[Row]) -> list[WrittenPart]:
+def list_written_parts(found: Sequence[Row]) -> list[WrittenPart]:
     """Return the files that the operator's rows name, in the order of these rows."""
     kinds = set(FILES.values())
-    return [_part(row) for row in found if row["kind"] in kinds]
+    return [_parse_part(row) for row in found if row["kind"] in kinds]
 
 
-def _part(row: Row) -> WrittenPart:
+def _parse_part(row: Row) -> WrittenPart:
     file = PartFile.decode(bytes(row["payload"]))
-    return WrittenPart(OutputPacket(row["kind"]), partition_of(file.path), file)
+    return WrittenPart(OutputPacket(row["kind"]), parse_partition(file.path), file)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.lineage.live_rows import counted_rows
+from jobs.lineage.live_rows import build_uncorrected_query
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.queries import Queries, among, literal, quoted
+from jobs.storage.queries import Queries, build_in_condition, quote_name, quote_text
 from jobs.storage.tables import (
     LATE_COPIES_TABLE,
     LATE_COPY,
@@ -67,11 +67,11 @@ class CommonRows(NamedTuple):
     def of(self, letter: str, columns: Sequence[str], condition: str = "true") -> str:
         """Return the query of one side's rows that count, those of a condition."""
         name, first = (self.old, self.first_batch) if letter == "a" else (self.new, 0)
-        where = f"generation = {literal(name)} AND batch_id >= {first} AND {condition}"
-        return counted_rows(ESTIMATES, columns, where, self.has_corrections)
+        where = f"generation = {quote_text(name)} AND batch_id >= {first} AND {condition}"
+        return build_uncorrected_query(ESTIMATES, columns, where, self.has_corrections)
 
 
-def common_rows(queries: Queries, model: str, old: str, new: str, first_batch: int) -> CommonRows:
+def open_common_rows(queries: Queries, model: str, old: str, new: str, first_batch: int) -> CommonRows:
     """Name the tables in queries, and return the rows of two generations: none if no generation has estimated any yet.
 
     If the new side is a run over history, its estimates are among them.
@@ -81,19 +81,19 @@ def common_rows(queries: Queries, model: str, old: str, new: str, first_batch: i
     for name, table in zip(("of_stream", "of_history"), tables, strict=False):
         schema = queries.add(name, table)
         if schema is not None:
-            parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
-    parts = parts or [f"SELECT {_columns(())} WHERE false"]
-    queries.name_rows(ESTIMATES, " UNION ALL ".join(parts))
+            parts.append(f"SELECT {_format_columns(schema.names)} FROM {name}")
+    parts = parts or [f"SELECT {_format_columns(())} WHERE false"]
+    queries.register_view(ESTIMATES, " UNION ALL ".join(parts))
     has_landed = queries.add(LANDED, measurements(model)) is not None  # not of a topic
     found = queries.run(
         f"SELECT bool_or(correction) AS corrected, max(cardinality(innovation)) AS innovations FROM {ESTIMATES} "
-        f"WHERE {among('generation', (old, new))}"
+        f"WHERE {build_in_condition('generation', (old, new))}"
     )
     corrected, innovations = (found[name][0].as_py() for name in ("corrected", "innovations"))
     return CommonRows(queries, old, new, first_batch, bool(corrected), innovations or 0, has_landed)
 
 
-def _columns(names: Sequence[str]) -> str:
+def _format_columns(names: Sequence[str]) -> str:
     return ", ".join(
         name if name in names else f"CAST(NULL AS {kind}) AS {name}" for name, kind in _COLUMNS.items()
     )
@@ -104,17 +104,17 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
 
     Only pairs of the same number of rows are compared.
     """
-    values = _values(rows.innovations)
+    values = _build_value_columns(rows.innovations)
     named = ", ".join(f"{value} AS {name}" for name, value in values.items())
     parts = [
-        f"SELECT key, {micros('event_time')} AS micros, '{letter}' AS side, {named} FROM ({rows.of(letter, _READ)})"
+        f"SELECT key, {build_micros_sql('event_time')} AS micros, '{letter}' AS side, {named} FROM ({rows.of(letter, _READ)})"
         for letter in SIDES
     ]
     is_single = len(spec.measurement) == 1
     if rows.has_landed and not is_single:
         absent = ", ".join(f"NULL AS {name}" for name in values if name not in ("rows", "components"))
         landed = f"SELECT key, micros, 'm' AS side, 1 AS rows, seen AS components, {absent}"
-        parts.append(f"{landed} FROM ({_landed(warehouse, spec)})")
+        parts.append(f"{landed} FROM ({_build_landed_query(warehouse, spec)})")
     sums = ", ".join(
         f"sum({name}) FILTER (WHERE side = '{letter}') AS {letter}_{name}"
         for letter in (*SIDES, "m")
@@ -129,7 +129,7 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
         "key",
         "micros",
         *names,
-        *(one for letter in SIDES for one in _degrees(letter, is_single, rows.has_landed)),
+        *(one for letter in SIDES for one in _build_degree_columns(letter, is_single, rows.has_landed)),
         f"CASE WHEN {scored} THEN a_rows ELSE 0 END AS scored",
         f"CASE WHEN {scored} THEN b_ll - a_ll ELSE 0.0 END AS gained",
     ]
@@ -139,7 +139,7 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
 _READ = ("key", "event_time", "log_likelihood", "nis", "flags", "innovation")
 
 
-def _values(innovations: int) -> dict[str, str]:
+def _build_value_columns(innovations: int) -> dict[str, str]:
     """Return what is summed over the rows of each side as SQL; innovations: the most components of a row."""
     places = [f"innovation[{place + 1}]" for place in range(innovations)]
     known = "CASE WHEN isnan({0}) OR {0} IS NULL THEN {1} ELSE {2} END"
@@ -158,7 +158,7 @@ def _values(innovations: int) -> dict[str, str]:
     }
 
 
-def _degrees(letter: str, is_single: bool, has_landed: bool) -> list[str]:
+def _build_degree_columns(letter: str, is_single: bool, has_landed: bool) -> list[str]:
     """Return the NIS of one side and its degrees of freedom, the measured components."""
     nis, degrees = f"{letter}_nis", f"{letter}_degrees"
     if is_single:
@@ -173,36 +173,38 @@ def _degrees(letter: str, is_single: bool, has_landed: bool) -> list[str]:
     ]
 
 
-def _landed(warehouse: Tables, spec: ModelSpec) -> str:
+def _build_landed_query(warehouse: Tables, spec: ModelSpec) -> str:
     """Return the query of the measurements by key and time, with the number of components that each has (`seen`)."""
-    seen = " + ".join(f"CASE WHEN {quoted(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement)
-    is_copy = f"coalesce(starts_with(_origin, {literal(LATE_COPY)}), false)"
+    seen = " + ".join(
+        f"CASE WHEN {quote_name(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement
+    )
+    is_copy = f"coalesce(starts_with(_origin, {quote_text(LATE_COPY)}), false)"
     originals = f"NOT {is_copy}" if warehouse.exists(LATE_COPIES_TABLE) else "true"
     return (
-        f"SELECT * FROM (SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS micros, {seen} AS seen "
+        f"SELECT * FROM (SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS micros, {seen} AS seen "
         f"FROM {LANDED} WHERE {originals}) WHERE seen > 0"
     )
 
 
-def micros(column: str) -> str:
+def build_micros_sql(column: str) -> str:
     """Return a time in microseconds as SQL."""
-    return f"arrow_cast(arrow_cast({quoted(column)}, 'Timestamp(Microsecond, Some(\"UTC\"))'), 'Int64')"
+    return f"arrow_cast(arrow_cast({quote_name(column)}, 'Timestamp(Microsecond, Some(\"UTC\"))'), 'Int64')"
 
 
-def key_text(columns: Sequence[str]) -> str:
-    """Return a key's text (`jobs.state.encoding.keys.text_of`) from its columns as SQL."""
-    texts = [f"CAST({quoted(name)} AS VARCHAR)" for name in columns]
+def build_key_text_sql(columns: Sequence[str]) -> str:
+    """Return a key's text (`jobs.state.encoding.keys.build_key_text`) from its columns as SQL."""
+    texts = [f"CAST({quote_name(name)} AS VARCHAR)" for name in columns]
     if len(texts) == 1:
         return texts[0]
-    values = [f"coalesce('\"' || {_escaped(text)} || '\"', 'null')" for text in texts]
+    values = [f"coalesce('\"' || {_build_escape_sql(text)} || '\"', 'null')" for text in texts]
     return " || ".join(["'['", " || ',' || ".join(values) or "''", "']'"])
 
 
-def _escaped(text: str) -> str:
+def _build_escape_sql(text: str) -> str:
     """Return a text as the inside of a JSON text as SQL."""
     for character in ["\\", '"', *map(chr, range(1, 32))]:
         escape = json.dumps(character)[1:-1]
-        text = f"replace({text}, {literal(character)}, {literal(escape[:2] + escape[2:].upper())})"
+        text = f"replace({text}, {quote_text(character)}, {quote_text(escape[:2] + escape[2:].upper())})"
     return text
 
 

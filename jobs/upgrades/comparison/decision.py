@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jobs.core.report import number, plural
+from jobs.core.report import format_count, format_number
 from jobs.specs.migration import Upgrade
 from jobs.upgrades.comparison.answers import ANSWERS, Answer
-from jobs.upgrades.comparison.paired import Gain, answer_of, rows_needed
+from jobs.upgrades.comparison.paired import Gain, answer_of, compute_rows_needed
 
 
-class Comparison(NamedTuple):
+class VersionComparison(NamedTuple):
     """The result of a comparison.
 
     numbers: its statistics; good: whether the new generation may become live, and if not, the reasons; answer: whether
@@ -25,80 +25,78 @@ class Comparison(NamedTuple):
     rows_needed: int | None
 
 
-def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
+def decide(numbers: dict[str, Any], limits: Upgrade) -> VersionComparison:
     """Return the decision on the numbers of `content.gather`, by the spec's section `upgrade`."""
     gain = Gain(**numbers["gain"])
     allowed = max(limits.loss, 0.0)
-    needed = rows_needed(gain, allowed, limits.rows)
+    needed = compute_rows_needed(gain, allowed, limits.rows)
     if not numbers["rows"]:
         reason = "there is nothing to compare: no row has been estimated by both"
-        return Comparison(numbers, False, [reason], Answer.UNKNOWN, needed)
+        return VersionComparison(numbers, False, [reason], Answer.UNKNOWN, needed)
     answer = answer_of(gain, allowed, limits.rows, limits.keys)
     if "unequal_rows" in numbers:  # of the same model: only the bits can differ
         count = numbers["unequal_rows"]
         if not count:
-            return Comparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
-        return Comparison(
-            numbers, False, [f"it is the same model, and {_that_differ(count)}"], answer, needed
+            return VersionComparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
+        return VersionComparison(
+            numbers, False, [f"it is the same model, and {_format_differing(count)}"], answer, needed
         )
-    reasons = _gain_reasons(gain, answer, needed, limits)
+    reasons = _explain_gain(gain, answer, needed, limits)
     if numbers["flagged"]["new"] > numbers["flagged"]["old"]:
         reasons.append(
-            f"it flags {plural(numbers['flagged']['new'], 'row')}, the old one {numbers['flagged']['old']:,}"
+            f"it flags {format_count(numbers['flagged']['new'], 'row')}, the old one {numbers['flagged']['old']:,}"
         )
-    reasons += _shares(numbers, limits)
-    return Comparison(numbers, not reasons, reasons, answer, needed)
+    reasons += _explain_shares(numbers, limits)
+    return VersionComparison(numbers, not reasons, reasons, answer, needed)
 
 
-def _that_differ(rows: int) -> str:
-    return f"{plural(rows, 'row')} {'differs' if rows == 1 else 'differ'}"
+def _format_differing(rows: int) -> str:
+    return f"{format_count(rows, 'row')} {'differs' if rows == 1 else 'differ'}"
 
 
-def _gain_reasons(gain: Gain, answer: Answer, needed: int | None, limits: Upgrade) -> list[str]:
+def _explain_gain(gain: Gain, answer: Answer, needed: int | None, limits: Upgrade) -> list[str]:
     """Return the reasons why a gain is not enough."""
     allowed = f"{limits.loss:g} allowed (upgrade.loss)"
     if answer == Answer.WORSE:
         mean = "no number" if gain.mean is None else f"{-gain.mean:.4g}"
-        between = "" if gain.low is None else f", {_interval(gain)}"
+        between = "" if gain.low is None else f", {_format_interval(gain)}"
         return [f"it predicts worse: {mean} less log-likelihood per row{between}, {allowed}"]
     if answer == Answer.UNKNOWN:
-        return [f"not enough to tell: {_why_unknown(gain, limits)}{_more(gain, needed)}"]
+        return [f"not enough to tell: {_explain_no_answer(gain, limits)}{_format_missing_rows(gain, needed)}"]
     if gain.low is not None and gain.low < -limits.loss and limits.loss < 0.0:
         return [
-            f"it gains too little log-likelihood per row: {_interval(gain)}, {-limits.loss:g} required (upgrade.loss)"
+            f"it gains too little log-likelihood per row: {_format_interval(gain)}, {-limits.loss:g} required (upgrade.loss)"
         ]
     return []
 
 
-def _why_unknown(gain: Gain, limits: Upgrade) -> str:
+def _explain_no_answer(gain: Gain, limits: Upgrade) -> str:
     """Return why a gain has no answer."""
     if gain.rows < limits.rows:
-        return f"only {plural(gain.rows, 'row')} to compare, of {limits.rows:,} wanted (upgrade.rows)"
+        return f"only {format_count(gain.rows, 'row')} to compare, of {limits.rows:,} wanted (upgrade.rows)"
     if gain.keys < limits.keys:
-        return f"only {plural(gain.keys, 'key')} to compare, of {limits.keys:,} wanted (upgrade.keys)"
+        return f"only {format_count(gain.keys, 'key')} to compare, of {limits.keys:,} wanted (upgrade.keys)"
     if gain.low is None:
-        return (
-            f"{plural(gain.rows, 'row')} of {plural(gain.keys, 'key')} span too little time to know the noise"
-        )
+        return f"{format_count(gain.rows, 'row')} of {format_count(gain.keys, 'key')} span too little time to know the noise"
     return (
-        f"the gain per row is {_interval(gain)}, and a loss of {max(limits.loss, 0.0):g} is allowed "
+        f"the gain per row is {_format_interval(gain)}, and a loss of {max(limits.loss, 0.0):g} is allowed "
         "(upgrade.loss)"
     )
 
 
-def _more(gain: Gain, needed: int | None) -> str:
+def _format_missing_rows(gain: Gain, needed: int | None) -> str:
     """Return how many rows more would give an answer."""
     if needed is None:
         return "; no number of rows would tell: the loss is as large as the one allowed"
     more = needed - gain.rows
-    return f"; about {plural(more, 'row')} more would tell" if more > 0 else ""
+    return f"; about {format_count(more, 'row')} more would tell" if more > 0 else ""
 
 
-def _interval(gain: Gain) -> str:
+def _format_interval(gain: Gain) -> str:
     return f"between {gain.low:+.4g} and {gain.high:+.4g}"
 
 
-def _shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
+def _explain_shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
     """Return the reasons why shares of the keys exceed the spec's thresholds."""
     reasons: list[str] = []
     worse = numbers["keys_worse"] / numbers["keys"]
@@ -122,41 +120,43 @@ def _shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
     return reasons
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def format_comparison(comparison: VersionComparison) -> list[str]:
     """Return a comparison as lines of a report."""
     numbers = comparison.numbers
-    lines = [f"compared on {plural(numbers['rows'], 'row')} of {plural(numbers['keys'], 'key')}"]
+    lines = [f"compared on {format_count(numbers['rows'], 'row')} of {format_count(numbers['keys'], 'key')}"]
     if numbers["rows"]:
         likelihood = numbers["log_likelihood_a_row"]
         lines.append(
             f"log-likelihood per row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
-            f"{plural(numbers['keys_better'], 'key')}, worse for {numbers['keys_worse']:,}"
+            f"{format_count(numbers['keys_better'], 'key')}, worse for {numbers['keys_worse']:,}"
         )
         nis, outside = numbers["nis_a_component"], numbers["nis_outside"]
         if nis["old"] is not None and nis["new"] is not None:
             lines.append(
-                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; {_outside(outside)}"
+                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; {_format_outside(outside)}"
             )
         bias, outside = numbers["bias"], numbers["bias_outside"]
         if bias["new"] is not None:
-            both = (number(bias[side], "+.4f", "?") for side in ("old", "new"))
-            lines.append(f"mean innovation (0 is expected): {' old, '.join(both)} new; {_outside(outside)}")
+            both = (format_number(bias[side], "+.4f", "?") for side in ("old", "new"))
+            lines.append(
+                f"mean innovation (0 is expected): {' old, '.join(both)} new; {_format_outside(outside)}"
+            )
     if "unequal_rows" in numbers:
-        lines.append(f"the same model: {_that_differ(numbers['unequal_rows'])}")
+        lines.append(f"the same model: {_format_differing(numbers['unequal_rows'])}")
     return [
         *lines,
-        gain_line(comparison),
+        format_gain(comparison),
         f"answer: {answer_text(comparison)}",
         "verdict: good" if comparison.good else f"verdict: not good: {'; '.join(comparison.reasons)}",
     ]
 
 
-def _outside(shares: Mapping[str, float | None]) -> str:
-    old, new = (number(shares[side], ".1%", "?") for side in ("old", "new"))
+def _format_outside(shares: Mapping[str, float | None]) -> str:
+    old, new = (format_number(shares[side], ".1%", "?") for side in ("old", "new"))
     return f"outside its 95 % bounds for {old} of the keys old, {new} new"
 
 
-def gain_line(comparison: Comparison) -> str:
+def format_gain(comparison: VersionComparison) -> str:
     """Return the gain with its interval as a line."""
     gain = Gain(**comparison.numbers["gain"])
     if gain.mean is None:
@@ -165,36 +165,36 @@ def gain_line(comparison: Comparison) -> str:
         "no interval" if gain.low is None else f"95 % interval from {gain.low:+.4g} to {gain.high:+.4g}"
     )
     return (
-        f"gain per row: {gain.mean:+.4g} log-likelihood, {interval}, over {plural(gain.rows, 'row')} of "
-        f"{plural(gain.keys, 'key')}"
+        f"gain per row: {gain.mean:+.4g} log-likelihood, {interval}, over {format_count(gain.rows, 'row')} of "
+        f"{format_count(gain.keys, 'key')}"
     )
 
 
-def answer_text(comparison: Comparison) -> str:
+def answer_text(comparison: VersionComparison) -> str:
     """Return the answer in plain words."""
     text = ANSWERS[comparison.answer]
     if comparison.answer == Answer.UNKNOWN:
-        text += _more(Gain(**comparison.numbers["gain"]), comparison.rows_needed)
+        text += _format_missing_rows(Gain(**comparison.numbers["gain"]), comparison.rows_needed)
     return text
 
 
-def what_next(comparison: Comparison, name: str, model: str) -> str:
+def suggest_next_action(comparison: VersionComparison, name: str, model: str) -> str:
     """Return the next action for a shadow that was compared and may not be promoted yet."""
     command = f"kalman-pipeline promote --model {model}"
     if comparison.good:
         return f"promote it with `{command}`"
-    return f"it stays in shadow, and `{command}` refuses it: {_remedies(name, model)}"
+    return f"it stays in shadow, and `{command}` refuses it: {_suggest_remedies(name, model)}"
 
 
-def refusal(comparison: Comparison, name: str, model: str, report: str) -> str:
+def format_refusal(comparison: VersionComparison, name: str, model: str, report: str) -> str:
     """Return the sentence that refuses to promote a generation."""
     return (
         "; ".join([f"{name} was not promoted", *comparison.reasons])
-        + f". It stays in shadow: {_remedies(name, model)}; report: {report}"
+        + f". It stays in shadow: {_suggest_remedies(name, model)}; report: {report}"
     )
 
 
-def _remedies(name: str, model: str) -> str:
+def _suggest_remedies(name: str, model: str) -> str:
     """Return what may be done with a shadow that is not promoted."""
     return (
         f"`kalman-pipeline stream --model {model} --generation {name}` gives it the rows that have come since, "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jobs.state.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
 from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES, SUMS
-from jobs.upgrades.comparison.paired import BLOCKS, Gain, PairedSums, Squares, gain_of
+from jobs.upgrades.comparison.paired import BLOCKS, Gain, PairedSums, Squares, compute_gain
 
 Floats = NDArray[np.float64]
 BINS = 60
@@ -45,17 +45,17 @@ class TimeCourse(NamedTuple):
 
     def gain(self, scored: Mapping[str, Any]) -> Gain:
         """Return the gain per row of the rows that both versions have scored; scored: their sums by key."""
-        return gain_of(
+        return compute_gain(
             PairedSums(moments=self.moments, block_rows=self.block_rows, block_gain=self.block_gain, **scored)
         )
 
 
-def sums_over_time(queries: Queries) -> TimeCourse:
+def compute_time_course(queries: Queries) -> TimeCourse:
     """Return the sums over time of what `common_rows.keep_paired_sums` has kept.
 
     Equal widths alone would not do for the gain: one row with a wrong clock would put all others into one block.
     """
-    edges = _edges(queries)
+    edges = _compute_edges(queries)
     if not edges:
         empty = np.empty(0)
         nothing = {side: VersionSums(*[empty] * len(SUMS)) for side in SIDES.values()}
@@ -69,27 +69,27 @@ def sums_over_time(queries: Queries) -> TimeCourse:
     }
     sums = ", ".join(f"sum(CAST({what} AS DOUBLE)) AS {name}" for name, what in added.items())
     cells = queries.run(
-        f"SELECT (micros - {first}) / {width} AS bin, {block_of('micros', sorted(set(edges[1:-1])))} AS block, {sums} "
+        f"SELECT (micros - {first}) / {width} AS bin, {build_block_sql('micros', sorted(set(edges[1:-1])))} AS block, {sums} "
         f"FROM {PAIRED} GROUP BY bin, block ORDER BY bin, block"
     )
     column = {name: to_numpy(cells[name].combine_chunks(), np.nan) for name in added}
     bins, bin_of = np.unique(to_numpy(cells["bin"].combine_chunks()), return_inverse=True)
-    by_bin = {name: _sums_by(bin_of, column[name]) for name in BOTH}
+    by_bin = {name: _sum_by_group(bin_of, column[name]) for name in BOTH}
     blocks = np.unique(to_numpy(cells["block"].combine_chunks()), return_inverse=True)[1]
     rows, gain = (
-        np.nan_to_num(_sums_by(blocks, column[name]), posinf=np.inf, neginf=-np.inf)
+        np.nan_to_num(_sum_by_group(blocks, column[name]), posinf=np.inf, neginf=-np.inf)
         for name in ("scored", "gained")
     )
     return TimeCourse(
         first + bins * width + width // 2,
-        {side: sums_of(by_bin, letter) for letter, side in SIDES.items()},
+        {side: select_version_sums(by_bin, letter) for letter, side in SIDES.items()},
         rows[rows > 0],
         gain[rows > 0],
         Squares(*(float(np.nansum(column[name])) for name in Squares._fields)),
     )
 
 
-def _edges(queries: Queries) -> list[int]:
+def _compute_edges(queries: Queries) -> list[int]:
     """Return the first time in microseconds, those that divide the groups into `BLOCKS` equal parts, and the last."""
     count = queries.run(f"SELECT count(*) AS n FROM {PAIRED}")["n"][0].as_py()
     if not count:
@@ -102,14 +102,14 @@ def _edges(queries: Queries) -> list[int]:
     return [at[place] for place in places]
 
 
-def _sums_by(group: NDArray[np.int64], values: Floats) -> Floats:
+def _sum_by_group(group: NDArray[np.int64], values: Floats) -> Floats:
     """Return the sum of the known values of each group (G,); NaN where a group has none."""
     known, groups = ~np.isnan(values), int(group.max()) + 1
     total = np.bincount(group[known], values[known], groups)
     return np.where(np.bincount(group[known], minlength=groups) > 0, total, np.nan)
 
 
-def block_of(value: str, edges: list[int]) -> str:
+def build_block_sql(value: str, edges: list[int]) -> str:
     """Return how many of the sorted edges are below a value, by bisection, as SQL."""
 
     def between(low: int, high: int) -> str:
@@ -122,6 +122,6 @@ def block_of(value: str, edges: list[int]) -> str:
     return between(0, len(edges))
 
 
-def sums_of(sums: Mapping[str, Floats], letter: str) -> VersionSums:
+def select_version_sums(sums: Mapping[str, Floats], letter: str) -> VersionSums:
     """Return the sums of one side, a row each."""
     return VersionSums(*(sums[f"{letter}_{name}"] for name in SUMS))

@@ -97,7 +97,7 @@ class Gain(NamedTuple):
     needed: int
 
 
-def gain_of(sums: PairedSums) -> Gain:
+def compute_gain(sums: PairedSums) -> Gain:
     """Return the mean gain per row with its interval."""
     rows, keys = sums.rows, sums.keys
     if rows == 0:
@@ -112,7 +112,7 @@ def gain_of(sums: PairedSums) -> Gain:
     clusters = sums.by_key.rows2**2 / sums.rows4
     by_keys = (by_key * clusters / (clusters - 1.0), clusters - 1.0) if clusters >= FEW_KEYS else None
     frequencies = min(FREQUENCIES, blocks // 4)
-    over_time = (long_run_variance(rest, frequencies), float(frequencies)) if frequencies else None
+    over_time = (compute_long_run_variance(rest, frequencies), float(frequencies)) if frequencies else None
     stretches = blocks / max(over_time[0] / white, 1.0) if over_time and white else float(blocks)
     if stretches >= STRETCHES:
         known = [one for one in (over_time, by_keys) if one is not None]
@@ -122,13 +122,13 @@ def gain_of(sums: PairedSums) -> Gain:
         return Gain(rows, keys, mean, None, None, None, None, math.ceil(rows * STRETCHES / stretches))
     # Rows that cancel each other can make an estimate too small; that of independent rows is the least.
     known.append((moments, max(blocks - 1.0, 1.0)))
-    total, freedom = max(known, key=lambda one: one[0] * _quantile(one[1]) ** 2)
-    half = _quantile(freedom) * math.sqrt(total) / rows
+    total, freedom = max(known, key=lambda one: one[0] * _compute_quantile(one[1]) ** 2)
+    half = _compute_quantile(freedom) * math.sqrt(total) / rows
     deviation = math.sqrt(total / rows)
     return Gain(rows, keys, mean, mean - half, mean + half, deviation, freedom, 0)
 
 
-def long_run_variance(rest: Floats, frequencies: int) -> float:
+def compute_long_run_variance(rest: Floats, frequencies: int) -> float:
     """Return the variance of the sum of a series (T,) of mean zero, from its lowest frequencies."""
     T = len(rest)
     time = np.pi * (np.arange(T) + 0.5) / T
@@ -156,7 +156,7 @@ def answer_of(gain: Gain, allowed: float, least_rows: int = 1, least_keys: int =
     return Answer.WORSE if gain.high < -allowed else Answer.UNKNOWN
 
 
-def rows_needed(gain: Gain, allowed: float, least_rows: int = 1) -> int | None:
+def compute_rows_needed(gain: Gain, allowed: float, least_rows: int = 1) -> int | None:
     """Return how many rows in total are needed for an answer, None where no number would do.
 
     If the true mean is the one seen, and the rows to come are as independent as those so far (later ones, or of other
@@ -168,9 +168,9 @@ def rows_needed(gain: Gain, allowed: float, least_rows: int = 1) -> int | None:
     distance = abs(gain.mean + allowed)
     if distance * 1e6 <= gain.deviation:
         return None
-    spread = _quantile(gain.freedom) + float(stdtrit(gain.freedom, POWER))
+    spread = _compute_quantile(gain.freedom) + float(stdtrit(gain.freedom, POWER))
     return max(least, math.ceil((spread * gain.deviation / distance) ** 2))
 
 
-def _quantile(freedom: float) -> float:
+def _compute_quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.5 + LEVEL / 2.0))

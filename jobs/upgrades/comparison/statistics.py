@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.lineage.generations import Generation, origin
-from jobs.snapshots.row_hash import row_hashes
+from jobs.lineage.generations import Generation, read_origin_manifest
+from jobs.snapshots.row_hash import compute_row_hashes
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
@@ -29,7 +29,7 @@ KeySums = dict[str, NDArray[Any]]
 """Sums of K keys by name, (K,) each; NaN where no row tells."""
 
 
-def same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> bool:
+def is_same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> bool:
     """Tell if two generations have the same model and parameters, whatever their version numbers.
 
     spec: the new one's.
@@ -37,7 +37,7 @@ def same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generat
     sides: list[tuple[str, Mapping[str, Any]]] = []
     for one in (old, new):
         if one.snapshot_id:
-            made = origin(warehouse, one)
+            made = read_origin_manifest(warehouse, one)
             model, parameters = made.model_spec(), made.parameters
         else:  # a run over history with the values in the spec
             model, parameters = spec, {}
@@ -71,12 +71,12 @@ def judge_all_keys(queries: Queries, sample: int) -> JudgedKeys:
         judged = judge_keys({name: to_numpy(batch[name], np.nan) for name in BOTH})
         keys += batch.num_rows
         drawn.add(batch["key"], judged)
-        for name, values in _summands(judged).items():
+        for name, values in _compute_summands(judged).items():
             known = values[~np.isnan(values)]
             total[name] += float(known.sum())
             count[name] += len(known)
-    names, sums = drawn.ordered()
-    return JudgedKeys(*_numbers(keys, total, count), names, sums)
+    names, sums = drawn.sort_by_key_text()
+    return JudgedKeys(*_compute_statistics(keys, total, count), names, sums)
 
 
 def judge_keys(sums: KeySums) -> KeySums:
@@ -104,7 +104,7 @@ def judge_keys(sums: KeySums) -> KeySums:
 _SUMMED = [*BOTH, *JUDGED, "better", "worse", "scored_keys", *Squares._fields, "rows4"]
 
 
-def _summands(keys: KeySums) -> KeySums:
+def _compute_summands(keys: KeySums) -> KeySums:
     """Return what is summed over keys."""
     scored, gained, gain = keys["scored"], keys["gained"], keys["gain"]
     return {
@@ -119,7 +119,7 @@ def _summands(keys: KeySums) -> KeySums:
     }
 
 
-def _numbers(
+def _compute_statistics(
     keys: int, total: Mapping[str, float], count: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the statistics over all keys, and what the gain needs, from sums over keys and how many keys have each."""
@@ -163,7 +163,7 @@ class _Sample:
         self._sums: KeySums = {}
 
     def add(self, keys: pa.Array, sums: KeySums) -> None:
-        hashes = np.concatenate([self._hashes, row_hashes([keys]).view(np.int64)])
+        hashes = np.concatenate([self._hashes, compute_row_hashes([keys]).view(np.int64)])
         kept = np.argsort(hashes, kind="stable")[: self._size]
         self._hashes = hashes[kept]
         self._keys = np.concatenate([self._keys, np.array(keys.to_pylist(), object)])[kept]
@@ -172,7 +172,7 @@ class _Sample:
             for name, values in sums.items()
         }
 
-    def ordered(self) -> tuple[list[str], KeySums]:
+    def sort_by_key_text(self) -> tuple[list[str], KeySums]:
         """Return the keys in the order of their texts, with their sums."""
         order = np.argsort(self._keys, kind="stable")
         names = (*BOTH, "gain", *JUDGED)

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.snapshots.state_rows import StateRows, extras_widths, map_of, state_arrays, with_extras
-from jobs.state.encoding.arrow import lists
+from jobs.snapshots.state_rows import StateRows, find_state_extras_widths, map_of, parse_states, with_extras
+from jobs.state.encoding.arrow import build_lists
 from jobs.upgrades.migration.state_map import Migration
-from kalman.filters.own_parameters import FIELD, own_parameters
-from kalman.models.definition import natural
+from kalman.filters.own_parameters import FIELD, find_key_parameters
+from kalman.models.definition import convert_to_definition
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ NO_NUMBER = "state: the key's state is not a number"
 
 def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
     """Return the rows of a snapshot with the new version's states, without keys left out."""
-    return _prepared(rows, migration).then(_migrator(migration))
+    return _prepare_rows(rows, migration).then(_build_migrator(migration))
 
 
-def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
+def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
     """Return a summary of the changes that a migration makes to the states in batches of a snapshot's rows.
 
     left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys; wrong,
@@ -41,8 +41,8 @@ def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[s
     state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys in
     which it changes. key_parameters: averages of the per-key parameters before and after.
     """
-    names = list(extras_widths(migration.source))
-    parts = [_measured(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
+    names = list(find_state_extras_widths(migration.source))
+    parts = [_measure_batch(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
     old, new = migration.source.states, migration.target.states
     keys = sum(part["keys"] for part in parts)
     total = {
@@ -73,7 +73,7 @@ def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[s
         "before": averages(old, total["old"]),
         "after": after,
         "key_parameters": {
-            when: _own_averages(model, parts, field, keys)
+            when: _average_key_parameters(model, parts, field, keys)
             for when, model, field in (
                 ("before", migration.source, "old_own"),
                 ("after", migration.target, "new_own"),
@@ -84,9 +84,9 @@ def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[s
     }
 
 
-def _prepared(rows: StateRows, migration: Migration) -> StateRows:
-    """Return state rows with a column for each field of the extras, as `state_arrays` reads them."""
-    names = list(extras_widths(migration.source))
+def _prepare_rows(rows: StateRows, migration: Migration) -> StateRows:
+    """Return state rows with a column for each field of the extras, as `parse_states` reads them."""
+    names = list(find_state_extras_widths(migration.source))
 
     def prepare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -95,52 +95,52 @@ def _prepared(rows: StateRows, migration: Migration) -> StateRows:
     return rows.then(prepare)
 
 
-def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
+def select_without_number(rows: DataFrame, migration: Migration) -> DataFrame:
     """Return key and state (as JSON) of the snapshot's rows that are left out."""
     state = F.to_json(
         F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
     )
-    bad = _prepared(StateRows.of(rows), migration).through(_finder(migration), "key string")
+    bad = _prepare_rows(StateRows.of(rows), migration).through(_build_finder(migration), "key string")
     return rows.withColumn("state", state).select("key", "state").join(bad, "key", "left_semi")
 
 
-def _finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _build_finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                keys = batch.column("key").take(pa.array(_sorted_out(batch, migration)[1]))
+                keys = batch.column("key").take(pa.array(_split_by_finite(batch, migration)[1]))
                 yield pa.RecordBatch.from_arrays([keys], ["key"])
 
     return find
 
 
-def _sorted_out(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
+def _split_by_finite(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
     """Return the indices of rows whose state has only numbers, and the indices of the others."""
     source = migration.source
-    arrays = state_arrays(batch, len(source.states), extras_widths(source))
+    arrays = parse_states(batch, len(source.states), find_state_extras_widths(source))
     # Checks the state, not its moments: in some filters these may be infinite.
     finite = np.isfinite(source.restore(*arrays)).all(axis=0)
     return np.flatnonzero(finite), np.flatnonzero(~finite)
 
 
-def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    n, widths = len(migration.source.states), extras_widths(migration.source)
+def _build_migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, widths = len(migration.source.states), find_state_extras_widths(migration.source)
 
     def migrate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            batch = batch.take(pa.array(_sorted_out(batch, migration)[0]))
+            batch = batch.take(pa.array(_split_by_finite(batch, migration)[0]))
             if batch.num_rows == 0:
                 continue
-            after = migration.apply(*state_arrays(batch, n, widths))
+            after = migration.apply(*parse_states(batch, n, widths))
             yield pa.RecordBatch.from_arrays(
                 [
                     batch.column("key"),
                     batch.column("state_index"),
                     batch.column("event_time"),
-                    lists(after.mean),
-                    lists(after.covariance),
+                    build_lists(after.mean),
+                    build_lists(after.covariance),
                     batch.column("log_likelihood"),
                     map_of(after.extras, batch.num_rows),
                 ],
@@ -150,10 +150,10 @@ def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iter
     return migrate
 
 
-def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
-    """Return the sums of `change_of` over a batch of rows."""
+def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
+    """Return the sums of `compute_change_summary` over a batch of rows."""
     old, new = migration.source.states, migration.target.states
-    good, bad = _sorted_out(batch, migration)
+    good, bad = _split_by_finite(batch, migration)
     left_out = {
         "left_out": len(bad),
         "left_out_keys": batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist(),
@@ -167,7 +167,7 @@ def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
         }
         return {**left_out, **sums, "keys": 0, "wrong": 0, "wrong_keys": [], "old_own": [], "new_own": []}
     batch = batch.take(pa.array(good))
-    mean, covariance, extras = state_arrays(batch, len(old), extras_widths(migration.source))
+    mean, covariance, extras = parse_states(batch, len(old), find_state_extras_widths(migration.source))
     after = migration.apply(mean, covariance, extras)
     moves = [np.abs(after.mean[new.index(name)] - mean[old.index(name)]) for name in new if name in old]
     wrong = np.flatnonzero(after.wrong)
@@ -176,39 +176,40 @@ def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
         "keys": batch.num_rows,
         "wrong": len(wrong),
         "wrong_keys": batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist(),
-        "old": _sums(mean, covariance),
-        "new": _sums(after.mean, after.covariance),
+        "old": _sum_moments(mean, covariance),
+        "new": _sum_moments(after.mean, after.covariance),
         "kept": [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))],
-        "old_own": _own_sums(migration.source, extras),
-        "new_own": _own_sums(migration.target, after.extras),
+        "old_own": _sum_key_parameters(migration.source, extras),
+        "new_own": _sum_key_parameters(migration.target, after.extras),
     }
 
 
-def _own_sums(model: Filter, extras: Mapping[str, Any]) -> list[float]:
+def _sum_key_parameters(model: Filter, extras: Mapping[str, Any]) -> list[float]:
     """Return the sums over keys of the per-key parameters, entry by entry; [] if there are none."""
-    rows = own_parameters(model).rows
+    rows = find_key_parameters(model).rows
     return extras[FIELD].sum(axis=1).tolist() if rows else []
 
 
-def _own_averages(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
+def _average_key_parameters(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
     """Return the averages over keys of the per-key parameters, in the form of a spec."""
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     sums = [part[field] for part in parts if part["keys"]]
     if not own.rows or not sums:
         return {}
     mean = np.sum(sums, axis=0) / keys
     return {
-        name: natural(p._replace(value=tuple(mean[own.rows[name]]))) for name, p in own.parameters.items()
+        name: convert_to_definition(p._replace(value=tuple(mean[own.rows[name]])))
+        for name, p in own.parameters.items()
     }
 
 
-def _sums(mean: Any, covariance: Any) -> list[float]:
+def _sum_moments(mean: Any, covariance: Any) -> list[float]:
     n = len(mean)
     return [*mean.sum(axis=1).tolist(), *(float(covariance[i * n + i].sum()) for i in range(n))]
 
 
-def change_table(change: dict[str, Any]) -> list[str]:
-    """Return the result of `change_of` as the lines of a table, one line per state."""
+def format_change_table(change: dict[str, Any]) -> list[str]:
+    """Return the result of `compute_change_summary` as the lines of a table, one line per state."""
     lines = [
         f"{'state':<20} {'mean before':>14} {'after':>14} {'variance before':>16} {'after':>14}  keys changed"
     ]
@@ -229,7 +230,7 @@ def change_table(change: dict[str, Any]) -> list[str]:
     return lines
 
 
-def left_out_lines(change: dict[str, Any]) -> list[str]:
+def format_left_out(change: dict[str, Any]) -> list[str]:
     """Return lines about the keys that a migration leaves out; no lines if it leaves out none."""
     count = change.get("left_out")
     if not count:
@@ -241,7 +242,7 @@ def left_out_lines(change: dict[str, Any]) -> list[str]:
     ]
 
 
-def rekeying_lines(change: dict[str, Any]) -> list[str]:
+def format_rekeying(change: dict[str, Any]) -> list[str]:
     """Return lines about the changes of keys by a migration; no lines if the keys stay."""
     rekeyed = change.get("rekeyed")
     if not rekeyed:

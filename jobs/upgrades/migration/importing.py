@@ -16,19 +16,27 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.input_files import find_files, names_several, open_input, path_of
-from jobs.core.report import plural
+from jobs.core.input_files import find_files, is_several_files, open_input, parse_path
+from jobs.core.report import format_count
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_files import measure_rows
-from jobs.snapshots.state_rows import StateRows, typed_states
+from jobs.snapshots.state_rows import StateRows, restore_types
 from jobs.snapshots.store import find_whole, write
-from jobs.spark.job_labels import labelled
-from jobs.spark.read_files import path_for_spark
-from jobs.state.encoding.keys import text_of
-from jobs.storage.warehouse import home_of
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.read_files import convert_path
+from jobs.state.encoding.keys import build_key_text
+from jobs.storage.warehouse import find_home
 from jobs.upgrades.migration.migrating import MOST_LEFT_OUT, keep_left_out
-from jobs.upgrades.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
+from jobs.upgrades.migration.state_tables import (
+    CHECKED,
+    COUNT,
+    EVENT_TIME,
+    SCORE,
+    StateTable,
+    build_checker,
+    plan_table,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,12 +69,12 @@ def read_table(warehouse: Warehouse, name: str) -> DataFrame:
     Raises:
         UserError: the file or table does not exist.
     """
-    home, table = home_of(warehouse, name)
-    path = Path(name) if "://" in name else path_of(name)
-    several = "://" not in name and names_several(name, ()) and not home.exists(table)
+    home, table = find_home(warehouse, name)
+    path = Path(name) if "://" in name else parse_path(name)
+    several = "://" not in name and is_several_files(name, ()) and not home.exists(table)
     if several or path.is_file() and path.suffix.lower() in _FILES:
         files = [Path(one) for one in find_files([name], _FILES)]
-        frames = [_file(warehouse, file) for file in files]
+        frames = [_read_file(warehouse, file) for file in files]
         for file, frame in zip(files, frames, strict=True):
             if set(frame.columns) != set(frames[0].columns):
                 raise UserError(f"{file}: has other columns than {files[0]}; give each file the same")
@@ -76,20 +84,20 @@ def read_table(warehouse: Warehouse, name: str) -> DataFrame:
     return home.read(table)
 
 
-def _file(warehouse: Warehouse, path: Path) -> DataFrame:
+def _read_file(warehouse: Warehouse, path: Path) -> DataFrame:
     if path.suffix.lower() == ".csv":
-        return warehouse.spark.read.csv(path_for_spark(warehouse.spark, str(path.absolute())), header=True)
-    return _parquet(warehouse, path)
+        return warehouse.spark.read.csv(convert_path(warehouse.spark, str(path.absolute())), header=True)
+    return _read_parquet(warehouse, path)
 
 
-def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:
+def _read_parquet(warehouse: Warehouse, path: Path) -> DataFrame:
     """Read a Parquet file that may have nanosecond times, which Spark reads only as integers."""
     with open_input(path) as stream:
         schema = pq.read_schema(stream)
     fine = [field.name for field in schema if field.type in (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))]
     if fine:
         warehouse.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
-    frame = warehouse.spark.read.parquet(path_for_spark(warehouse.spark, str(path.absolute())))
+    frame = warehouse.spark.read.parquet(convert_path(warehouse.spark, str(path.absolute())))
     for name in fine:
         frame = frame.withColumn(name, F.timestamp_micros(F.expr(f"`{name}` div 1000")))
     return frame
@@ -113,18 +121,22 @@ def import_states(
     """
     spec, spark = runtime.spec, warehouse.spark
     frame = read_table(warehouse, name)
-    table = table_of(runtime.kernel, spec.key, frame.columns, f"--input {name}")
+    table = plan_table(runtime.kernel, spec.key, frame.columns, f"--input {name}")
     _refuse_texts(frame, table, name)
     runtime.ship(spark)
     on_progress("checking every key")
-    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table.form), CHECKED).persist()
+    rows = (
+        _prepare_rows(frame, runtime, table)
+        .mapInArrow(build_checker(runtime.kernel, table.form), CHECKED)
+        .persist()
+    )
     try:
-        with labelled(spark, f"import {spec.name}", "check every key"):
-            good = typed_states(rows.filter(F.col("problem").isNull())).drop("problem", "given")
+        with label_jobs(spark, f"import {spec.name}", "check every key"):
+            good = restore_types(rows.filter(F.col("problem").isNull())).drop("problem", "given")
             keys, checksum, _ = measure_rows(StateRows.of(good))
-            left_out, some = _left_out(rows)
+            left_out, some = _count_refused_rows(rows)
         _refuse(keys, left_out, some, name)
-        identity = _identity(runtime, position, keys, checksum)
+        identity = _compute_snapshot_id(runtime, position, keys, checksum)
         if dry_run:
             return Imported(None, keys, left_out, some, False)
         found = find_whole(warehouse, identity)
@@ -134,7 +146,7 @@ def import_states(
             bad = rows.filter(F.col("problem").isNotNull()).withColumnRenamed("given", "state")
             why = F.concat(F.lit("state: "), "problem", F.lit("; left out of the import"))
             keep_left_out(warehouse, bad, spec.name, f"import/{name}", why, identity, "import")
-        on_progress(f"writing {plural(keys, 'key')}")
+        on_progress(f"writing {format_count(keys, 'key')}")
         manifest = Manifest(
             snapshot_id=identity,
             model=spec.name,
@@ -146,15 +158,15 @@ def import_states(
             checksum="",
             rows=0,
             snapshots_version=0,
-            spec=spec.stored_text(),
+            spec=spec.format_stored_text(),
         )
-        with labelled(spark, f"import {spec.name}", "write the snapshot"):
+        with label_jobs(spark, f"import {spec.name}", "write the snapshot"):
             return Imported(write(warehouse, manifest, good), keys, left_out, some, True)
     finally:
         rows.unpersist()
 
 
-def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
+def _refuse_texts(frame: DataFrame, table: StateTable, name: str) -> None:
     """Refuse columns that store lists of numbers as text."""
     for column in table.lists:
         if column in frame.columns and table.form.widths[column] > 1:
@@ -166,7 +178,7 @@ def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
                 )
 
 
-def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFrame:
+def _prepare_rows(frame: DataFrame, runtime: ModelRuntime, table: StateTable) -> DataFrame:
     """Return the rows with the columns that `checker` expects."""
     kind = runtime.kind
     typed = [
@@ -178,13 +190,13 @@ def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFram
         missing = missing | F.col(f"`{name}`").isNull()
     wide = frame.select(
         *typed,
-        F.unix_micros(_time(frame)).alias("_time"),
-        _optional(frame, COUNT, "bigint", 1).alias("_count"),
-        _optional(frame, SCORE, "double", 0.0).alias("_score"),
+        F.unix_micros(_build_time_column(frame)).alias("_time"),
+        _build_optional_column(frame, COUNT, "bigint", 1).alias("_count"),
+        _build_optional_column(frame, SCORE, "double", 0.0).alias("_score"),
         F.to_json(F.struct(*(F.col(f"`{column}`") for column in frame.columns))).alias("_given"),
         *table.lists.values(),
     )
-    text = F.when(~missing, text_of(kind)).alias("key")
+    text = F.when(~missing, build_key_text(kind)).alias("key")
     keyed = wide.select(
         text,
         F.col("_time").alias(EVENT_TIME),
@@ -196,7 +208,7 @@ def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFram
     return keyed.withColumn("times", F.count("key").over(Window.partitionBy("key")))
 
 
-def _time(frame: DataFrame) -> Column:
+def _build_time_column(frame: DataFrame) -> Column:
     column = F.col(f"`{EVENT_TIME}`")
     kind = frame.schema[EVENT_TIME].dataType
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
@@ -204,7 +216,7 @@ def _time(frame: DataFrame) -> Column:
     return column.try_cast("timestamp")
 
 
-def _optional(frame: DataFrame, name: str, kind: str, default: float) -> Column:
+def _build_optional_column(frame: DataFrame, name: str, kind: str, default: float) -> Column:
     """Return a column, or its default if the table lacks it; a value that is not a number becomes null."""
     if name not in frame.columns:
         return F.lit(default).cast(kind)
@@ -212,7 +224,7 @@ def _optional(frame: DataFrame, name: str, kind: str, default: float) -> Column:
     return F.when(F.col(f"`{name}`").isNull(), F.lit(default).cast(kind)).otherwise(value)
 
 
-def _left_out(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
+def _count_refused_rows(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
     """Return the number of refused rows by problem, and examples of their keys."""
     bad = rows.filter(F.col("problem").isNotNull())
     counts = {row["problem"]: int(row["count"]) for row in bad.groupBy("problem").count().collect()}
@@ -234,7 +246,7 @@ def _refuse(keys: int, left_out: dict[str, int], some: list[str], name: str) -> 
         )
 
 
-def _identity(runtime: ModelRuntime, position: dict[str, Any], keys: int, checksum: str) -> str:
+def _compute_snapshot_id(runtime: ModelRuntime, position: dict[str, Any], keys: int, checksum: str) -> str:
     """Return the snapshot's id: a digest of all inputs of its content."""
     spec = runtime.spec
     made_of = {"fingerprint": spec.fingerprint(), "position": position, "keys": keys, "checksum": checksum}

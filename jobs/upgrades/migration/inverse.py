@@ -16,7 +16,7 @@ from jobs.snapshots.manifests import Manifest
 from jobs.specs.migration import Origin, StateMapSpec, Transform
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.migration.versions import Step, known_versions, path_between
+from jobs.upgrades.migration.versions import MigrationStep, find_path_between, read_known_versions
 
 SINGULAR = 1e6
 """Condition number from which a matrix, its rows and columns scaled to 1, counts as singular.
@@ -25,7 +25,7 @@ It enters a covariance squared, so that at most four digits would remain.
 """
 
 
-def path_back_to(model: DeployedModel[Tables], later: Manifest, earlier: Manifest) -> list[Step]:
+def find_path_back(model: DeployedModel[Tables], later: Manifest, earlier: Manifest) -> list[MigrationStep]:
     """Return the migrations from a snapshot's version back to the version of an earlier snapshot, in order.
 
     The snapshots contain the specs of both versions. A spec file with the same meaning takes precedence, because it may
@@ -34,25 +34,25 @@ def path_back_to(model: DeployedModel[Tables], later: Manifest, earlier: Manifes
     Raises:
         UserError: a version's spec is unknown, or a step has no inverse; the message gives the reason and the remedy.
     """
-    known = known_versions(model)
+    known = read_known_versions(model)
     for one in (later, earlier):
         file = known.get(one.model_version)
         if file is None or file.fingerprint() != one.fingerprint:
             known[one.model_version] = one.model_spec(model.spec.folder)
-    return path_back(known, later.model_version, earlier.model_version)
+    return reverse_path(known, later.model_version, earlier.model_version)
 
 
-def path_back(known: dict[int, ModelSpec], last: int, first: int) -> list[Step]:
+def reverse_path(known: dict[int, ModelSpec], last: int, first: int) -> list[MigrationStep]:
     """Return the migrations from version `last` back to the earlier version `first`, in order.
 
     Raises:
         UserError: a version's spec is unknown, or a step has no inverse; the message gives the reason and the remedy.
     """
-    forward = path_between(known, first, last)
-    return [Step.reverse(step.new, step.old, reverse_rules(step)) for step in reversed(forward)]
+    forward = find_path_between(known, first, last)
+    return [MigrationStep.reverse(step.new, step.old, reverse_rules(step)) for step in reversed(forward)]
 
 
-def reverse_rules(step: Step) -> StateMapSpec:
+def reverse_rules(step: MigrationStep) -> StateMapSpec:
     """Return the rules that map states of a step's newer version to its older version.
 
     Raises:
@@ -66,17 +66,17 @@ def reverse_rules(step: Step) -> StateMapSpec:
         )
     rules = new.migrate
     if rules is None:
-        return _inverse_by_names(step)
+        return _invert_by_names(step)
     if rules.reverse is not None:
         return rules.reverse
     if rules.function is not None:
-        raise _no_inverse(step, f"migrate.function ({rules.function}) cannot be inverted")
+        raise _build_no_inverse_error(step, f"migrate.function ({rules.function}) cannot be inverted")
     if rules.transform is not None:
-        return StateMapSpec(transform=_inverse_transform(step, rules.transform))
-    return _inverse_by_names(step)
+        return StateMapSpec(transform=_invert_transform(step, rules.transform))
+    return _invert_by_names(step)
 
 
-def _inverse_by_names(step: Step) -> StateMapSpec:
+def _invert_by_names(step: MigrationStep) -> StateMapSpec:
     old, new = step.old, step.new
     origins = {} if new.migrate is None else new.migrate.states
     became: dict[str, tuple[str, Origin]] = {}
@@ -87,14 +87,14 @@ def _inverse_by_names(step: Step) -> StateMapSpec:
             added.append(name)
         elif origin.from_ in became:
             both = f"{became[origin.from_][0]} and {name}"
-            raise _no_inverse(
+            raise _build_no_inverse_error(
                 step, f"state {origin.from_} became {both}, and which of them maps back is open"
             )
         else:
             became[origin.from_] = name, origin
     dropped = [name for name in old.states if name not in became]
     if dropped and old.initial is None:
-        raise _no_inverse(
+        raise _build_no_inverse_error(
             step,
             f"state {dropped[0]} was dropped, and version {old.version} has no `initial` to start it from",
         )
@@ -106,20 +106,22 @@ def _inverse_by_names(step: Step) -> StateMapSpec:
     return StateMapSpec(states=states, drop=added)
 
 
-def _inverse_transform(step: Step, forward: Transform) -> Transform:
+def _invert_transform(step: MigrationStep, forward: Transform) -> Transform:
     T, n = np.array(forward.matrix, float), len(forward.matrix)
     if T.shape != (n, n):
-        raise _no_inverse(step, f"the matrix of migrate.transform has {n} rows and {T.shape[1]} columns")
+        raise _build_no_inverse_error(
+            step, f"the matrix of migrate.transform has {n} rows and {T.shape[1]} columns"
+        )
     if forward.noise is not None and np.any(forward.noise):
-        raise _no_inverse(step, "migrate.transform adds noise, which cannot be subtracted")
-    if _condition(T) > SINGULAR:
-        raise _no_inverse(step, "the matrix of migrate.transform is singular, or nearly so")
+        raise _build_no_inverse_error(step, "migrate.transform adds noise, which cannot be subtracted")
+    if _compute_condition(T) > SINGULAR:
+        raise _build_no_inverse_error(step, "the matrix of migrate.transform is singular, or nearly so")
     inverse = np.linalg.inv(T)
     offset = np.zeros(n) if forward.offset is None else -inverse @ np.array(forward.offset, float)
     return Transform(matrix=inverse.tolist(), offset=offset.tolist())
 
 
-def _condition(T: np.ndarray) -> float:
+def _compute_condition(T: np.ndarray) -> float:
     """Return the condition number of a square matrix, independent of the units of its rows and columns."""
     largest = np.abs(T).max(axis=1, keepdims=True)
     if not largest.all():
@@ -129,7 +131,7 @@ def _condition(T: np.ndarray) -> float:
     return float(np.linalg.cond(scaled / columns)) if columns.all() else np.inf
 
 
-def _no_inverse(step: Step, reason: str) -> UserError:
+def _build_no_inverse_error(step: MigrationStep, reason: str) -> UserError:
     newer, older = step.new.version, step.old.version
     return UserError(
         f"{step.new.name}: the way from version {older} to {newer} has no inverse: {reason}. Say in the spec of "

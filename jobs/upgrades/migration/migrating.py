@@ -11,26 +11,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.core.report import plural
+from jobs.core.errors import RUN_FAILED, UserError, extract_python_error
+from jobs.core.report import format_count
 from jobs.lineage.model import DeployedModel
-from jobs.snapshots.manifests import GOOD, all_of, find
-from jobs.snapshots.state_files import measure_batches, stored_batches, stored_rows
-from jobs.snapshots.store import find_whole, whole_version, write
+from jobs.snapshots.manifests import GOOD, find, read_manifests
+from jobs.snapshots.state_files import measure_batches, read_stored_batches, read_stored_rows
+from jobs.snapshots.store import find_whole, find_whole_states, write
 from jobs.snapshots.verified_rows import read_rows
-from jobs.snapshots.waiting_rows import verified
-from jobs.spark.job_labels import labelled
-from jobs.spark.quarantine import keep, rejected_rows
+from jobs.snapshots.waiting_rows import read_waiting_rows
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.quarantine import build_rejected_rows, keep
 from jobs.spark.user_functions import ship, ship_named
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.positions import in_table
+from jobs.storage.positions import is_in_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
-from jobs.upgrades.migration.parameters import carried_over, changes_of
-from jobs.upgrades.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
-from jobs.upgrades.migration.state_map import Migration, build_migration, own_rows
-from jobs.upgrades.migration.versions import path_from
+from jobs.upgrades.migration.apply import (
+    NO_NUMBER,
+    apply_migration,
+    compute_change_summary,
+    select_without_number,
+)
+from jobs.upgrades.migration.parameters import carry_over_parameters, list_parameter_changes
+from jobs.upgrades.migration.rekey import NEWEST, Rekey, build_rekey, find_collisions, merge_rows, rekey_rows
+from jobs.upgrades.migration.state_map import Migration, build_migration, find_key_parameter_rows
+from jobs.upgrades.migration.versions import find_path_forward
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.snapshots.waiting_rows import Held
     from jobs.specs.model_spec import ModelSpec
-    from jobs.upgrades.migration.versions import Step
+    from jobs.upgrades.migration.versions import MigrationStep
 
 MOST_LEFT_OUT = 0.5
 """Maximum share of keys with an invalid state that a migration or an import of states leaves out."""
@@ -59,14 +64,14 @@ def migrate(
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
     """
-    steps = path_from(model, source, target)
+    steps = find_path_forward(model, source, target)
     return migrate_along(model.warehouse, source, steps, None, dry_run, on_progress)
 
 
 def migrate_along(
     warehouse: Warehouse,
     source: Manifest,
-    steps: list[Step],
+    steps: list[MigrationStep],
     parameters: dict[str, Any] | None = None,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
@@ -81,7 +86,7 @@ def migrate_along(
     Raises:
         UserError: a step is impossible, or some keys would have an invalid state.
     """
-    plan, spec = plan_of(source, steps, parameters), steps[-1].new
+    plan, spec = plan_migration(source, steps, parameters), steps[-1].new
     migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
     found = find(warehouse, identity) if dry_run else find_whole(warehouse, identity)
     if found is not None:
@@ -92,41 +97,43 @@ def migrate_along(
         return None, change, False
     spark, activity = warehouse.spark, f"migrate {spec.name}"
     ship_functions(warehouse, steps)
-    with labelled(spark, activity, "check the waiting rows"):
-        held = _waiting_for(warehouse, source, spec)
-    states = apply_migration(stored_rows(warehouse, source, version), migration)
-    rekey = rekey_of(warehouse, steps, migration.target)
+    with label_jobs(spark, activity, "check the waiting rows"):
+        held = _convert_waiting_rows(warehouse, source, spec)
+    states = apply_migration(read_stored_rows(warehouse, source, version), migration)
+    rekey = build_rekey(warehouse, steps, migration.target)
     if rekey is not None:
         _refuse_waiting_rows(source, f"version {spec.version} gives keys other names")
         held = held and held._replace(ids=None)  # the remembered ids belong to the old keys
         on_progress("giving every state its new key")
-        with labelled(spark, activity, "give every state its new key"):
-            states, change["rekeyed"] = _rekeyed(states.frame, rekey, spec)
+        with label_jobs(spark, activity, "give every state its new key"):
+            states, change["rekeyed"] = _apply_rekey(states.frame, rekey, spec)
     if dry_run:
         return None, change, False
     if change["left_out"]:
-        keys = without_number(read_rows(warehouse, source.snapshot_id, source.model, version), migration)
+        keys = select_without_number(
+            read_rows(warehouse, source.snapshot_id, source.model, version), migration
+        )
         why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
         origin = f"snapshots/{source.snapshot_id}"
         keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")
-    on_progress(f"writing {plural(change['keys'], 'key')}")
+    on_progress(f"writing {format_count(change['keys'], 'key')}")
     manifest = replace(
         source,
         snapshot_id=identity,
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=plan.parameters,
-        spec=spec.stored_text(),
+        spec=spec.format_stored_text(),
         parent=source.snapshot_id,
         committed_at=None,
         waiting=None,
     )
-    with labelled(spark, activity, "write the snapshot"):
+    with label_jobs(spark, activity, "write the snapshot"):
         return write(warehouse, manifest, states, held), change, True
 
 
 def _check_keys(
-    warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: Plan
+    warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: MigrationPlan
 ) -> tuple[int, dict[str, Any]]:
     """Check every key of a snapshot in this process; return the version of its rows, and the changes of states.
 
@@ -134,8 +141,8 @@ def _check_keys(
         UserError: the rows are incomplete, the target could not read the waiting rows, or states would be invalid.
     """
     _refuse_waiting(source, spec)
-    version = whole_version(warehouse, source, measure_batches)
-    change = change_of(stored_batches(warehouse, source, version), plan.migration)
+    version = find_whole_states(warehouse, source, measure_batches)
+    change = compute_change_summary(read_stored_batches(warehouse, source, version), plan.migration)
     _refuse_without_numbers(change, source)
     _refuse_wrong_keys(change, spec.version)
     return version, {**change, "parameters": plan.changes}
@@ -167,7 +174,7 @@ def keep_left_out(
         snapshot: id of the snapshot.
         verb: verb that made the snapshot.
     """
-    rows = rejected_rows(
+    rows = build_rejected_rows(
         keys,
         model,
         F.lit(source),
@@ -196,7 +203,7 @@ def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
         )
 
 
-def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
+def ship_functions(warehouse: Warehouse, steps: list[MigrationStep]) -> None:
     """Send Spark's workers the user functions of all versions on the path, and the migration's functions."""
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())
@@ -211,15 +218,15 @@ def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
         )
 
 
-def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
+def _apply_rekey(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
     """Return states with their new keys, and the number of new keys.
 
     Raises:
         UserError: keys collide without a merge rule, or a function returns invalid keys or states.
     """
     try:
-        renamed = rekeyed(states, rekey)
-        old, new, some = collisions(renamed)
+        renamed = rekey_rows(states, rekey)
+        old, new, some = find_collisions(renamed)
         if old and rekey.merge is None:
             raise UserError(
                 f"version {spec.version} of {spec.name}: {old:,} keys come out as {new:,} (such as {'; '.join(some)}), "
@@ -227,15 +234,15 @@ def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFram
                 f"Nothing was written",
                 RUN_FAILED,
             )
-        joined = merged(renamed, rekey)
+        joined = merge_rows(renamed, rekey)
         return joined, {"keys": joined.count(), "merged": old, "into": new}
     except PySparkException as error:
-        raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
+        raise UserError(f"{extract_python_error(error)}. Nothing was written", RUN_FAILED) from error
 
 
-def _waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
+def _convert_waiting_rows(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
     """Return the rows of a snapshot that wait for the watermark, for another version of its model."""
-    held = verified(warehouse, source)
+    held = read_waiting_rows(warehouse, source)
     if held is None:
         return None
     if source.model_spec().id_columns != spec.id_columns:
@@ -263,11 +270,11 @@ def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
         _refuse_waiting_rows(source, f"{version} has no order.kind: strict to take them")
 
 
-class Plan(NamedTuple):
+class MigrationPlan(NamedTuple):
     """Migration of a snapshot along steps.
 
     parameters: learned parameters of the last version; changes: changes of parameters
-    (`jobs.upgrades.migration.parameters.changes_of`)
+    (`jobs.upgrades.migration.parameters.list_parameter_changes`)
     """
 
     migration: Migration
@@ -276,7 +283,9 @@ class Plan(NamedTuple):
     changes: list[dict[str, Any]]
 
 
-def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | None = None) -> Plan:
+def plan_migration(
+    source: Manifest, steps: list[MigrationStep], parameters: dict[str, Any] | None = None
+) -> MigrationPlan:
     """Return the migration of a snapshot along steps.
 
     parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
@@ -284,34 +293,42 @@ def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | No
     Raises:
         UserError: a step is impossible.
     """
-    carried = carried_over(steps, source.parameters)
+    carried = carry_over_parameters(steps, source.parameters)
     after = carried.parameters if parameters is None else parameters
     migration = build_migration(steps, source.parameters, after, carried.names)
-    chosen = migration.key_parameters if own_rows(migration.source) or own_rows(migration.target) else None
-    identity = snapshot_id(source, steps, after, chosen)
-    changes = changes_of(steps[0].old, steps[-1].new, source.parameters, after, carried)
-    return Plan(migration, after, identity, changes)
+    chosen = (
+        migration.key_parameters
+        if find_key_parameter_rows(migration.source) or find_key_parameter_rows(migration.target)
+        else None
+    )
+    identity = compute_snapshot_id(source, steps, after, chosen)
+    changes = list_parameter_changes(steps[0].old, steps[-1].new, source.parameters, after, carried)
+    return MigrationPlan(migration, after, identity, changes)
 
 
-def migration_that_made(manifest: Manifest, source: Manifest, steps: list[Step]) -> Migration | None:
+def find_original_migration(
+    manifest: Manifest, source: Manifest, steps: list[MigrationStep]
+) -> Migration | None:
     """Return the migration along steps that made a snapshot from another one; None if the steps did not make it."""
-    plan = plan_of(source, steps, manifest.parameters)
+    plan = plan_migration(source, steps, manifest.parameters)
     if plan.snapshot_id == manifest.snapshot_id:
         return plan.migration
-    if snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id:  # made by an earlier release
+    if (
+        compute_snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id
+    ):  # made by an earlier release
         return build_migration(steps, source.parameters, manifest.parameters)
     return None
 
 
-def snapshot_id(
+def compute_snapshot_id(
     source: Manifest,
-    steps: list[Step],
+    steps: list[MigrationStep],
     parameters: dict[str, Any],
     of_keys: tuple[tuple[str, str], ...] | None = None,
 ) -> str:
     """Return the id of the snapshot that results from these inputs.
 
-    of_keys: per-key parameters that are carried over (`Migration.key_parameters`); None: there are none, or the id
+    of_keys: per-key parameters that are carried over (`Migration.read_key_parameters`); None: there are none, or the id
     comes from a release that did not choose among them.
     """
     spec = steps[-1].new
@@ -324,7 +341,7 @@ def snapshot_id(
     return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"
 
 
-def source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
+def select_source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
     """Return the named snapshot, or the newest snapshot of an earlier version from which a stream could start now.
 
     Raises:
@@ -339,11 +356,11 @@ def source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target:
     known = warehouse.table_id(table) if warehouse.exists(table) else None
     startable = [
         one
-        for one in all_of(warehouse, model)
+        for one in read_manifests(warehouse, model)
         if one.status == GOOD
         and one.cut is None
         and one.model_version < target
-        and (known is None or one.position.get("id", known) == known and in_table(warehouse, one.position))
+        and (known is None or one.position.get("id", known) == known and is_in_table(warehouse, one.position))
     ]
     if not startable:
         raise UserError(

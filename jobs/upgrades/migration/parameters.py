@@ -15,9 +15,9 @@ import numpy as np
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.migration.state_map import StateMap, keeps_units, state_map_of
-from jobs.upgrades.migration.versions import Step
-from kalman.building.values import parameter_values
+from jobs.upgrades.migration.state_map import StateMap, build_state_map, has_unchanged_units
+from jobs.upgrades.migration.versions import MigrationStep
+from kalman.building.values import collect_parameter_values
 from kalman.models.groups import GROUPS, begin_states
 from kalman.models.learned_entries import is_chosen, learn_requests
 
@@ -39,24 +39,24 @@ class Carried(NamedTuple):
     given_up: dict[str, str]
 
 
-def carried_over(steps: Sequence[Step], learned: Mapping[str, Any]) -> Carried:
+def carry_over_parameters(steps: Sequence[MigrationStep], learned: Mapping[str, Any]) -> Carried:
     """Return the learned parameters of the first version with which the last version starts."""
     values = {name: value for name, value in learned.items() if name != GROUPS}
     groups, given_up = learned.get(GROUPS), {}
     names = {name: name for name in values}
     for step in steps:
-        states = state_map_of(step)
+        states = build_state_map(step)
         kept: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for name, value in values.items():
-            new = _name_after(step, name)
-            reason = _reason(step, states, name, new) or _unfit(step.new, new, value, kept)
+            new = _convert_name(step, name)
+            reason = _explain_drop(step, states, name, new) or _explain_unfit(step.new, new, value, kept)
             if reason is None:
                 kept[new], origins[new] = value, names[name]
             else:
                 given_up[names[name]] = reason
-        renamed = {name: _name_after(step, name) for name in values}
-        groups = _groups_after(step.new, groups, renamed, kept)
+        renamed = {name: _convert_name(step, name) for name in values}
+        groups = _convert_groups(step.new, groups, renamed, kept)
         values, names = kept, origins
     if GROUPS in learned and groups is None:
         given_up[GROUPS] = (
@@ -65,34 +65,34 @@ def carried_over(steps: Sequence[Step], learned: Mapping[str, Any]) -> Carried:
     return Carried(values if groups is None else {**values, GROUPS: groups}, names, given_up)
 
 
-def _policy(step: Step) -> str | None:
+def _find_policy(step: MigrationStep) -> str | None:
     rules = step.rules_spec.migrate
     return None if rules is None else rules.parameters
 
 
-def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
+def _explain_drop(step: MigrationStep, states: StateMap, name: str, new: str) -> str | None:
     """Return why a step drops a learned parameter although the new model has its name; None if it keeps it."""
-    policy, version = _policy(step), step.new.version
+    policy, version = _find_policy(step), step.new.version
     if policy is not None:
         return (
             None if policy == "keep" else f"migrate.parameters is spec in version {step.rules_spec.version}"
         )
-    if not keeps_units(states):
+    if not has_unchanged_units(states):
         return "a state changed its unit" if states.affine is not None else "a function maps the states"
-    if _is_by_place(name) and not _same_places(step, states):
+    if _is_by_place(name) and not _has_same_places(step, states):
         return "the states are others, or in another order"
     kind = name.rpartition(".")[2]
     if kind == "R":
         if step.old.measurement != step.new.measurement:
             return "the measured columns changed"
     elif name in SHARED:
-        if _mode_names(step.old) != _mode_names(step.new):
+        if _list_mode_names(step.old) != _list_mode_names(step.new):
             return "the modes are others, or in another order"
     elif name.startswith("A[") and step.old.time_unit != step.new.time_unit:
         return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
     elif not is_chosen(name):
-        if _kind_of(step.old, name) != _kind_of(step.new, new):
-            there = _written(step.new, new) is not None
+        if _find_kind(step.old, name) != _find_kind(step.new, new):
+            there = _find_written_value(step.new, new) is not None
             return (
                 f"it belongs to another process in version {version}"
                 if there
@@ -100,7 +100,9 @@ def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
             )
         if kind != "Q" and step.old.time_unit != step.new.time_unit:
             return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
-    if new not in _learns(step.new) and _written(step.old, name) != _written(step.new, new):
+    if new not in _list_learned(step.new) and _find_written_value(step.old, name) != _find_written_value(
+        step.new, new
+    ):
         return f"version {version} writes another value and does not learn it"
     return None
 
@@ -110,17 +112,17 @@ def _is_by_place(name: str) -> bool:
     return is_chosen(name) or name.rpartition(".")[2] == "Q"
 
 
-def _same_places(step: Step, states: StateMap) -> bool:
+def _has_same_places(step: MigrationStep, states: StateMap) -> bool:
     unit = np.eye(len(step.old.states))
     return states.affine is not None and np.array_equal(np.array(states.affine.T), unit)
 
 
-def _mode_names(spec: ModelSpec) -> list[str]:
+def _list_mode_names(spec: ModelSpec) -> list[str]:
     modes = spec.definition().get("modes") or ()
     return [str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(modes)]
 
 
-def _unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) -> str | None:
+def _explain_unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) -> str | None:
     """Return why a model cannot have a parameter with this value; None if it can."""
     try:
         kalman.build(spec.definition(), {**others, name: value})
@@ -129,7 +131,7 @@ def _unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) ->
     return None
 
 
-def _groups_after(
+def _convert_groups(
     spec: ModelSpec, groups: Any, renamed: Mapping[str, str], kept: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return the initial parameters of a version by group; None if it has none."""
@@ -147,40 +149,40 @@ def _groups_after(
     return result if any(own) else None
 
 
-def _name_after(step: Step, name: str) -> str:
+def _convert_name(step: MigrationStep, name: str) -> str:
     """Return the new version's name of an old parameter, whose process may be a part of a sum in either version."""
-    old, new = _process(step.old), _process(step.new)
+    old, new = _find_process(step.old), _find_process(step.new)
     if is_chosen(name) or old is None or new is None or (old["kind"] == "sum") == (new["kind"] == "sum"):
         return name
-    whole, parts = (old, _parts(new)) if new["kind"] == "sum" else (new, _parts(old))
+    whole, parts = (old, _list_parts(new)) if new["kind"] == "sum" else (new, _list_parts(old))
     same = [label for label, kind in parts if kind == whole["kind"]]
     if len(same) != 1 or name == "R":
         return name
     return f"{same[0]}.{name}" if new["kind"] == "sum" else name.removeprefix(f"{same[0]}.")
 
 
-def _process(spec: ModelSpec) -> dict[str, Any] | None:
+def _find_process(spec: ModelSpec) -> dict[str, Any] | None:
     found = spec.definition().get("process")
     return found if isinstance(found, dict) and "kind" in found else None
 
 
-def _parts(process: dict[str, Any]) -> list[tuple[str, str]]:
+def _list_parts(process: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the name and the kind of each part of a sum."""
     parts = cast(list[dict[str, Any]], process["parts"])
     return [(str(part.get("name") or part["kind"]), str(part["kind"])) for part in parts]
 
 
-def _kind_of(spec: ModelSpec, name: str) -> str | None:
+def _find_kind(spec: ModelSpec, name: str) -> str | None:
     """Return the kind of a parameter's process; if the name contains a mode or a part, the kind of its process."""
-    process = _process(spec)
-    for label, mode in zip(_mode_names(spec), spec.definition().get("modes") or (), strict=True):
+    process = _find_process(spec)
+    for label, mode in zip(_list_mode_names(spec), spec.definition().get("modes") or (), strict=True):
         if name.startswith(f"{label}."):
             process, name = mode.get("process") or process, name.removeprefix(f"{label}.")
     while process is not None and process.get("kind") == "sum":
         part = next(
             (
                 one
-                for (label, _), one in zip(_parts(process), process["parts"], strict=True)
+                for (label, _), one in zip(_list_parts(process), process["parts"], strict=True)
                 if name.startswith(f"{label}.")
             ),
             None,
@@ -191,31 +193,31 @@ def _kind_of(spec: ModelSpec, name: str) -> str | None:
     return None if process is None else str(process["kind"])
 
 
-def _learns(spec: ModelSpec) -> list[str]:
+def _list_learned(spec: ModelSpec) -> list[str]:
     return [request.name for request in learn_requests(spec.definition())]
 
 
-def _written(spec: ModelSpec, name: str) -> Any:
-    return parameter_values(spec.definition()).get(name)
+def _find_written_value(spec: ModelSpec, name: str) -> Any:
+    return collect_parameter_values(spec.definition()).get(name)
 
 
 NOTHING = Carried({}, {}, {})
 """Carried parameters of a version that learns anew: none."""
 
 
-def carried_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str, Any]) -> Carried:
+def carry_over_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str, Any]) -> Carried:
     """Return the learned parameters carried over to a version that takes no state; none if the states have no map."""
     try:
-        return carried_over([Step.forward(old, new)], learned)
+        return carry_over_parameters([MigrationStep.forward(old, new)], learned)
     except UserError as error:
         return Carried({}, {}, dict.fromkeys(learned, error.message))
 
 
-def changes_of_retraining(
+def list_retraining_changes(
     old: ModelSpec, new: ModelSpec, before: Mapping[str, Any], after: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Return the result of `changes_of` for a version that learns from history; after None: it has not learned yet."""
-    found = changes_of(old, new, before, after or {}, NOTHING, "from history")
+    found = list_parameter_changes(old, new, before, after or {}, NOTHING, "from history")
     if after is None:
         for one in found:
             if one["to_learn"]:
@@ -226,7 +228,7 @@ def changes_of_retraining(
 # Parameters in reports
 
 
-def changes_of(
+def list_parameter_changes(
     old: ModelSpec,
     new: ModelSpec,
     before: Mapping[str, Any],
@@ -244,7 +246,7 @@ def changes_of(
         carried: parameters of the first version that were carried over.
         learned_how: text on how the last version learned the other parameters.
     """
-    was, now = _all_values(old, before), _all_values(new, after)
+    was, now = _collect_values(old, before), _collect_values(new, after)
     found: list[dict[str, Any]] = []
     for name, value in now.items():
         origin = carried.names.get(name, name)
@@ -265,7 +267,7 @@ def changes_of(
                 "after": value,
                 "from": where,
                 "learned": learned,
-                "to_learn": not learned and name in _learns(new),
+                "to_learn": not learned and name in _list_learned(new),
             }
         )
     origins = {carried.names.get(name, name) for name in now}
@@ -279,21 +281,21 @@ def changes_of(
     return found
 
 
-def _all_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a model's parameters; for a mixture, of the learned parameters."""
     shared = {name: value for name, value in learned.items() if name != GROUPS}
-    found = {**parameter_values(spec.definition(), shared), **shared}
+    found = {**collect_parameter_values(spec.definition(), shared), **shared}
     if GROUPS in learned:
         found[GROUPS] = f"{len(learned[GROUPS]['values']):,} of {', '.join(learned[GROUPS]['by'])}"
     return found
 
 
-def parameter_lines(model: str, changes: Sequence[Mapping[str, Any]]) -> list[str]:
+def format_parameters(model: str, changes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a table of every parameter before and after as lines, and how to learn the missing parameters."""
     if not changes:
         return []
     cells = [
-        (one["name"], value_text(one["before"]), value_text(one["after"]), str(one["from"]))
+        (one["name"], format_value(one["before"]), format_value(one["after"]), str(one["from"]))
         for one in changes
     ]
     heads = ("parameter", "before", "after")
@@ -311,18 +313,18 @@ def parameter_lines(model: str, changes: Sequence[Mapping[str, Any]]) -> list[st
     return lines
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a parameter's value with few digits, or `-` without a value."""
     if value is None:
         return "-"
     if isinstance(value, str):
         return value
-    return json.dumps(_rounded(value))
+    return json.dumps(_round_value(value))
 
 
-def _rounded(value: Any) -> Any:
+def _round_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _rounded(item) for name, item in cast(Mapping[str, Any], value).items()}
+        return {name: _round_value(item) for name, item in cast(Mapping[str, Any], value).items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in cast(Sequence[Any], value)]
+        return [_round_value(item) for item in cast(Sequence[Any], value)]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -18,12 +18,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.core.errors import UserError
 from jobs.snapshots.state_rows import map_of
-from jobs.state.encoding.arrow import lists, matrix
-from jobs.state.encoding.keys import KeyKind, columns_of, key_kind, text_of
-from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.arrow import build_lists, build_matrix
+from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_kind, build_key_text
+from jobs.state.encoding.order import find_starts
 from jobs.storage.tables import measurements
-from jobs.upgrades.migration.state_map import function_named, wrong_states
-from jobs.upgrades.migration.versions import Step
+from jobs.upgrades.migration.state_map import find_wrong_states, load_function
+from jobs.upgrades.migration.versions import MigrationStep
 from kalman.models.named import Named
 from kalman.types import Filter
 
@@ -54,7 +54,7 @@ class Rekey(NamedTuple):
     target: Filter
 
 
-def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rekey | None:
+def build_rekey(warehouse: Warehouse, steps: Sequence[MigrationStep], target: Filter) -> Rekey | None:
     """Return how the steps change the keys, or None if they do not.
 
     Raises:
@@ -75,27 +75,27 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
     schema = warehouse.read(measurements(step.new.name)).schema
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     return Rekey(
-        key_kind(step.old.key, schema),
+        build_key_kind(step.old.key, schema),
         tuple(step.new.key),
         tuple(types.get(name) in WHOLE_NUMBERS for name in step.new.key),
-        function_named(rules.function, "migrate.keys.function", folder),
-        merge if merge in (None, NEWEST) else function_named(merge, "migrate.keys.merge", folder),
+        load_function(rules.function, "migrate.keys.function", folder),
+        merge if merge in (None, NEWEST) else load_function(merge, "migrate.keys.merge", folder),
         target,
     )
 
 
-def rekeyed(rows: DataFrame, rekey: Rekey) -> DataFrame:
+def rekey_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
     """Return a snapshot's state rows with new keys, and old keys as `old_key`; new keys may collide."""
-    old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(rekey.old, F.col("key")))]
+    old = [column.alias(f"k{i}") for i, column in enumerate(build_key_columns(rekey.old, F.col("key")))]
     rest = [field for field in rows.schema.fields if field.name != "key"]
     new = [StructField(f"n{i}", StringType()) for i in range(len(rekey.names))]
     schema = StructType([StructField("old_key", StringType()), *new, *rest])
-    named = rows.select("*", *old).mapInArrow(_mapper(rekey, [field.name for field in rest]), schema)
-    text = text_of(KeyKind(tuple(field.name for field in new), ("string",) * len(new), False))
+    named = rows.select("*", *old).mapInArrow(_build_mapper(rekey, [field.name for field in rest]), schema)
+    text = build_key_text(KeyKind(tuple(field.name for field in new), ("string",) * len(new), False))
     return named.select(text.alias("key"), "old_key", *(field.name for field in rest))
 
 
-def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
+def find_collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
     """Return the number of old keys that collide, the number of their new keys, and examples as text."""
     shared = rows.groupBy("key").agg(
         F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
@@ -116,7 +116,7 @@ def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
     )
 
 
-def merged(rows: DataFrame, rekey: Rekey) -> DataFrame:
+def merge_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
     """Return one state row for each new key, by the merge rule.
 
     Raises:
@@ -133,10 +133,10 @@ def merged(rows: DataFrame, rekey: Rekey) -> DataFrame:
     parts = max(1, rows.count() // PART_KEYS)
     part = F.pmod(F.xxhash64("key"), F.lit(parts))
     colliding = counted.filter("shares > 1").drop("shares").withColumn("part", part)
-    return unique.unionByName(colliding.groupBy("part").applyInArrow(_merger(rekey), unique.schema))
+    return unique.unionByName(colliding.groupBy("part").applyInArrow(_build_merger(rekey), unique.schema))
 
 
-def new_keys(rekey: Rekey, old: pd.DataFrame) -> list[list[str]]:
+def compute_new_keys(rekey: Rekey, old: pd.DataFrame) -> list[list[str]]:
     """Return the new key columns, as text, for a table of the old ones.
 
     Raises:
@@ -154,7 +154,7 @@ def new_keys(rekey: Rekey, old: pd.DataFrame) -> list[list[str]]:
             f"{field} returned {len(found)} rows for {len(old)} keys: it has to give each key one new key"
         )
     return [
-        _texts(cast(pd.Series, found[name]), whole, f"{field}: {name}")
+        _convert_to_texts(cast(pd.Series, found[name]), whole, f"{field}: {name}")
         for name, whole in zip(rekey.names, rekey.whole, strict=True)
     ]
 
@@ -191,7 +191,7 @@ def merge_states(
             f"{field} returned mean {new_mean.shape} and covariance {new_covariance.shape}, not {(n, groups)} and "
             f"{(n * n, groups)}"
         )
-    wrong = wrong_states(new_mean, new_covariance)
+    wrong = find_wrong_states(new_mean, new_covariance)
     if wrong.any():
         raise UserError(
             f"{field} made {int(wrong.sum())} states of {groups} that are not finite, not symmetric or not positive "
@@ -200,7 +200,7 @@ def merge_states(
     return new_mean, new_covariance
 
 
-def _texts(column: pd.Series, whole: bool, field: str) -> list[str]:
+def _convert_to_texts(column: pd.Series, whole: bool, field: str) -> list[str]:
     if column.isna().any():
         raise UserError(f"{field} has no value for {int(column.isna().sum())} of {len(column)} keys")
     if pd.api.types.is_integer_dtype(column.dtype):
@@ -218,7 +218,9 @@ def _texts(column: pd.Series, whole: bool, field: str) -> list[str]:
     return values
 
 
-def _mapper(rekey: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _build_mapper(
+    rekey: Rekey, rest: list[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     names = [f"n{i}" for i in range(len(rekey.names))]
 
     def rename(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -228,7 +230,7 @@ def _mapper(rekey: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]
             old = pd.DataFrame(
                 {name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(rekey.old.columns)}
             )
-            texts = [pa.array(column, pa.string()) for column in new_keys(rekey, old)]
+            texts = [pa.array(column, pa.string()) for column in compute_new_keys(rekey, old)]
             yield pa.RecordBatch.from_arrays(
                 [batch.column("key"), *texts, *(batch.column(name) for name in rest)],
                 ["old_key", *names, *rest],
@@ -237,7 +239,7 @@ def _mapper(rekey: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]
     return rename
 
 
-def _merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
+def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
         needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
         by = [(name, "ascending") for name in ("key", "event_time", "old_key")]
@@ -245,14 +247,14 @@ def _merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         part: Any = ordered.to_batches()[0]
         keys = part.column("key")
         code = keys.dictionary_encode().indices.to_numpy()
-        starts = starts_of(code)
+        starts = find_starts(code)
         first = np.flatnonzero(starts)
         n = len(rekey.target.states)
         times = part.column("event_time")
         time = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
         mean, covariance = (
-            matrix(part.column("mean"), n, "mean"),
-            matrix(part.column("covariance"), n * n, "covariance"),
+            build_matrix(part.column("mean"), n, "mean"),
+            build_matrix(part.column("covariance"), n * n, "covariance"),
         )
         new = merge_states(rekey, np.cumsum(starts) - 1, time, mean, covariance)
         mean, covariance, extras = rekey.target.snapshot(rekey.target.from_moments(*new))
@@ -261,8 +263,8 @@ def _merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
             "key": keys.take(pa.array(first)),
             "state_index": pa.array(np.add.reduceat(count, first)),
             "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the last is the newest
-            "mean": lists(mean),
-            "covariance": lists(covariance),
+            "mean": build_lists(mean),
+            "covariance": build_lists(covariance),
             "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),
             "extras": map_of(extras, len(first)),
         }

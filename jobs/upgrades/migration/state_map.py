@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.migration import Origin, Transform
-from jobs.upgrades.migration.versions import Step
-from kalman.filters.affine import Affine, moved
+from jobs.upgrades.migration.versions import MigrationStep
+from kalman.filters.affine import Affine, move_moments
 from kalman.filters.diffuse import fold
-from kalman.filters.own_parameters import own_parameters, with_own
-from kalman.filters.rounded import DTYPES, stored_as, unrounded
-from kalman.filters.sliding_likelihood import WINDOW_FIELDS, without_sliding
-from kalman.filters.state_layout import places
+from kalman.filters.own_parameters import find_key_parameters, with_key_parameters
+from kalman.filters.rounded import DTYPES, find_storage_dtype, unwrap_rounding
+from kalman.filters.sliding_likelihood import WINDOW_FIELDS, drop_sliding
+from kalman.filters.state_layout import locate_fields
 from kalman.linalg.packing import pack, unpack
 from kalman.models.named import Named, find
 from kalman.types import Filter
@@ -38,7 +38,7 @@ class StateMap(NamedTuple):
     diffuse: tuple[int, ...]
 
 
-class Moments(NamedTuple):
+class StateMoments(NamedTuple):
     """States of K keys: mean (n, K), covariance (n*n, K), undetermined directions A (n, q, K) or None."""
 
     mean: Floats
@@ -77,10 +77,13 @@ class Migration:
         )
         return (
             identity
-            and type(_bare(self.source)) is type(_bare(self.target))
-            and stored_as(self.source) == stored_as(self.target)
-            and dict(_bare(self.source).fields) == dict(_bare(self.target).fields)
-            and (self.key_parameters is None or own_rows(self.source) == own_rows(self.target))
+            and type(_unwrap_filter(self.source)) is type(_unwrap_filter(self.target))
+            and find_storage_dtype(self.source) == find_storage_dtype(self.target)
+            and dict(_unwrap_filter(self.source).fields) == dict(_unwrap_filter(self.target).fields)
+            and (
+                self.key_parameters is None
+                or find_key_parameter_rows(self.source) == find_key_parameter_rows(self.target)
+            )
         )
 
     def apply(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> MigratedStates:
@@ -92,36 +95,38 @@ class Migration:
             extras: the other fields, each (d, K).
         """
         if self.is_identity:
-            extras = self._with_window(self._with_carried(extras), mean.shape[1])
-            if more_than_moments(self.target) is None:
-                wrong = wrong_states(mean, covariance)
+            extras = self._carry_window(self._reset_learned(extras), mean.shape[1])
+            if check_moments_suffice(self.target) is None:
+                wrong = find_wrong_states(mean, covariance)
             else:  # mean and covariance may be infinite or NaN, the state may not
                 state = self.target.restore(mean, covariance, extras)
                 wrong = np.asarray(~np.isfinite(state).all(axis=0))
             return MigratedStates(mean, covariance, dict(extras), wrong)
         n, keys = mean.shape
         A = extras["diffuse"].reshape(n, -1, keys) if "diffuse" in extras else None
-        moments = Moments(mean, covariance, A)
+        moments = StateMoments(mean, covariance, A)
         for state_map in self.state_maps:
-            moments = _mapped(state_map, moments, extras)
+            moments = _map_moments(state_map, moments, extras)
         if not _has_room(self.target, moments.A):
-            moments = _together(moments)
+            moments = _fold_moments(moments)
         state = self.target.from_moments(moments.mean, moments.covariance)
         if "parameters" in extras:
-            state = self._with_key_parameters(state, extras["parameters"])
+            state = self._carry_key_parameters(state, extras["parameters"])
         no_room = _put_diffuse(self.target, state, moments.A)
         new_mean, new_covariance, new_extras = self.target.snapshot(state)
-        wrong = no_room | wrong_states(new_mean, new_covariance)
+        wrong = no_room | find_wrong_states(new_mean, new_covariance)
         return MigratedStates(new_mean, new_covariance, new_extras, wrong)
 
-    def _with_key_parameters(self, state: Floats, field: Floats) -> Floats:
+    def _carry_key_parameters(self, state: Floats, field: Floats) -> Floats:
         """Return target states with the per-key parameters that are carried over from the source's field (p, K)."""
         if self.key_parameters is None:
             return self.target.with_parameters(state, field) if self.keeps_key_parameters else state
-        rows = own_parameters(self.source).rows
-        return with_own(self.target, state, {new: field[rows[old]] for new, old in self.key_parameters})
+        rows = find_key_parameters(self.source).rows
+        return with_key_parameters(
+            self.target, state, {new: field[rows[old]] for new, old in self.key_parameters}
+        )
 
-    def _with_window(self, extras: Mapping[str, Floats], keys: int) -> Mapping[str, Floats]:
+    def _carry_window(self, extras: Mapping[str, Floats], keys: int) -> Mapping[str, Floats]:
         """Return the fields with the rows of the target's sliding log-likelihood: kept, restarted, or removed."""
         window = {name: shape[0] for name, shape in self.target.fields.items() if name in WINDOW_FIELDS}
         if all(self.source.fields.get(name) == (width,) for name, width in window.items()) and window:
@@ -129,13 +134,13 @@ class Migration:
         others = {name: values for name, values in extras.items() if name not in WINDOW_FIELDS}
         return {**others, **{name: np.zeros((width, keys)) for name, width in window.items()}}
 
-    def _with_carried(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
+    def _reset_learned(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Return the fields of unchanged states; learned parameters that are not carried over begin anew."""
-        own = own_parameters(self.target)
+        own = find_key_parameters(self.target)
         if self.key_parameters is None or len(self.key_parameters) == len(own.learned):
             return extras
         field = extras["parameters"].copy()
-        fresh = self.target.initial(1)[places(self.target.fields)["parameters"]]
+        fresh = self.target.initial(1)[locate_fields(self.target.fields)["parameters"]]
         kept = [new for new, _ in self.key_parameters]
         for name in own.learned:
             if name not in kept:
@@ -144,7 +149,7 @@ class Migration:
 
 
 def build_migration(
-    steps: Sequence[Step],
+    steps: Sequence[MigrationStep],
     old: Mapping[str, Any],
     new: Mapping[str, Any],
     carried: Mapping[str, str] | None = None,
@@ -161,14 +166,14 @@ def build_migration(
         raise UserError("there is nothing to migrate: the snapshot is of that version")
     first, last = steps[0].old, steps[-1].new
     source, target = kalman.build(first.definition(), old), kalman.build(last.definition(), new)
-    maps = tuple(state_map_of(step) for step in steps)
+    maps = tuple(build_state_map(step) for step in steps)
     if carried is None:
-        migration = Migration(maps, source, target, _all_kept(source, target, old, new))
+        migration = Migration(maps, source, target, _has_kept_parameters(source, target, old, new))
     else:
-        migration = Migration(maps, source, target, False, key_pairs(source, target, carried))
+        migration = Migration(maps, source, target, False, pair_key_parameters(source, target, carried))
     if not migration.is_identity:
         for spec, model in ((first, source), (last, target)):
-            reason = more_than_moments(model)
+            reason = check_moments_suffice(model)
             if reason is not None:
                 raise UserError(
                     f"{last.name} cannot be migrated from version {first.version} to {last.version}: of version "
@@ -178,9 +183,11 @@ def build_migration(
     return migration
 
 
-def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def pair_key_parameters(
+    source: Filter, target: Filter, carried: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
     """Return the per-key parameters that are carried over: name in the target and name in the source."""
-    before, after = own_parameters(source), own_parameters(target)
+    before, after = find_key_parameters(source), find_key_parameters(target)
     return tuple(
         (name, carried[name])
         for name in after.learned
@@ -189,24 +196,26 @@ def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tup
     )
 
 
-def _bare(model: Filter) -> Filter:
+def _unwrap_filter(model: Filter) -> Filter:
     """Return the filter without the wrappers of its state: rounding, and the rows of a sliding log-likelihood."""
-    return without_sliding(unrounded(model))
+    return drop_sliding(unwrap_rounding(model))
 
 
-def _all_kept(source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _has_kept_parameters(
+    source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> bool:
     """Return whether earlier releases carried over all per-key parameters: they did if the pooled parameters stay."""
     field = source.fields.get("parameters")
     same = bool(old) and dict(old) == dict(new)
     return same and field is not None and field == target.fields.get("parameters")
 
 
-def own_rows(model: Filter) -> dict[str, slice]:
+def find_key_parameter_rows(model: Filter) -> dict[str, slice]:
     """Return the positions of the per-key parameters."""
-    return own_parameters(model).rows
+    return find_key_parameters(model).rows
 
 
-def more_than_moments(model: Filter) -> kalman.ModelError | None:
+def check_moments_suffice(model: Filter) -> kalman.ModelError | None:
     """Return why a filter's state cannot be made from a mean and a covariance; None if it can."""
     n = len(model.states)
     try:
@@ -216,7 +225,7 @@ def more_than_moments(model: Filter) -> kalman.ModelError | None:
     return None
 
 
-def state_map_of(step: Step) -> StateMap:
+def build_state_map(step: MigrationStep) -> StateMap:
     """Return the map of states for a step.
 
     Raises:
@@ -225,14 +234,14 @@ def state_map_of(step: Step) -> StateMap:
     _refuse_other_keys(step)
     rules, states = step.rules, tuple(step.new.states)
     if rules is not None and rules.function is not None:
-        function = function_named(rules.function, f"{step.section}.function", step.rules_spec.folder)
+        function = load_function(rules.function, f"{step.section}.function", step.rules_spec.folder)
         return StateMap(states, None, function, ())
     if rules is not None and rules.transform is not None:
-        return StateMap(states, _transform(step, rules.transform), None, ())
+        return StateMap(states, _build_transform(step, rules.transform), None, ())
     return _map_by_names(step)
 
 
-def _map_by_names(step: Step) -> StateMap:
+def _map_by_names(step: MigrationStep) -> StateMap:
     """Return the map of states that are kept, renamed, rescaled, dropped or added."""
     old, new, where, section = step.old, step.new, step.where, step.section
     before, after = tuple(old.states), tuple(new.states)
@@ -271,10 +280,10 @@ def _map_by_names(step: Step) -> StateMap:
     _check_dropped(step, mapped)
     if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
         raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
-    return StateMap(after, _affine(T, b, N), None, tuple(diffuse))
+    return StateMap(after, _build_affine(T, b, N), None, tuple(diffuse))
 
 
-def _check_dropped(step: Step, mapped: Sequence[str]) -> None:
+def _check_dropped(step: MigrationStep, mapped: Sequence[str]) -> None:
     """Refuse an old state that is neither mapped nor dropped, or both."""
     old, where, section = step.old, step.where, step.section
     dropped = [] if step.rules is None else step.rules.drop
@@ -291,14 +300,14 @@ def _check_dropped(step: Step, mapped: Sequence[str]) -> None:
         )
 
 
-def keeps_units(state_map: StateMap) -> bool:
+def has_unchanged_units(state_map: StateMap) -> bool:
     """Return whether every mapped state keeps its unit, so that parameters keep their meaning."""
     return state_map.affine is not None and all(
         value in (0.0, 1.0) for row in state_map.affine.T for value in row
     )
 
 
-def function_named(name: str, field: str, folder: str | None = None) -> Named:
+def load_function(name: str, field: str, folder: str | None = None) -> Named:
     """Return the function `module:function` of a field; the module may also be in `folder`.
 
     Raises:
@@ -311,11 +320,11 @@ def function_named(name: str, field: str, folder: str | None = None) -> Named:
     return Named(name, folder)
 
 
-def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats]) -> Moments:
+def _map_moments(state_map: StateMap, moments: StateMoments, extras: Mapping[str, Floats]) -> StateMoments:
     keys = moments.mean.shape[1]
     if state_map.affine is None:
         assert state_map.function is not None
-        moments = _together(moments)
+        moments = _fold_moments(moments)
         mean, covariance = (
             np.asarray(a, float) for a in state_map.function(moments.mean, moments.covariance, extras)
         )
@@ -325,8 +334,8 @@ def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats])
                 f"the migration's function {state_map.function.name} returned mean {mean.shape} and covariance "
                 f"{covariance.shape}, not {(n, keys)} and {(n * n, keys)}"
             )
-        return Moments(mean, covariance, None)
-    mean, covariance = moved(moments.mean, moments.covariance, state_map.affine)
+        return StateMoments(mean, covariance, None)
+    mean, covariance = move_moments(moments.mean, moments.covariance, state_map.affine)
     T, A = np.array(state_map.affine.T), moments.A
     parts = []
     if A is not None:
@@ -335,17 +344,17 @@ def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats])
         column = np.zeros((len(T), 1, keys))
         column[i] = 1.0
         parts.append(column)
-    return Moments(mean, covariance, np.concatenate(parts, axis=1) if parts else None)
+    return StateMoments(mean, covariance, np.concatenate(parts, axis=1) if parts else None)
 
 
-def _together(moments: Moments) -> Moments:
+def _fold_moments(moments: StateMoments) -> StateMoments:
     """Return the moments after moving barely determined directions into the covariance (`kalman.filters.diffuse`)."""
     A = moments.A
     if A is None:
         return moments
     packed = list(pack(moments.covariance))
     P, flat = fold(packed, [list(row) for row in A], np.ones(A.shape[2], bool))
-    return Moments(moments.mean, unpack(np.array(P)), np.array(flat))
+    return StateMoments(moments.mean, unpack(np.array(P)), np.array(flat))
 
 
 def _has_room(target: Filter, A: Floats | None) -> bool:
@@ -353,7 +362,7 @@ def _has_room(target: Filter, A: Floats | None) -> bool:
     if A is None:
         return True
     width = target.fields.get("diffuse", (0,))[0] // len(target.states)
-    return bool(A.any(axis=(0, 2)).sum() <= width) and stored_as(target) == DTYPES["float64"]
+    return bool(A.any(axis=(0, 2)).sum() <= width) and find_storage_dtype(target) == DTYPES["float64"]
 
 
 def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.bool_]:
@@ -365,7 +374,7 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
     width = target.fields.get("diffuse", (0,))[0] // n
     used = np.flatnonzero(A.any(axis=(0, 2)))  # a column that no key uses needs no room
     if len(used) <= width:
-        at = places(target.fields)["diffuse"]
+        at = locate_fields(target.fields)["diffuse"]
         full = np.zeros((n, width, keys))
         full[:, : len(used)] = A[:, used]
         state[at] = full.reshape(n * width, keys)
@@ -373,7 +382,7 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
     return np.asarray(A.any(axis=(0, 1)))
 
 
-def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
+def find_wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     """Return the keys (K,) whose state is not finite, not symmetric or not positive semidefinite."""
     n, keys = mean.shape
     P = covariance.reshape(n, n, keys)
@@ -395,7 +404,7 @@ def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     return bad
 
 
-def _affine(T: Floats, b: Floats, N: Floats) -> Affine:
+def _build_affine(T: Floats, b: Floats, N: Floats) -> Affine:
     return Affine(
         tuple(tuple(float(a) for a in row) for row in T),
         tuple(float(a) for a in b),
@@ -403,7 +412,7 @@ def _affine(T: Floats, b: Floats, N: Floats) -> Affine:
     )
 
 
-def _transform(step: Step, transform: Transform) -> Affine:
+def _build_transform(step: MigrationStep, transform: Transform) -> Affine:
     where = f"{step.where}: {step.section}.transform"
     n, m = len(step.new.states), len(step.old.states)
     T = transform.matrix
@@ -419,10 +428,10 @@ def _transform(step: Step, transform: Transform) -> Affine:
         or np.linalg.eigvalsh(N).min() < -SYMMETRY * np.abs(N).max()
     ):
         raise UserError(f"{where}.noise: a covariance of {n} x {n} is needed")
-    return _affine(np.array(T, float), np.array(b, float), N)
+    return _build_affine(np.array(T, float), np.array(b, float), N)
 
 
-def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
+def _put_initial(step: MigrationStep, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
     """Write new state i's mean, and its covariances with the states `together`, from the spec's `initial`, in place.
 
     Returns [i] if the state is diffuse, else [].
@@ -449,7 +458,7 @@ def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[in
     return []
 
 
-def _refuse_other_keys(step: Step) -> None:
+def _refuse_other_keys(step: MigrationStep) -> None:
     old, new = step.old, step.new
     if step.keys is not None and not (old.key and new.key):
         raise UserError(

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.snapshots.state_rows import STATE_ROWS, map_of
-from jobs.state.encoding.arrow import lists
-from jobs.upgrades.migration.state_map import more_than_moments, wrong_states
-from kalman.filters.state_layout import places
+from jobs.state.encoding.arrow import build_lists
+from jobs.upgrades.migration.state_map import check_moments_suffice, find_wrong_states
+from kalman.filters.state_layout import locate_fields
 from kalman.linalg.packing import pack, unpack
 from kalman.types import Filter
 
@@ -50,21 +50,21 @@ class Form(NamedTuple):
     whole: bool
 
 
-class Table(NamedTuple):
+class StateTable(NamedTuple):
     """How to read a table: each list of numbers as a column expression, by name, and the form of these lists."""
 
     lists: Mapping[str, Column]
     form: Form
 
 
-def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: str) -> Table:
+def plan_table(model: Filter, key: Sequence[str], columns: Sequence[str], where: str) -> StateTable:
     """Return how to read a model's states from a table with these columns.
 
     Raises:
         UserError: a column is missing or unknown; the message lists the possible columns.
     """
     n = len(model.states)
-    whole = more_than_moments(model) is not None
+    whole = check_moments_suffice(model) is not None
     widths = {name: int(np.prod(shape)) for name, shape in model.fields.items() if name not in MADE}
     parts = {
         name: [f"{name}_{i}" for i in range(width)] if width > 1 else [name] for name, width in widths.items()
@@ -76,7 +76,7 @@ def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: s
     needed = [name for name in widths if name != "rows"] if whole else [MEAN, COVARIANCE]
     known = [*key, EVENT_TIME, COUNT, SCORE, *widths, *(one for flat in parts.values() for one in flat)]
     unknown = [name for name in columns if name not in known]
-    found = {name: _expression(name, parts[name], columns) for name in widths}
+    found = {name: _build_expression(name, parts[name], columns) for name in widths}
     absent = [name for name in (*key, EVENT_TIME) if name not in columns]
     absent += [name for name in needed if found[name] is None]
     if unknown or absent:
@@ -89,10 +89,10 @@ def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: s
             f"{', '.join([COUNT, SCORE, *more])} (lists of numbers, or flat columns such as {parts[needed[0]][0]})"
         )
     lists = {name: one for name, one in found.items() if one is not None}
-    return Table(lists, Form({name: widths[name] for name in lists}, whole))
+    return StateTable(lists, Form({name: widths[name] for name in lists}, whole))
 
 
-def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Column | None:
+def _build_expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Column | None:
     """Return a list of numbers as a column, or None if the table lacks it."""
     if name in columns and (len(flat) > 1 or flat != [name]):
         return F.col(f"`{name}`").try_cast("array<double>").alias(f"l_{name}")
@@ -105,7 +105,9 @@ def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Colum
     return F.array(*(F.col(f"`{one}`").try_cast("double") for one in flat)).alias(f"l_{name}")
 
 
-def checker(model: Filter, table: Form) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def build_checker(
+    model: Filter, table: Form
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function from rows to `CHECKED`.
 
     A row has: key, event_time (microseconds), state_index, log_likelihood, times (number of rows of its key), given,
@@ -115,22 +117,22 @@ def checker(model: Filter, table: Form) -> Callable[[Iterator[pa.RecordBatch]], 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield _checked(model, table, batch)
+                yield _check_batch(model, table, batch)
 
     return check
 
 
-def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _check_batch(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatch:
     size = batch.num_rows
     problems: list[str | None] = [None] * size
-    read = {name: _numbers(batch.column(f"l_{name}"), table.widths[name]) for name in table.widths}
+    read = {name: _read_numbers(batch.column(f"l_{name}"), table.widths[name]) for name in table.widths}
     with np.errstate(all="ignore"):
-        state = _states(model, table, {name: values for name, (values, _) in read.items()}, size)
+        state = _build_states(model, table, {name: values for name, (values, _) in read.items()}, size)
     found = [
-        *_of_rows(batch),
+        *_find_row_problems(batch),
         *((bad, f"{name} is not {table.widths[name]} finite numbers") for name, (_, bad) in read.items()),
     ]
-    found += _of_states(model, table, state, {name: values for name, (values, _) in read.items()})
+    found += _find_state_problems(model, table, state, {name: values for name, (values, _) in read.items()})
     for bad, what in found:
         for place in np.flatnonzero(bad):
             problems[place] = problems[place] or what
@@ -142,8 +144,8 @@ def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatc
         "key": batch.column("key"),
         COUNT: counts,
         EVENT_TIME: batch.column(EVENT_TIME),
-        MEAN: lists(mean),
-        COVARIANCE: lists(covariance),
+        MEAN: build_lists(mean),
+        COVARIANCE: build_lists(covariance),
         SCORE: batch.column(SCORE),
         "extras": map_of(extras, size),
         "problem": pa.array(problems, pa.string()),
@@ -155,7 +157,7 @@ def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def _numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_]]:
+def _read_numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Return lists as (width, N), NaN for a list of another length, and the rows that are not all finite numbers."""
     values = np.full((width, len(column)), np.nan)
     lengths = np.array([-1 if a is None else a for a in column.value_lengths().to_pylist()])
@@ -166,7 +168,7 @@ def _numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_
     return values, np.asarray(~np.isfinite(values).all(axis=0))
 
 
-def _of_rows(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
+def _find_row_problems(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
     """Return the problems of keys, times and counts."""
 
     def null(name: str) -> NDArray[np.bool_]:
@@ -183,7 +185,7 @@ def _of_rows(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
     ]
 
 
-def _states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) -> Floats:
+def _build_states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) -> Floats:
     """Return the states (size, K) of the model."""
     if table.whole:
         state = np.zeros((model.size, size))
@@ -191,13 +193,13 @@ def _states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) 
         P = given[COVARIANCE].reshape(len(model.states), -1, size)
         even = 0.5 * (P + P.transpose(1, 0, 2))
         state = model.from_moments(given[MEAN], even.reshape(-1, size))
-    for name, place in places(model.fields).items():
+    for name, place in locate_fields(model.fields).items():
         if name in given and name not in MADE:
             state[place] = given[name]
     return state
 
 
-def _of_states(
+def _find_state_problems(
     model: Filter, table: Form, state: Floats, given: Mapping[str, Floats]
 ) -> list[tuple[NDArray[np.bool_], str]]:
     """Return the keys with impossible states, by problem."""
@@ -214,7 +216,7 @@ def _of_states(
         mean, covariance = given[MEAN], given[COVARIANCE]
     mean, covariance = (np.where(finite, a, 0.0) for a in (mean, covariance))
     even = unpack(pack(covariance))
-    uneven = wrong_states(mean, covariance) & ~wrong_states(mean, even)
+    uneven = find_wrong_states(mean, covariance) & ~find_wrong_states(mean, even)
     found.append((uneven, "the covariance is not symmetric"))
-    found.append((wrong_states(mean, covariance), "the covariance is not positive semidefinite"))
+    found.append((find_wrong_states(mean, covariance), "the covariance is not positive semidefinite"))
     return found

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage.model import DeployedModel
-from jobs.snapshots.manifests import Manifest, all_of
+from jobs.snapshots.manifests import Manifest, read_manifests
 from jobs.specs.migration import Migrate, Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.warehouse import Tables
 
 
-class Step(NamedTuple):
+class MigrationStep(NamedTuple):
     """One migration of states, from version `old` to version `new`, forward or in reverse.
 
     rules: mapping of states; None: all keep their names. rules_spec: spec with the rules, in both directions the later
@@ -31,12 +31,12 @@ class Step(NamedTuple):
     section: str
 
     @classmethod
-    def forward(cls, old: ModelSpec, new: ModelSpec) -> Step:
+    def forward(cls, old: ModelSpec, new: ModelSpec) -> MigrationStep:
         """Return the step to a later version; its section `migrate` has the rules."""
         return cls(old, new, new.migrate, new, "migrate")
 
     @classmethod
-    def reverse(cls, later: ModelSpec, earlier: ModelSpec, rules: StateMapSpec) -> Step:
+    def reverse(cls, later: ModelSpec, earlier: ModelSpec, rules: StateMapSpec) -> MigrationStep:
         """Return the step back to an earlier version."""
         return cls(later, earlier, rules, later, "migrate.reverse")
 
@@ -51,7 +51,7 @@ class Step(NamedTuple):
         return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
-def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
+def read_known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
     """Return a model's specs by version: from the current file, the files beside it, and manifests.
 
     Raises:
@@ -60,7 +60,7 @@ def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
     """
     found = {
         one.model_version: one.model_spec(model.spec.folder)
-        for one in all_of(model.warehouse, model.spec.name)
+        for one in read_manifests(model.warehouse, model.spec.name)
     }
     beside = (
         []
@@ -75,21 +75,21 @@ def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
     return {**found, model.spec.version: model.spec}
 
 
-def path_from(model: DeployedModel[Tables], source: Manifest, target: int) -> list[Step]:
+def find_path_forward(model: DeployedModel[Tables], source: Manifest, target: int) -> list[MigrationStep]:
     """Return the migrations from a snapshot to a later version; `model` is the deployed model.
 
     Raises:
         UserError: the snapshot already has that version, a version's spec is unknown, or no path leads to it.
     """
     # The snapshot's manifest defines the meaning of the states; the version's file may have changed since.
-    known = {**known_versions(model), source.model_version: source.model_spec(model.spec.folder)}
-    steps = path_between(known, source.model_version, target)
+    known = {**read_known_versions(model), source.model_version: source.model_spec(model.spec.folder)}
+    steps = find_path_between(known, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
     return steps
 
 
-def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Step]:
+def find_path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[MigrationStep]:
     """Return the migrations from version `first` to the later version `last`, in order.
 
     Each spec names the version that it migrates from (`migrate.from`, by default the previous version).
@@ -105,11 +105,11 @@ def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Ste
                 f"model {name} has no version {version} (its specs are of {have}): put that version's spec into "
                 f"{EARLIER}/{name}.v{version}.yaml in the folder of models"
             )
-    steps: list[Step] = []
+    steps: list[MigrationStep] = []
     version = last
     while version != first:
         spec = known.get(version)
-        previous = None if spec is None else _previous_version(spec)
+        previous = None if spec is None else _find_previous_version(spec)
         if spec is None or previous is None or previous not in known or len(steps) > len(known):
             missing = (
                 f"the spec of version {previous} is not known" if spec else f"version {version} is not known"
@@ -119,11 +119,11 @@ def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Ste
                 f"version {last} which version it migrates from (migrate.from), or put the specs in between into "
                 f"{EARLIER}/"
             )
-        steps.insert(0, Step.forward(known[previous], spec))
+        steps.insert(0, MigrationStep.forward(known[previous], spec))
         version = previous
     return steps
 
 
-def _previous_version(spec: ModelSpec) -> int | None:
+def _find_previous_version(spec: ModelSpec) -> int | None:
     given = spec.migrate and spec.migrate.from_
     return given or (spec.version - 1 if spec.version > 1 else None)

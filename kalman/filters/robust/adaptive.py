@@ -22,7 +22,7 @@ from kalman.filters.robust.updates import Innovation, Surplus
 from kalman.filters.update import Present, Updated, update
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, is_zero, plus, times
 from kalman.linalg.ldl import factor
-from kalman.linalg.packing import order_of, packed_index, packed_size, symmetric
+from kalman.linalg.packing import find_order, packed_index, packed_size, unpack_symmetric
 from kalman.models import checks, columns, structures
 from kalman.models.columns import Cell, Column
 from kalman.models.functions import FunctionProcess
@@ -31,7 +31,7 @@ from kalman.models.structures import Parameter, Structure
 from kalman.types import Array, ModelError
 
 
-class Scaled(NamedTuple):
+class NoiseRank(NamedTuple):
     """A parameter whose entries scale one independent part of Q, and that part's rank."""
 
     name: str
@@ -47,7 +47,7 @@ class Adaptive(NamedTuple):
     R: float | None = None
     Q: float | None = None
     whole: bool = False
-    scaled: tuple[Scaled, ...] = ()
+    scaled: tuple[NoiseRank, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ def parse(definition: Any, process: Structure | FunctionProcess, R: Parameter, c
     """Return the section `adaptive` of a definition. Raises ModelError."""
     if definition is None:
         return Adaptive()
-    checks.known("adaptive", definition, ("R", "Q"))
-    rates = {name: _rate(f"adaptive.{name}", definition.get(name)) for name in ("R", "Q")}
+    checks.check_keys("adaptive", definition, ("R", "Q"))
+    rates = {name: _parse_rate(f"adaptive.{name}", definition.get(name)) for name in ("R", "Q")}
     if rates["R"] is None and rates["Q"] is None:
         raise ModelError("adaptive", "names nothing to adapt", "write a rate such as R: 0.02")
     if rates["R"] is not None:
@@ -78,16 +78,16 @@ def parse(definition: Any, process: Structure | FunctionProcess, R: Parameter, c
     if isinstance(inner, structures.Explicit):
         _check_pattern("process.Q", inner.Q)
         return Adaptive(rates["R"], rates["Q"], whole=True)
-    parts = tuple(part for p in process.parameters if (part := scaled(process, p, controls)).rank)
+    parts = tuple(part for p in process.parameters if (part := rank_parameter(process, p, controls)).rank)
     if not parts:
         raise ModelError("adaptive.Q", "the process has no noise that could be adapted", "remove it")
     return Adaptive(rates["R"], rates["Q"], scaled=parts)
 
 
-def _rate(field: str, value: Any) -> float | None:
+def _parse_rate(field: str, value: Any) -> float | None:
     if value is None:
         return None
-    rate = checks.positive(field, value)
+    rate = checks.parse_positive(field, value)
     if rate >= 1.0:
         raise ModelError(field, f"{rate!r} is not below 1", "write a rate such as 0.02")
     return rate
@@ -95,11 +95,11 @@ def _rate(field: str, value: Any) -> float | None:
 
 def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
     """Refuse columns, and patterns of zeros that an adapted covariance could not keep."""
-    if columns.used(packed):
+    if columns.find_columns(packed):
         raise ModelError(
             field, "it comes from a column, so it cannot be adapted", "write numbers, or remove adaptive"
         )
-    full = np.array(symmetric(packed))
+    full = np.array(unpack_symmetric(packed))
     if np.linalg.eigvalsh((full != 0.0).astype(float)).min() < -1e-9:
         raise ModelError(
             field,
@@ -108,21 +108,21 @@ def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
         )
 
 
-def scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
+def rank_parameter(process: Structure, parameter: Parameter, controls: int) -> NoiseRank:
     """Return the parameter with the rank of the part of Q that it scales, 0 if it scales no part."""
-    if columns.used(parameter.value):
-        return Scaled(parameter.name, 0)
+    if columns.find_columns(parameter.value):
+        return NoiseRank(parameter.name, 0)
     dt, u = np.array([0.7]), [np.ones(1)] * controls
     values = {p.name: columns.resolve(p.value, u) for p in process.parameters}
     for tangent in process.tangents(parameter.name, dt, u, values):
         if any(np.any(a) for a in (*tangent.c, *(a for row in tangent.F for a in row))):
-            return Scaled(parameter.name, 0)  # the parameter moves the mean too
-    part = spread(process, parameter, dt, u, values)
-    full = np.array([[float(np.squeeze(a)) for a in row] for row in symmetric(part)])
-    return Scaled(parameter.name, int(np.linalg.matrix_rank(full)))
+            return NoiseRank(parameter.name, 0)  # the parameter moves the mean too
+    part = compute_noise_part(process, parameter, dt, u, values)
+    full = np.array([[float(np.squeeze(a)) for a in row] for row in unpack_symmetric(part)])
+    return NoiseRank(parameter.name, int(np.linalg.matrix_rank(full)))
 
 
-def spread(
+def compute_noise_part(
     process: Structure, parameter: Parameter, dt: Array, u: Vector, values: Mapping[str, Sequence[Entry]]
 ) -> Vector:
     """Return the part of Q (packed) that the parameter scales, over dt."""
@@ -133,7 +133,7 @@ def spread(
     return result
 
 
-def unscaled(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
+def invert_scale(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
     """Return 1 / scale of a row's noise, and the mask `still` extended by keys without noise."""
     if not isinstance(scale, Column):
         return 1.0 / scale, still
@@ -143,7 +143,7 @@ def unscaled(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
     return inverse, none if still is None else none | still
 
 
-def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present) -> list[Entry]:
+def move_noise(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present) -> list[Entry]:
     """Return (1 - rate) X + rate E[e e' | y], packed, and X for the keys `still`. Structural zeros stay.
 
     `noise` is e ~ N(0, prior) given the row, with prior_ij = X_ij / (scale_i scale_j).
@@ -158,7 +158,7 @@ def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present)
         same if type(same) is float else plus(times(1.0 - rate, same), times(rate, moment))
         for same, moment in zip(X, moments, strict=True)
     ]
-    new = sound(mean)
+    new = repair_covariance(mean)
     return (
         new
         if still is None
@@ -166,9 +166,9 @@ def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present)
     )
 
 
-def sound(X: Vector) -> list[Entry]:
+def repair_covariance(X: Vector) -> list[Entry]:
     """Return X (packed) made positive semidefinite where rounding broke it; the same bits elsewhere."""
-    n = order_of(len(X))
+    n = find_order(len(X))
     if n == 1:
         return list(X)
     L, d, _ = factor(X)
@@ -181,17 +181,17 @@ def sound(X: Vector) -> list[Entry]:
     return [a if type(a) is float else np.where(broken, b, a) for a, b in zip(X, whole, strict=True)]
 
 
-def given(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Present]) -> Updated:
+def condition_noise(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Present]) -> Updated:
     """Return the noise e ~ N(0, X) given the innovation v = H e + an independent part of covariance `rest`."""
-    return update([0.0] * len(symmetric(X)), X, None, H, rest, v, presents)
+    return update([0.0] * len(unpack_symmetric(X)), X, None, H, rest, v, presents)
 
 
-def growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
+def compute_growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
     """Return the factor of change of a parameter that scales this part of Q (packed)."""
     return plus(1.0, times(rate / rank, surplus.form(seen, part)))
 
 
-def through(innovation: Innovation, H: Matrix) -> list[list[Entry]]:
+def whiten_rows(innovation: Innovation, H: Matrix) -> list[list[Entry]]:
     """Return W H: the measurement matrix of the innovation's independent scalars."""
     columns = list(zip(*H, strict=True))
     return [[dot(row, column) for column in columns] for row in innovation.W]

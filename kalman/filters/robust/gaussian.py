@@ -22,17 +22,17 @@ from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.step import (
     RowView,
-    adapted,
-    gated,
-    masked_weights,
-    noise_scores,
-    options_of,
-    own_places,
+    adapt_noise,
+    gate_rows,
+    locate_key_parameters,
+    mask_weights,
+    parse_options,
     put,
+    score_innovation,
 )
 from kalman.filters.robust.updates import Robust
-from kalman.filters.state_layout import Target
-from kalman.filters.update import presence
+from kalman.filters.state_layout import StepTarget
+from kalman.filters.update import mask_present
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Vector, plus, times
 from kalman.linalg.program import Program, Tape
@@ -76,7 +76,7 @@ class RobustGaussianFilter(GaussianFilter):
     def own_places(self) -> dict[str, slice]:
         """The place of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.own else 0
-        return own_places(self.parameters, self.own, start)
+        return locate_key_parameters(self.parameters, self.own, start)
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
@@ -90,11 +90,11 @@ class RobustGaussianFilter(GaussianFilter):
         state[[row for rows in places for row in rows]] = parameters
         return state
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         """Do one block; a gated row's key is flagged, and only the counters of its state change."""
-        prior, moved, sound = self._prior(state, rows, rows.which_first())
+        prior, moved, sound = self._predict_prior(state, rows, rows.mask_first_rows())
         seen, place, sound_there = self._seen(prior, rows.u, state)
-        presents = presence(rows.y)
+        presents = mask_present(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((4, state.shape[1]))
         own = state[self.gaussian_size :]
@@ -107,7 +107,7 @@ class RobustGaussianFilter(GaussianFilter):
         well = np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all()
         if well and not is_gated.any():
             return
-        codes = self._codes(rows, moved, seen, sound, innovation, total)
+        codes = self._flag_rows(rows, moved, seen, sound, innovation, total)
         nis, counters = target.nis.copy(), target.state[self.size - 2 :].copy()
         outside = (is_gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
@@ -116,7 +116,7 @@ class RobustGaussianFilter(GaussianFilter):
             target.state[self.size - 2 :, outside] = counters[:, outside]
 
 
-def _total(log_likelihood: Entry, state: Sequence[Any]) -> Any:
+def _sum_entries(log_likelihood: Entry, state: Sequence[Any]) -> Any:
     """Return a sum that is finite when log-likelihood and state are."""
     total: Any = log_likelihood
     for entry in state:
@@ -136,23 +136,27 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     n, count, options = len(model.states), model.measurements, model.robust
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     dt, first = tape.symbol(), tape.symbol(boolean=True)
-    u, seen, y = tape.symbols(model.controls), tape.symbols(programs.seen_width(model)), tape.symbols(count)
+    u, seen, y = (
+        tape.symbols(model.controls),
+        tape.symbols(programs.count_seen_rows(model)),
+        tape.symbols(count),
+    )
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
     presents = masks or [None] * count
     state = [*place, *own]
-    values = programs.values_of(model, state)
+    values = programs.collect_entries(model, state)
     here = programs.observe_row(model, place, values, u, seen, y, presents)
     v, R, C = here.e, here.R, here.C()
     innovation = updates.whiten(v, [plus(c, r) for c, r in zip(C, R, strict=True)], presents)
     w, weighed, nearer = list[Entry](), R, innovation
     if options.noise is not None:
-        w = updates.weights(options.noise, v, C, R, presents)
-        weighed = updates.weighted(R, w)
+        w = updates.compute_weights(options.noise, v, C, R, presents)
+        weighed = updates.weigh_noise(R, w)
         nearer = updates.whiten(v, [plus(c, r) for c, r in zip(C, weighed, strict=True)], presents)
     result = here.update(weighed)
     log_likelihood, nis = result.log_likelihood, result.nis
     if options.noise is not None:
-        log_likelihood, nis = noise_scores(options.noise, innovation, presents)
+        log_likelihood, nis = score_innovation(options.noise, innovation, presents)
     after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], result.change, strict=True)), *result.S, *own]
     if model.adaptive.names:
         view = RowView(v, C, here.H, weighed, w, presents, None, first)
@@ -163,17 +167,19 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
             (scale,) = resolve([model.process.scale], u)
             return [times(scale, q) for q in resolve(values["Q"], u)]
 
-        moves = adapted(model.adaptive, model, values, view, nearer, noise, dt, u)
+        moves = adapt_noise(model.adaptive, model, values, view, nearer, noise, dt, u)
         for name, entries in moves.items():
             put(after, model.own_places[name], entries)
-    total = _total(log_likelihood, after)
+    total = _sum_entries(log_likelihood, after)
     outside: Any = 0.0
     if options.gate is not None:
-        is_gated, after[model.places["gate"]] = gated(
+        is_gated, after[model.places["gate"]] = gate_rows(
             options.gate, after[model.places["gate"]], nis, presents, None, u
         )
         outside = np.where(is_gated, 1.0, 0.0)
-    sound = cholesky.every([result.sound, *programs.noise_guards(model, values, u), *options.guards(u)])
+    sound = cholesky.find_least(
+        [result.sound, *programs.build_noise_guards(model, values, u), *options.guards(u)]
+    )
     outputs = [
         *after,
         log_likelihood,
@@ -182,14 +188,14 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
         result.innovation,
         sound,
         outside,
-        *masked_weights(w, presents),
+        *mask_weights(w, presents),
     ]
     return Program(tape, [*place, *own, dt, first, *u, *seen, *y, *masks], outputs)
 
 
-def robust_gaussian(model: GaussianFilter, definition: Mapping[str, Any]) -> RobustGaussianFilter:
+def build_robust_gaussian(model: GaussianFilter, definition: Mapping[str, Any]) -> RobustGaussianFilter:
     """Return a Gaussian filter with the sections `robust` and `adaptive` of its definition. Raises ModelError."""
-    options, moving = options_of(definition, model, model.measurements, model.controls)
+    options, moving = parse_options(definition, model, model.measurements, model.controls)
     own = tuple(p.name for p in model.parameters if p.name in moving.names or p.name in model.own)
     plain = {field.name: getattr(model, field.name) for field in fields(model)}
     return RobustGaussianFilter(**{**plain, "own": own}, robust=options, adaptive=moving, learned=model.own)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.diffuse import BELOW, folded, images
+from kalman.filters.diffuse import BELOW, fold_finite_columns, project_columns
 from kalman.filters.linear import LinearFilter, Parts, build_linear
 from kalman.filters.prediction import Prediction
 from kalman.filters.recursions import choose, congruence
@@ -20,17 +20,17 @@ from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.step import (
     RowView,
-    adapted,
-    gated,
-    masked_weights,
-    noise_scores,
-    options_of,
-    own_places,
+    adapt_noise,
+    gate_rows,
+    locate_key_parameters,
+    mask_weights,
+    parse_options,
     put,
+    score_innovation,
 )
 from kalman.filters.robust.updates import Innovation, Robust
-from kalman.filters.state_layout import StateLayout, Target, in_blocks
-from kalman.filters.update import Scalar, presence, update
+from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
+from kalman.filters.update import Scalar, mask_present, update
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Matrix, Vector, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_index
@@ -122,7 +122,7 @@ class RobustLinearFilter(StateLayout):
     def _own(self) -> dict[str, slice]:
         """The place of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.base.own else 0
-        return own_places(self.base.parameters, self.base.own, start)
+        return locate_key_parameters(self.base.parameters, self.base.own, start)
 
     def _rows(self, name: str) -> range:
         return range(self._own[name].start, self._own[name].stop)
@@ -133,14 +133,14 @@ class RobustLinearFilter(StateLayout):
         A gated row's key is flagged, its counters are updated, and the rest of its state is unchanged; the row's
         NIS is kept, its log-likelihood is NaN.
         """
-        return in_blocks(state, rows, self.outputs, self._step_block)
+        return step_in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+    def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         keys = state.shape[1]
-        presents, first = presence(rows.y), rows.which_first()
+        presents, first = mask_present(rows.y), rows.mask_first_rows()
         diffuse = self.base.is_diffuse(state)
         case = first if isinstance(first, bool) else None
-        program = step_program(self, presents[0] is not None, case, diffuse)
+        program = build_step_program(self, presents[0] is not None, case, diffuse)
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         checks = np.empty((3, keys))
         weights = target.extra.get("weights", ())
@@ -150,7 +150,7 @@ class RobustLinearFilter(StateLayout):
         if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
             return
         step = self.step_entries(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
-        summed = self.base.summed(state[: self.base.size], rows)
+        summed = self.base.bound_variance_terms(state[: self.base.size], rows)
         codes = self.base.judged(target.state, total, summed, step.scalars, rows, step.guard)
         nis = target.nis.copy()
         outside = (gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
@@ -176,26 +176,26 @@ class RobustLinearFilter(StateLayout):
         """
         base, options = self.base, self.robust
         parts = base.split(state[: base.size], diffuse)
-        prior = self._predicted(parts, dt, u, first)
+        prior = self._predict_parts(parts, dt, u, first)
         m, P, A, values = prior
         H, R, offset = base.observed(u, values)
-        undetermined = self._undetermined(state) if diffuse else None
+        undetermined = self._find_undetermined(state) if diffuse else None
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
-        mean, C = _measured(m, P, A, H)
+        mean, C = _predict_measurement(m, P, A, H)
         v = [a - b for a, b in zip(y, mean, strict=True)]
-        innovation = weighed_innovation = updates.whiten(v, _sums(C, R), presents)
+        innovation = weighed_innovation = updates.whiten(v, _add_noise(C, R), presents)
         w: list[Entry] = []
         weighed_R = R
         if options.noise is not None:
-            w = updates.weights(options.noise, v, C, R, presents)
+            w = updates.compute_weights(options.noise, v, C, R, presents)
             if undetermined is not None:
                 w = choose(undetermined, [1.0] * len(w), w)
-            weighed_R = updates.weighted(R, w)
-            weighed_innovation = updates.whiten(v, _sums(C, weighed_R), presents)
+            weighed_R = updates.weigh_noise(R, w)
+            weighed_innovation = updates.whiten(v, _add_noise(C, weighed_R), presents)
         updated = update(m, P, A, H, weighed_R, y, presents, base.apart)
         scores: list[Entry] = [updated.log_likelihood, updated.nis]
         if options.noise is not None:
-            scored = noise_scores(options.noise, innovation, presents)
+            scored = score_innovation(options.noise, innovation, presents)
             scores = scored if undetermined is None else choose(undetermined, scores, scored)
         log_likelihood, nis = scores
         after = [*updated.m, *updated.P, *state[base.places["covariance"].stop :]]
@@ -207,27 +207,27 @@ class RobustLinearFilter(StateLayout):
         is_gated = None
         if options.gate is not None:
             counters = state[self.places["gate"]]
-            is_gated, counters = gated(options.gate, counters, nis, presents, undetermined, u)
+            is_gated, counters = gate_rows(options.gate, counters, nis, presents, undetermined, u)
             after = [*choose(is_gated, state[: base.size], after[: base.size]), *counters]
         return StepEntries(
             after,
             log_likelihood,
             nis,
             is_gated,
-            masked_weights(w, presents),
+            mask_weights(w, presents),
             prior,
             updated.scalars,
-            self._guard(u, values, first),
+            self._combine_guards(u, values, first),
         )
 
-    def _guard(self, u: Vector, values: Values, first: Any) -> Entry | None:
+    def _combine_guards(self, u: Vector, values: Values, first: Any) -> Entry | None:
         """Return the base's guard, combined with guards on the columns of gate and fading."""
         fading = [] if first is True else self.robust.fading_guards(u)
         if first is not True and first is not False:
             fading = [np.where(first, 0.0, a) for a in fading]
         own = [*fading, *self.robust.guards(u)]
         guard = self.base.guard(u, values, first)
-        return cholesky.every([*([] if guard is None else [guard]), *own]) if own else guard
+        return cholesky.find_least([*([] if guard is None else [guard]), *own]) if own else guard
 
     def _adapt(
         self, after: list[Entry], view: RowView, values: Values, innovation: Innovation, dt: Array, u: Vector
@@ -237,10 +237,12 @@ class RobustLinearFilter(StateLayout):
         def Q() -> Vector:
             return self.base.process.transition(dt, u, values).Q
 
-        for name, entries in adapted(self.adaptive, self.base, values, view, innovation, Q, dt, u).items():
+        for name, entries in adapt_noise(
+            self.adaptive, self.base, values, view, innovation, Q, dt, u
+        ).items():
             put(after, self._own[name], entries)
 
-    def _undetermined(self, state: Sequence[Entry]) -> Any:
+    def _find_undetermined(self, state: Sequence[Entry]) -> Any:
         """Return which keys (K,) bool are still diffuse."""
         nonzero = [np.greater_equal(np.abs(a), BELOW) for a in state[self.base.places["diffuse"]]]
         found = nonzero[0]
@@ -260,7 +262,7 @@ class RobustLinearFilter(StateLayout):
                 "give a mean and a covariance",
             )
         parts = self.base.split(list(state[: self.base.size]), False)
-        prior = self._predicted(parts, rows.dt, list(rows.u), False)
+        prior = self._predict_parts(parts, rows.dt, list(rows.u), False)
         F, Q, _ = self.base.process.transition(rows.dt, list(rows.u), parts.values)
         (fading,) = resolve([self.robust.fading], list(rows.u))
         more = minus(squared(fading), 1.0)
@@ -274,7 +276,7 @@ class RobustLinearFilter(StateLayout):
 
         return Prediction(array(prior.m), np.array([array(row) for row in back.G]), array(back.rest))
 
-    def _predicted(self, parts: Parts, dt: Array, u: Vector, first: Any) -> Parts:
+    def _predict_parts(self, parts: Parts, dt: Array, u: Vector, first: Any) -> Parts:
         """Return the parts just before the measurement, P = alpha^2 F P F' + Q (Simon 2006, section 7.4)."""
         if self.robust.fading == 1.0 or first is True:
             return self.base.predicted(parts, dt, u, first)
@@ -285,19 +287,21 @@ class RobustLinearFilter(StateLayout):
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
 
 
-def _measured(m: Vector, P: Vector, A: Matrix | None, H: Matrix) -> tuple[Vector, Vector]:
+def _predict_measurement(m: Vector, P: Vector, A: Matrix | None, H: Matrix) -> tuple[Vector, Vector]:
     """Return mean and covariance of H x, finite columns included."""
-    mean, C = updates.measured(m, P, H)
-    return mean, C if A is None else folded(C, images(H, A)[1])
+    mean, C = updates.predict_measurement(m, P, H)
+    return mean, C if A is None else fold_finite_columns(C, project_columns(H, A)[1])
 
 
-def _sums(C: Vector, R: Vector) -> list[Entry]:
+def _add_noise(C: Vector, R: Vector) -> list[Entry]:
     return [c + r for c, r in zip(C, R, strict=True)]
 
 
 @lru_cache(maxsize=64)
-def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a program; the cases are those of `kalman.filters.linear.step_program`.
+def build_step_program(
+    model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool
+) -> Program:
+    """Return one step as a program; the cases are those of `kalman.filters.linear.build_step_program`.
 
     Outputs: the state's rows, log-likelihood, NIS, a number that is finite when all is well, the lowest
     variance, 1 where the row was gated, the weights.
@@ -329,6 +333,6 @@ def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, d
 def build_robust_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> RobustLinearFilter:
     """Return the linear filter of a definition with its sections `robust` and `adaptive`. Raises ModelError."""
     base = build_linear(definition, learned)
-    options, moving = options_of(definition, base, base.measurements, base.controls)
+    options, moving = parse_options(definition, base, base.measurements, base.controls)
     own = tuple(p.name for p in base.parameters if p.name in moving.names or p.name in base.own)
     return RobustLinearFilter(replace(base, own=own), options, moving, base.own)

@@ -45,7 +45,9 @@ class Noisy(Protocol):
     def parameters(self) -> tuple[Parameter, ...]: ...
 
 
-def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) -> dict[str, slice]:
+def locate_key_parameters(
+    parameters: Sequence[Parameter], own: Sequence[str], start: int
+) -> dict[str, slice]:
     """Return the places of key-specific parameters in a state, from the row `start` on."""
     found: dict[str, slice] = {}
     for p in parameters:
@@ -55,7 +57,7 @@ def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) 
     return found
 
 
-def gated(
+def gate_rows(
     gate: Gate,
     counters: Sequence[Entry],
     nis: Entry,
@@ -66,7 +68,7 @@ def gated(
     """Return a mask of keys whose row, with controls u, is gated, and the counters (2) after the row."""
     total, run = counters
     observed = updates.count(presents)
-    outside = updates.beyond(gate.limits(u), nis, observed)
+    outside = updates.is_beyond_limit(gate.limits(u), nis, observed)
     if undetermined is not None:
         outside = outside & ~undetermined
     if gate.limit is not None:
@@ -76,20 +78,20 @@ def gated(
     return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
 
 
-def noise_scores(noise: Noise, innovation: Innovation, presents: Sequence[Any]) -> list[Entry]:
+def score_innovation(noise: Noise, innovation: Innovation, presents: Sequence[Any]) -> list[Entry]:
     """Return the log-likelihood of an innovation under heavy-tailed noise, and its NIS; NaN without a measurement."""
-    nis = updates.total(updates.squares(innovation))
+    nis = updates.sum_entries(updates.square_innovation(innovation))
     if presents[0] is not None:
         nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
     return [updates.log_density(noise, innovation, presents), nis]
 
 
-def masked_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
+def mask_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
     """Return the weights, NaN where a component is missing."""
     return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
 
 
-def adapted(
+def adapt_noise(
     options: Adaptive,
     model: Noisy,
     values: Values,
@@ -107,10 +109,10 @@ def adapted(
     if options.R is not None:
         m = len(v)
         identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
-        noise = adaptive.given(R, identity, C, v, presents)
-        scale, still = adaptive.unscaled(model.noise_scale, u, undetermined)
+        noise = adaptive.condition_noise(R, identity, C, v, presents)
+        scale, still = adaptive.invert_scale(model.noise_scale, u, undetermined)
         roots = [np.sqrt(times(a, scale)) for a in w or [1.0] * m]
-        found["R"] = adaptive.moved(values["R"], roots, noise, options.R, still)
+        found["R"] = adaptive.move_noise(values["R"], roots, noise, options.R, still)
     if options.Q is None or first is True:
         return found
     still = undetermined  # a first row has no prediction and so no process noise
@@ -120,18 +122,18 @@ def adapted(
     if options.whole:
         n = len(model.states)
         here = Q()
-        _, own = updates.measured([0.0] * n, here, seen_by)
+        _, own = updates.predict_measurement([0.0] * n, here, seen_by)
         rest = [minus(plus(c, r), q) for c, r, q in zip(C, R, own, strict=True)]
-        noise = adaptive.given(here, seen_by, rest, v, presents)
-        scale, unmoved = adaptive.unscaled(getattr(model.process, "scale", 1.0), u, still)
+        noise = adaptive.condition_noise(here, seen_by, rest, v, presents)
+        scale, unmoved = adaptive.invert_scale(getattr(model.process, "scale", 1.0), u, still)
         roots = [np.sqrt(scale)] * n
-        found["Q"] = adaptive.moved(values["Q"], roots, noise, options.Q, unmoved)
-    surplus = updates.surplus(innovation, presents)
-    seen = adaptive.through(innovation, seen_by)
+        found["Q"] = adaptive.move_noise(values["Q"], roots, noise, options.Q, unmoved)
+    surplus = updates.compute_surplus(innovation, presents)
+    seen = adaptive.whiten_rows(innovation, seen_by)
     parameters = {p.name: p for p in model.parameters}
     for part in options.scaled:
-        spread = adaptive.spread(model.process, parameters[part.name], dt, u, values)
-        growth = adaptive.growth(spread, part.rank, seen, surplus, options.Q)
+        spread = adaptive.compute_noise_part(model.process, parameters[part.name], dt, u, values)
+        growth = adaptive.compute_growth(spread, part.rank, seen, surplus, options.Q)
         entries = [times(a, growth) for a in values[part.name]]
         found[part.name] = entries if still is None else choose(still, values[part.name], entries)
     return found
@@ -144,11 +146,11 @@ def put(after: list[Entry], rows: slice, entries: Vector) -> None:
             after[row] = entry
 
 
-def options_of(
+def parse_options(
     definition: Mapping[str, Any], model: Noisy, measurements: int, controls: int
 ) -> tuple[Robust, Adaptive]:
     """Return the sections `robust` and `adaptive` of a definition for a model. Raises ModelError."""
-    names = definitions.names("control", definition.get("control") or (), empty=True)
+    names = definitions.parse_names("control", definition.get("control") or (), empty=True)
     options = updates.parse(definition.get("robust"), measurements, names)
     R = next(p for p in model.parameters if p.name == "R")
     if isinstance(options.noise, Huber):

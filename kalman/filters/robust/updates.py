@@ -16,10 +16,10 @@ from scipy.special import gammaincinv
 from kalman.filters.recursions import decorrelate
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
-from kalman.linalg.packing import symmetric
-from kalman.linalg.program import called
+from kalman.linalg.packing import unpack_symmetric
+from kalman.linalg.program import call_recorded
 from kalman.models import checks
-from kalman.models.columns import Cell, Column, cell, resolve
+from kalman.models.columns import Cell, Column, parse_cell, resolve
 from kalman.types import Array, ModelError
 
 
@@ -39,7 +39,7 @@ class Gate(NamedTuple):
         if self.probability is None:
             return resolve(self.thresholds, u)
         m = len(self.thresholds)
-        return called(partial(_quantiles, m), m, resolve([self.probability], u))
+        return call_recorded(partial(_compute_quantiles, m), m, resolve([self.probability], u))
 
 
 class StudentT(NamedTuple):
@@ -96,34 +96,34 @@ def parse(definition: Any, measurements: int, controls: Sequence[str] = ()) -> R
     """Return the section `robust` of a definition; `controls` are the names of u. Raises ModelError."""
     if definition is None:
         return Robust()
-    checks.known("robust", definition, ("gate", "student_t", "huber", "fading"))
+    checks.check_keys("robust", definition, ("gate", "student_t", "huber", "fading"))
     if definition.get("student_t") is not None and definition.get("huber") is not None:
         raise ModelError("robust.huber", "student_t is given too", "keep one of them")
-    fading = cell("robust.fading", definition.get("fading", 1.0), controls)
+    fading = parse_cell("robust.fading", definition.get("fading", 1.0), controls)
     if isinstance(fading, float) and fading < 1.0:
         raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
     noise: Noise | None = None
     if (section := definition.get("student_t")) is not None:
-        checks.known("robust.student_t", section, ("degrees", "iterations"))
-        degrees = checks.positive(
-            "robust.student_t.degrees", checks.needed("robust.student_t", section, "degrees")
+        checks.check_keys("robust.student_t", section, ("degrees", "iterations"))
+        degrees = checks.parse_positive(
+            "robust.student_t.degrees", checks.require_key("robust.student_t", section, "degrees")
         )
-        noise = StudentT(degrees, _iterations("robust.student_t", section))
+        noise = StudentT(degrees, _parse_iterations("robust.student_t", section))
     elif (section := definition.get("huber")) is not None:
-        checks.known("robust.huber", section, ("threshold", "iterations"))
-        threshold = checks.positive("robust.huber.threshold", section.get("threshold", 1.345))
-        noise = Huber(threshold, _iterations("robust.huber", section))
-    return Robust(_gate(definition.get("gate"), measurements, controls), noise, fading)
+        checks.check_keys("robust.huber", section, ("threshold", "iterations"))
+        threshold = checks.parse_positive("robust.huber.threshold", section.get("threshold", 1.345))
+        noise = Huber(threshold, _parse_iterations("robust.huber", section))
+    return Robust(_parse_gate(definition.get("gate"), measurements, controls), noise, fading)
 
 
-def _iterations(field: str, section: Mapping[str, Any]) -> int:
-    return checks.whole(f"{field}.iterations", section.get("iterations", 10), 1, 1000)
+def _parse_iterations(field: str, section: Mapping[str, Any]) -> int:
+    return checks.parse_integer(f"{field}.iterations", section.get("iterations", 10), 1, 1000)
 
 
-def _gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | None:
+def _parse_gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | None:
     if section is None:
         return None
-    checks.known("robust.gate", section, ("probability", "threshold", "limit"))
+    checks.check_keys("robust.gate", section, ("probability", "threshold", "limit"))
     if ("probability" in section) == ("threshold" in section):
         raise ModelError(
             "robust.gate",
@@ -132,24 +132,26 @@ def _gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | No
         )
     limit = section.get("limit")
     if limit is not None:
-        limit = checks.whole("robust.gate.limit", limit, 1, 1_000_000)
+        limit = checks.parse_integer("robust.gate.limit", limit, 1, 1_000_000)
     for name in ("threshold", "probability"):
         if isinstance(section.get(name), str):
-            column = cell(f"robust.gate.{name}", section[name], controls)
+            column = parse_cell(f"robust.gate.{name}", section[name], controls)
             assert isinstance(column, Column)
             own = column if name == "probability" else None
             return Gate((column,) * measurements, limit, own)
     if "threshold" in section:
-        return Gate((checks.positive("robust.gate.threshold", section["threshold"]),) * measurements, limit)
-    probability = checks.positive("robust.gate.probability", section["probability"])
+        return Gate(
+            (checks.parse_positive("robust.gate.threshold", section["threshold"]),) * measurements, limit
+        )
+    probability = checks.parse_positive("robust.gate.probability", section["probability"])
     if probability >= 1.0:
         raise ModelError(
             "robust.gate.probability", f"{probability!r} is not below 1", "write one such as 0.99"
         )
-    return Gate(tuple(float(a) for a in _quantiles(measurements, probability)), limit)
+    return Gate(tuple(float(a) for a in _compute_quantiles(measurements, probability)), limit)
 
 
-def _quantiles(m: int, probability: Any) -> Any:
+def _compute_quantiles(m: int, probability: Any) -> Any:
     """Return the quantiles of chi-square with 1, 2, ... m degrees of freedom, (m,) or (m, K)."""
     return np.array([2.0 * gammaincinv(k / 2, probability) for k in range(1, m + 1)])
 
@@ -166,7 +168,7 @@ def whiten(v: Vector, S: Vector, presents: Sequence[Present]) -> Innovation:
     )
 
 
-def squares(innovation: Innovation) -> list[Entry]:
+def square_innovation(innovation: Innovation) -> list[Entry]:
     """Return z_i^2 / d_i, whose sum is the NIS; 0 where missing."""
     return [over(times(z, z), d) for z, d in zip(innovation.z, innovation.d, strict=True)]
 
@@ -181,25 +183,26 @@ class Surplus(NamedTuple):
         """Return the trace of the surplus times X (packed); rows: measurement rows of the independent scalars."""
         pulled = [dot(self.p, column) for column in zip(*rows, strict=True)]
         return minus(
-            _form(pulled, X), total([times(q, _form(r, X)) for q, r in zip(self.q, rows, strict=True)])
+            _compute_form(pulled, X),
+            sum_entries([times(q, _compute_form(r, X)) for q, r in zip(self.q, rows, strict=True)]),
         )
 
 
-def surplus(innovation: Innovation, presents: Sequence[Present]) -> Surplus:
+def compute_surplus(innovation: Innovation, presents: Sequence[Present]) -> Surplus:
     """Return the surplus of the measured components."""
     pairs = zip(innovation.d, presents, strict=True)
     return Surplus(
         [over(z, d) for z, d in zip(innovation.z, innovation.d, strict=True)],
-        [_if(has, np.divide(1.0, d), 0.0) for d, has in pairs],
+        [_select_if(has, np.divide(1.0, d), 0.0) for d, has in pairs],
     )
 
 
 def count(presents: Sequence[Present]) -> Entry:
     """Return each key's number of components."""
-    return total([1.0 if has is None else np.where(has, 1.0, 0.0) for has in presents])
+    return sum_entries([1.0 if has is None else np.where(has, 1.0, 0.0) for has in presents])
 
 
-def total(entries: Vector) -> Entry:
+def sum_entries(entries: Vector) -> Entry:
     """Return the sum, added from first to last."""
     result: Entry = 0.0
     for entry in entries:
@@ -207,19 +210,21 @@ def total(entries: Vector) -> Entry:
     return result
 
 
-def beyond(limits: Vector, nis: Entry, observed: Entry) -> Any:
+def is_beyond_limit(limits: Vector, nis: Entry, observed: Entry) -> Any:
     """Return a mask of keys whose NIS exceeds the gate's limit for the number of components observed."""
-    return np.greater(nis, _by_count(limits, observed))
+    return np.greater(nis, _select_by_count(limits, observed))
 
 
-def weights(noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
+def compute_weights(
+    noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
+) -> list[Entry]:
     """Return a weight in (0, 1+] for each component: the update is done with R_ij / sqrt(w_i w_j)."""
-    return (_student_t if isinstance(noise, StudentT) else _huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
+    return (_weigh_student_t if isinstance(noise, StudentT) else _weigh_huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
 
 
-def weighted(R: Vector, w: Vector) -> list[Entry]:
+def weigh_noise(R: Vector, w: Vector) -> list[Entry]:
     """Return R_ij / sqrt(w_i w_j), packed."""
-    full, roots = symmetric(R), [np.sqrt(a) for a in w]
+    full, roots = unpack_symmetric(R), [np.sqrt(a) for a in w]
     return [
         over(full[i][j], w[i] if i == j else times(roots[i], roots[j]))
         for i in range(len(w))
@@ -233,26 +238,30 @@ def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present
     Student-t: the multivariate t of scale S. Huber: Huber's least favourable density for each of the independent
     scalars. Both are densities, so that models can be compared, and become Gaussian when the noise does.
     """
-    scale = total([_if(has, -0.5 * np.log(d), 0.0) for d, has in zip(innovation.d, presents, strict=True)])
+    scale = sum_entries(
+        [_select_if(has, -0.5 * np.log(d), 0.0) for d, has in zip(innovation.d, presents, strict=True)]
+    )
     observed = count(presents)
     if isinstance(noise, StudentT):
         nu = noise.degrees
         sizes = range(1, len(presents) + 1)
-        constant = _by_count([_t_constant(nu, k) for k in sizes], observed)
-        tail = times(-0.5 * plus(observed, nu), np.log1p(total(squares(innovation)) / nu))
-        return _if_any(presents, plus(plus(constant, scale), tail), observed)
+        constant = _select_by_count([_compute_t_constant(nu, k) for k in sizes], observed)
+        tail = times(-0.5 * plus(observed, nu), np.log1p(sum_entries(square_innovation(innovation)) / nu))
+        return _select_if_any(presents, plus(plus(constant, scale), tail), observed)
     k = noise.threshold
     inside = math.erf(k / math.sqrt(2.0))
     outside = 2.0 / k * math.exp(-0.5 * k * k) / math.sqrt(2.0 * math.pi)
     constant = -math.log(inside + outside) - 0.5 * LOG_2PI
     losses: list[Entry] = []
-    for square, has in zip(squares(innovation), presents, strict=True):
+    for square, has in zip(square_innovation(innovation), presents, strict=True):
         far = k * np.sqrt(square) - 0.5 * k * k
-        losses.append(_if(has, minus(constant, np.where(np.greater(square, k * k), far, 0.5 * square)), 0.0))
-    return plus(scale, total(losses))
+        losses.append(
+            _select_if(has, minus(constant, np.where(np.greater(square, k * k), far, 0.5 * square)), 0.0)
+        )
+    return plus(scale, sum_entries(losses))
 
 
-def tempered(noise: Noise, white: Array) -> Array:
+def temper_innovations(noise: Noise, white: Array) -> Array:
     """Return normalised innovations (m, N), tempered so that their squares average 1. The sum of squares is the score
     of a common scale under the noise, which is zero at its maximum.
     """
@@ -263,7 +272,9 @@ def tempered(noise: Noise, white: Array) -> Array:
     return np.asarray(white * np.sqrt((noise.degrees + measured) / (noise.degrees + nis)))
 
 
-def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
+def _weigh_student_t(
+    noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
+) -> list[Entry]:
     """Return the expected precision of the noise, one for all components of a row.
 
     y = H x + e, e ~ N(0, R / lambda), lambda ~ Gamma(nu / 2, nu / 2): coordinate ascent on the factorised
@@ -279,13 +290,13 @@ def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Seque
         scaled = R if type(precision) is float else [over(r, precision) for r in R]
         innovation = whiten(v, _sum(C, scaled), presents)
         # tr(R^-1 E[e e']) = count / lambda + tr(surplus R) / lambda^2
-        change = surplus(innovation, presents).form(innovation.W, R)
+        change = compute_surplus(innovation, presents).form(innovation.W, R)
         size = over(plus(observed, over(change, precision)), precision)
         precision = over(plus(observed, nu), plus(size, nu))
     return [precision] * len(v)
 
 
-def _huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
+def _weigh_huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
     """Return Huber's weight min(1, k / |e_i|) of each component's standardised residual e_i.
 
     The start is the closed-form weight of each component alone; for one component it is the result. For several,
@@ -296,42 +307,42 @@ def _huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Pre
     Yang, Song and Xu (2002).
     """
     m, k = len(v), noise.threshold
-    C_full, R_full = symmetric(C), symmetric(R)
+    C_full, R_full = unpack_symmetric(C), unpack_symmetric(R)
     w: list[Entry] = []
     for i, has in enumerate(presents):
         r = R_full[i][i]
         needed = minus(times(np.abs(v[i]), np.sqrt(r)) / k, C_full[i][i])
-        w.append(_if(has, over(r, np.maximum(r, needed)), 1.0))
+        w.append(_select_if(has, over(r, np.maximum(r, needed)), 1.0))
     for _ in range(noise.iterations if m > 1 else 0):
-        scaled = weighted(R, w)
+        scaled = weigh_noise(R, w)
         innovation = whiten(v, _sum(C, scaled), presents)
-        pull = surplus(innovation, presents).p
+        pull = compute_surplus(innovation, presents).p
         solved = [dot(column, pull) for column in zip(*innovation.W, strict=True)]  # S^-1 v
-        residual = [dot(row, solved) for row in symmetric(scaled)]
+        residual = [dot(row, solved) for row in unpack_symmetric(scaled)]
         w = [
-            _if(has, over(k, np.maximum(k, over(np.abs(e), np.sqrt(R_full[i][i])))), 1.0)
+            _select_if(has, over(k, np.maximum(k, over(np.abs(e), np.sqrt(R_full[i][i])))), 1.0)
             for i, (e, has) in enumerate(zip(residual, presents, strict=True))
         ]
     return w
 
 
-def _form(row: Vector, matrix: Vector) -> Entry:
+def _compute_form(row: Vector, matrix: Vector) -> Entry:
     """Return row @ matrix @ row."""
-    return dot(row, [dot(other, row) for other in symmetric(matrix)])
+    return dot(row, [dot(other, row) for other in unpack_symmetric(matrix)])
 
 
 def _sum(a: Vector, b: Vector) -> list[Entry]:
     return [plus(x, y) for x, y in zip(a, b, strict=True)]
 
 
-def _t_constant(nu: float, k: int) -> float:
+def _compute_t_constant(nu: float, k: int) -> float:
     """Return log of Gamma((nu + k) / 2) / Gamma(nu / 2) (nu pi)^(-k / 2), also where nu is very large."""
     # the ratio of Gammas in half-steps, each without the cancellation of two huge logarithms
-    steps = sum(_log_ratio((nu + i) / 2.0) for i in range(k))
+    steps = sum(_compute_log_ratio((nu + i) / 2.0) for i in range(k))
     return steps - 0.5 * k * math.log(nu * math.pi)
 
 
-def _log_ratio(x: float) -> float:
+def _compute_log_ratio(x: float) -> float:
     """Return log Gamma(x + 1/2) - log Gamma(x)."""
     if x < 1e3:
         return math.lgamma(x + 0.5) - math.lgamma(x)
@@ -339,7 +350,7 @@ def _log_ratio(x: float) -> float:
     return 0.5 * math.log(x) - 1.0 / (8.0 * x) + 1.0 / (192.0 * x**3)
 
 
-def _by_count(values: Vector, observed: Entry) -> Entry:
+def _select_by_count(values: Vector, observed: Entry) -> Entry:
     """Return values[k - 1] for the keys with k components (the last for those with none)."""
     if isinstance(observed, float):
         return values[-1]
@@ -349,17 +360,17 @@ def _by_count(values: Vector, observed: Entry) -> Entry:
     return result
 
 
-def _if(has: Present, yes: Entry, no: Entry) -> Entry:
+def _select_if(has: Present, yes: Entry, no: Entry) -> Entry:
     return yes if has is None else np.where(has, yes, no)
 
 
-def _if_any(presents: Sequence[Present], yes: Entry, observed: Entry) -> Entry:
+def _select_if_any(presents: Sequence[Present], yes: Entry, observed: Entry) -> Entry:
     return yes if presents[0] is None else np.where(np.greater(observed, 0.0), yes, 0.0)
 
 
-def measured(m: Vector, P: Vector, H: Matrix) -> tuple[list[Entry], list[Entry]]:
+def predict_measurement(m: Vector, P: Vector, H: Matrix) -> tuple[list[Entry], list[Entry]]:
     """Return mean H m and covariance H P H' (packed) of the predicted measurement without its noise."""
-    full = symmetric(P)
+    full = unpack_symmetric(P)
     C: list[Entry] = []
     for i, h in enumerate(H):
         seen = [dot(h, row) for row in full]

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 
 import kalman
-from jobs.batch.bucket_estimates import EstimatingPlan, bucket_estimates, smoothed_widths
-from jobs.state.block_format import state_layout
+from jobs.batch.bucket_estimates import EstimatingPlan, estimate_bucket, list_smoothed_widths
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import KeyedRows, RowFormat
 
 KEYS, HOUR = 20, 3_600_000_000
@@ -34,13 +34,13 @@ def smooth(rows: int, idle: int | None) -> int:
     time = np.tile(np.arange(rows) * HOUR, KEYS)
     y = np.random.default_rng(3).normal(size=(1, n))
     sorted_rows = kalman.SortedRows(np.repeat(np.arange(KEYS), rows), time, y, np.empty((0, n)))
-    routes = np.sort(route_of(np.arange(KEYS)))
-    estimates = EstimateFormat(kind, 2, False, smoothed_widths(kernel))
-    layout = state_layout(kind, kernel.size)
+    routes = np.sort(compute_routes(np.arange(KEYS)))
+    estimates = EstimateFormat(kind, 2, False, list_smoothed_widths(kernel))
+    layout = build_state_layout(kind, kernel.size)
     fmt = RowFormat(kind, "at", ("a",), ())
     plan = EstimatingPlan(kernel, HOUR, fmt, layout, estimates, None, idle, smooth=True)
     keyed = KeyedRows(Records({"route": routes}, None), sorted_rows)
-    return sum(batch.num_rows for batch in bucket_estimates(plan, keyed, layout.empty()))
+    return sum(batch.num_rows for batch in estimate_bucket(plan, keyed, layout.empty()))
 
 
 if __name__ == "__main__":

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
-from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, estimator, smoothed_widths
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, build_estimator, list_smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.state import expiry
-from jobs.state.block_format import state_layout
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.packet_kinds import NEVER, RowPacket
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import bucket_of, make_routing, route_of
-from jobs.state.encoding.rows import row_packer, unpack_rows
+from jobs.state.encoding.routing import compute_buckets, compute_routes, make_routing
+from jobs.state.encoding.rows import build_row_packer, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.kernel import load_checked_spec
 from jobs.state.row_filter import RowFilter
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 from kalman.smoothers.pieces import Pieces
 from tests.jobs.batch import smoothed_alone
 from tests.jobs.batch.test_estimate import ALONE, RLS, SMOOTHED, alone, lists_equal, pipeline_of
@@ -42,8 +42,8 @@ def runtime_of(pipeline: Pipeline) -> ModelRuntime:
 def plan_of(runtime: ModelRuntime, smooth: bool = False, since: int = NEVER) -> EstimatingPlan:
     kernel, out = runtime.kernel, runtime.estimates
     if smooth:
-        out = out._replace(extra=(*out.extra, *smoothed_widths(kernel)))
-    layout = state_layout(runtime.kind, kernel.size, stored_as(kernel))
+        out = out._replace(extra=(*out.extra, *list_smoothed_widths(kernel)))
+    layout = build_state_layout(runtime.kind, kernel.size, find_storage_dtype(kernel))
     spec = runtime.spec
     return EstimatingPlan(
         kernel, spec.unit_us, runtime.rows, layout, out, None, spec.idle_us, since, smooth, since == NEVER
@@ -57,7 +57,7 @@ def packets(plan: EstimatingPlan, frame: pd.DataFrame, buckets: int) -> Iterator
         {"identity": frame["id"].to_numpy(), "time": pa.Array.from_pandas(frame["at"]), **numbers}
     )
     table = table.set_column(1, "time", table.column("time").cast(pa.timestamp("us", tz="UTC")))
-    pack = row_packer(plan.rows, make_routing(buckets, 1), typed=True)
+    pack = build_row_packer(plan.rows, make_routing(buckets, 1), typed=True)
     half = frame.shape[0] // 2
     for part in (table.slice(half), table.slice(0, half)):
         yield from pack(iter(part.combine_chunks().to_batches()))
@@ -75,11 +75,11 @@ def test_a_kind_has_the_bits_of_the_filter_alone(tmp_path: Path, kind: str, buck
     pipeline = pipeline_of(tmp_path, **{**ALONE, "rls": RLS}[kind])
     days = [day.dropna() if kind == "rls" else day for day in random_rows(2, rows=60)]
     plan = plan_of(runtime_of(pipeline))
-    found = result(estimator(plan)(packets(plan, pd.concat(days), buckets)))
+    found = result(build_estimator(plan)(packets(plan, pd.concat(days), buckets)))
     expected = alone(pipeline, *days)
     assert_bit_equal(found, expected)
     lists_equal(found, expected, [name for name, _ in plan.estimates.extra])
-    slices = bucket_of(route_of(found["key"].astype(int).to_numpy()), SLICES)
+    slices = compute_buckets(compute_routes(found["key"].astype(int).to_numpy()), SLICES)
     np.testing.assert_array_equal(found["batch_id"], slices)
 
 
@@ -97,7 +97,7 @@ def test_a_smoothed_kind_has_the_bits_of_smoothing_alone(
     if room is not None:
         monkeypatch.setattr(Pieces.__init__, "__defaults__", (None, room))
         monkeypatch.setattr(expiry, "ROWS_AT_ONCE", 17)
-    batches = list(estimator(plan)(iter(given)))
+    batches = list(build_estimator(plan)(iter(given)))
     assert len(batches) > 1 if room is not None else len(batches) <= buckets
     found = result(iter(batches))
     assert_bit_equal(found, expected)
@@ -142,7 +142,7 @@ def test_from_the_states_before_an_interval_come_the_bits_of_the_whole(
     def both() -> Iterator[pa.RecordBatch]:
         yield from packets(plan, pd.concat(days[1:]), 3)
         labels = make_routing(3, 1).labels
-        of = bucket_of(known.arrays["route"], 3)
+        of = compute_buckets(known.arrays["route"], 3)
         for bucket in range(3):
             some: Records = known.take(np.flatnonzero(of == bucket))
             yield pa.RecordBatch.from_arrays(
@@ -154,7 +154,7 @@ def test_from_the_states_before_an_interval_come_the_bits_of_the_whole(
                 ["bucket", "kind", "payload"],
             )
 
-    found = result(estimator(plan)(both()))
+    found = result(build_estimator(plan)(both()))
     everything = alone(pipeline, *days, smooth=smooth)
     expected = everything.loc[everything["event_time"] >= pd.Timestamp(first, unit="us")]
     expected = expected.reset_index(drop=True)
@@ -164,5 +164,5 @@ def test_from_the_states_before_an_interval_come_the_bits_of_the_whole(
         lists_equal(found, expected, ["smoothed_mean", "smoothed_covariance"])
     # The rows before, read and not put out, give the same.
     whole = plan._replace(only_own=True)
-    again = result(estimator(whole)(packets(plan, pd.concat(days), 2)))
+    again = result(build_estimator(whole)(packets(plan, pd.concat(days), 2)))
     assert_bit_equal(again, expected)

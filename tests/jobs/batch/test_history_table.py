@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from jobs import estimate
 from jobs.batch.batch_filter import Interval
-from jobs.batch.bucket_estimates import estimator
+from jobs.batch.bucket_estimates import build_estimator
 from jobs.batch.history_table import ReplacedPart, Slices
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
@@ -182,14 +182,14 @@ def test_a_run_replaces_what_another_has_written_meanwhile_and_one_that_fails_le
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before
     monkeypatch.setattr(ReplacingTable, "_commit", replace)
-    monkeypatch.setattr("jobs.batch.history_table.estimator", _failing)
+    monkeypatch.setattr("jobs.batch.history_table.build_estimator", _failing)
     with pytest.raises(PySparkException, match="as it should"):
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before and len(rows(pipeline)) == 120
 
 
 def _failing(plan: Any) -> Any:
-    estimates = estimator(plan)
+    estimates = build_estimator(plan)
 
     def over(batches: Any) -> Any:
         yield from estimates(batches)

@@ -11,13 +11,13 @@ import pytest
 from scipy.stats import norm
 
 import kalman
-from jobs.batch.forecast_rows import FUTURE, ROWS, ForecastPlan, forecaster
+from jobs.batch.forecast_rows import FUTURE, ROWS, ForecastPlan, build_forecaster
 from jobs.lineage.inputs_table import INPUTS
 from jobs.offline.horizon import Horizon
-from jobs.snapshots.state_rows import extras_widths, state_rows
+from jobs.snapshots.state_rows import build_state_rows, find_state_extras_widths
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import Records
-from kalman.evaluation.forecast import forecast, variances
+from kalman.evaluation.forecast import extract_variances, forecast
 from tests.jobs.support.pipeline import random_walk_spec
 from tests.jobs.test_kinds import KINDS, MODULE
 
@@ -64,11 +64,11 @@ def states_of(spec: ModelSpec, kernel: kalman.Filter) -> kalman.KeyStates:
 def snapshot_of(kernel: kalman.Filter, states: kalman.KeyStates, **beside: pa.Array) -> pa.RecordBatch:
     """Return the states as `forecast_rows` reads them from a snapshot."""
     arrays = {"route": np.arange(KEYS, dtype=np.uint64), **states._asdict()}
-    (rows,) = state_rows(kernel, Records(arrays, pa.array([f"key {k}" for k in range(KEYS)])))
+    (rows,) = build_state_rows(kernel, Records(arrays, pa.array([f"key {k}" for k in range(KEYS)])))
     maps = rows.column("extras").to_pylist()
     extras = {
         f"x{i}": pa.array([dict(one)[name] for one in maps], pa.list_(pa.float64()))
-        for i, name in enumerate(extras_widths(kernel))
+        for i, name in enumerate(find_state_extras_widths(kernel))
     }
     columns = {name: rows.column(name) for name in ("key", "event_time", "mean", "covariance")}
     columns |= {"count": rows.column("state_index"), **extras, **beside}
@@ -101,7 +101,7 @@ def test_a_kind_is_forecast_from_its_snapshot(tmp_path: Path, kind: str) -> None
     horizon = Horizon(steps, None, None if named else HOUR)
     plan = ForecastPlan(spec, kernel, horizon, 0.9, named)
     expected = forecast(kernel, states, np.full((steps, KEYS), HOUR / spec.unit_us), u)
-    (found,) = forecaster(plan)(iter([snapshot_of(kernel, states, **beside)]))
+    (found,) = build_forecaster(plan)(iter([snapshot_of(kernel, states, **beside)]))
 
     assert found.schema.names == [part.split()[0] for part in ROWS.split(", ")]
     assert found.column("key").to_pylist() == [f"key {k}" for k in range(KEYS) for _ in range(steps)]
@@ -111,7 +111,7 @@ def test_a_kind_is_forecast_from_its_snapshot(tmp_path: Path, kind: str) -> None
         by_key = numbers.transpose(2, 1, 0).reshape(KEYS * steps, -1)
         np.testing.assert_array_equal(np.array(found.column(name).to_pylist()), by_key)
         assert np.isfinite(by_key).all()
-    half = norm.ppf(0.95) * np.sqrt(variances(expected.measurement_covariance))
+    half = norm.ppf(0.95) * np.sqrt(extract_variances(expected.measurement_covariance))
     upper = (expected.measurement_mean + half).transpose(2, 1, 0).reshape(KEYS * steps, -1)
     np.testing.assert_allclose(np.array(found.column("measurement_upper").to_pylist()), upper, rtol=1e-14)
 
@@ -121,8 +121,8 @@ def test_a_batch_that_is_cut_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     kernel = kalman.build(spec.definition())
     batch = snapshot_of(kernel, states_of(spec, kernel))
     plan = ForecastPlan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
-    (whole,) = forecaster(plan)(iter([batch]))
+    (whole,) = build_forecaster(plan)(iter([batch]))
     monkeypatch.setattr("jobs.batch.forecast_rows.NUMBERS_AT_ONCE", 40)
-    cut = list(forecaster(plan)(iter([batch])))
+    cut = list(build_forecaster(plan)(iter([batch])))
     assert len(cut) > 1
     assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([whole]))

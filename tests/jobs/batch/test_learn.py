@@ -20,10 +20,10 @@ from jobs.batch.learning import learn_pooled
 from jobs.specs.model_spec import Learn
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.key_groups import group_begin, group_keys
 from kalman.learning.learners import learnable
-from kalman.learning.maximum_likelihood import fit, maximum_likelihood
+from kalman.learning.maximum_likelihood import build_linear_learner, fit
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -54,7 +54,7 @@ def history() -> tuple[Frame, Batch, kalman.SortedRows]:
     key = np.arange(107) // 10
     whole = kalman.SortedRows(key, np.arange(107), y, np.empty((0, 107)))
     batch: Any = SimpleNamespace(rows=SimpleNamespace(measurement=("count",), control=()), unit=1.0)
-    layout = learning._layout(batch)
+    layout = learning._build_layout(batch)
     batches: list[pa.RecordBatch] = []
     for place, (low, high) in enumerate(((0, 3), (3, 4), (4, 11))):
         here = (key >= low) & (key < high)
@@ -87,7 +87,7 @@ def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame, rows: int = 107) -
     def window_rows(*_: Any) -> Kept:
         return Kept(frame.batches)
 
-    monkeypatch.setattr(learning, "window_rows", window_rows)
+    monkeypatch.setattr(learning, "pack_window_rows", window_rows)
 
 
 def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
@@ -123,8 +123,8 @@ def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
     }
     on_buckets(monkeypatch, frame)
     found = learn_pooled(frame, definition, Learn(parameters=["Q", "R"]), batch, Interval(), None, print)
-    problem = maximum_likelihood(definition)
-    direct = fit(lambda theta: problem.value_and_gradient(theta, whole, 11, 1.0), problem.start)
+    problem = build_linear_learner(definition)
+    direct = fit(lambda theta: problem.compute_gradient(theta, whole, 11, 1.0), problem.start)
     assert found.converged and found.held_out is None
     assert found.log_likelihood == pytest.approx(direct.log_likelihood, rel=1e-10)
     np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-4)
@@ -132,10 +132,10 @@ def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
 
 def test_a_sample_has_every_nth_row_of_each_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:
     frame, batch, whole = history
-    some = learning._sample(frame, batch, 7)
+    some = learning._sample_measurements(frame, batch, 7)
     expected = [whole.y[:, low:high:7] for low, high in ((40, 107), (30, 40), (0, 30))]
     np.testing.assert_array_equal(some, np.concatenate(expected, axis=1))
-    np.testing.assert_array_equal(np.sort(learning._sample(frame, batch, 1)), np.sort(whole.y))
+    np.testing.assert_array_equal(np.sort(learning._sample_measurements(frame, batch, 1)), np.sort(whole.y))
 
 
 def keyed_bucket(texts: list[str] | None, numbers: list[int], rows: int) -> Any:
@@ -168,7 +168,7 @@ def test_keys_are_grouped_by_some_of_their_columns() -> None:
         assert [json.loads(found.names[code]) for code in found.code] == wanted
         assert len(set(found.names)) == len(found.names)
     integer = KeyKind(("id",), ("bigint",), True)
-    routes = route_of(np.array([-7, 7, 12]))
+    routes = compute_routes(np.array([-7, 7, 12]))
     found = group_keys(integer, ("id",), Records({"route": routes}, None))
     assert [found.names[code] for code in found.code] == ['["-7"]', '["7"]', '["12"]']
 
@@ -195,9 +195,9 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
     def each_bucket(fmt: Any, work: Callable[[Any], Iterator[pa.RecordBatch]]) -> Work:
         return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
 
-    monkeypatch.setattr(learning, "each_bucket", each_bucket)
+    monkeypatch.setattr(learning, "build_bucket_worker", each_bucket)
     packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
-    kept: Any = learning.window_rows(packed, batch, Interval(), 1.0, ("region",))
+    kept: Any = learning.pack_window_rows(packed, batch, Interval(), 1.0, ("region",))
     on_buckets(monkeypatch, kept, 300)
     asked = Learn(parameters=["variance", "R"], scope="group", by=["region"])
     found = learn_pooled(kept, definition, asked, batch, Interval(), None, print)
@@ -207,7 +207,7 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
     assert groups["parameters"] == found.groups.result.parameters
 
     # the gradient of each group's log posterior over all its rows is zero at the result
-    problem = maximum_likelihood({**definition, "filter": "linear"})
+    problem = build_linear_learner({**definition, "filter": "linear"})
     key = np.concatenate([buckets[0].rows.key, buckets[1].rows.key + 4])
     y = np.concatenate([one.rows.y for one in buckets], axis=1)
     time = np.concatenate([one.rows.time for one in buckets])
@@ -217,7 +217,7 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
         number = np.searchsorted(members, key[mask])
         rows = kalman.SortedRows(number, time[mask], y[:, mask], np.empty((0, int(mask.sum()))))
         theta = found.groups.result.theta[:, j]
-        value, gradient, used = problem.value_and_gradient(theta, rows, len(members), 1e6)
+        value, gradient, used = problem.compute_gradient(theta, rows, len(members), 1e6)
         np.testing.assert_allclose(gradient, theta - found.theta, atol=1e-4)
         assert used == found.groups.result.used[j] == 30 * len(members)
         assert found.groups.result.log_likelihood[j] == pytest.approx(value, rel=1e-9)

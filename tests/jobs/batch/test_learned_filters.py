@@ -15,9 +15,9 @@ import pytest
 import kalman
 from jobs.batch import key_learning
 from jobs.batch.batch_filter import Batch, Interval
-from jobs.batch.key_learning import fit_bucket, learn_populations, learned_states
+from jobs.batch.key_learning import fit_bucket, learn_key_states, learn_populations
 from jobs.specs.model_spec import Learn, ModelSpec
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
 from tests.jobs.batch.test_learn import KIND, Frame, Work, keyed_bucket
 from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec, states_of
@@ -79,12 +79,12 @@ def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
     def each_bucket(fmt: Any, work: Callable[[Any], Iterator[pa.RecordBatch]]) -> Work:
         return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
 
-    monkeypatch.setattr(key_learning, "each_bucket", each_bucket)
+    monkeypatch.setattr(key_learning, "build_bucket_worker", each_bucket)
     packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
     populations = learn_populations(packed, definition, asked, batch, Interval(), 3, print)
     kernel, problem = kalman.build(definition), learnable(definition)
     assert populations.parameters(problem).keys() == problem.places.keys()
-    found = learned_states(packed, definition, kernel, batch, Interval(), populations)
+    found = learn_key_states(packed, definition, kernel, batch, Interval(), populations)
     states: list[Any] = [row for row in found.collect() if row["fit"] is None]
     fits: list[Any] = [row["fit"] for row in found.collect() if row["fit"] is not None]
     assert len(states) == len(fits) == 3
@@ -98,7 +98,7 @@ def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
         mean, _, _ = kernel.snapshot(after.values)
         for k in range(keys):
             assert states[at + k]["mean"] == mean[:, k].tolist()
-            assert fits[at + k]["outcome"] == Outcome(fit.outcome[k]).name.lower()
+            assert fits[at + k]["outcome"] == FitOutcome(fit.outcome[k]).name.lower()
             assert len(fits[at + k]["parameters"]) == len(fits[at + k]["standard_errors"])
         at += keys
 

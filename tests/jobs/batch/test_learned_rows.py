@@ -91,7 +91,7 @@ def test_ten_unlike_series_learn_by_key_and_those_that_cannot_are_named(
         patch.setattr(store, "_commit", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.pretrain()
-    assert manifests.all_of(pipeline.warehouse) == [] and len(learned(pipeline)) == 13
+    assert manifests.read_manifests(pipeline.warehouse) == [] and len(learned(pipeline)) == 13
 
     report = pipeline.pretrain()
     rows = learned(pipeline)
@@ -158,7 +158,7 @@ def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
     assert manifest is not None
     path = pipeline.warehouse.path("learned")
     pipeline.warehouse.spark.sql(f"update delta.`{path}` set nis = 1.0 where scope = 'pooled'")
-    pinned = learned_rows.verified(pipeline.warehouse, manifest)  # the version that was written
+    pinned = learned_rows.read_learned_rows(pipeline.warehouse, manifest)  # the version that was written
     assert pinned is not None and pinned.filter("nis = 1.0").count() == 0
 
     monkeypatch.setattr(key_learning, "LEAST_KEYS", 4)
@@ -172,7 +172,7 @@ def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
     assert groups["parameters"][1]["variance"] == mine["variance"].iloc[2]
     found = manifests.find(pipeline.warehouse, report.data["snapshot"])
     assert found is not None
-    populations = learned_rows.populations(pipeline.warehouse, found)
+    populations = learned_rows.read_populations(pipeline.warehouse, found)
     assert set(populations) == {None, '["even"]', '["odd"]'} and populations['["odd"]'].covariance.shape == (
         2,
         2,

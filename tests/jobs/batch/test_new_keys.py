@@ -13,7 +13,7 @@ from jobs.batch import new_keys
 from jobs.core.errors import UserError
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from tests.jobs.support.event_time import DictStore, plan_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files
@@ -52,7 +52,7 @@ def test_of_the_offered_states_the_latest_of_each_unknown_key_are_imported() -> 
     def states(keys: list[int], counts: list[int], value: float) -> Records:
         n = len(keys)
         arrays = {
-            "route": route_of(np.array(keys, np.int64)),
+            "route": compute_routes(np.array(keys, np.int64)),
             "event_time": np.array(counts, np.int64),
             "count": np.array(counts, np.int64),
             "log_likelihood": np.zeros(n),
@@ -67,7 +67,7 @@ def test_of_the_offered_states_the_latest_of_each_unknown_key_are_imported() -> 
     assert offered.size == 4
     new = blocks.absent(offered)
     by_route = dict(zip(new.arrays["route"].tolist(), new.arrays["values"][0].tolist(), strict=True))
-    assert by_route == dict(zip(route_of(np.array([3, 4, 5])).tolist(), [3.0, 2.0, 3.0], strict=True))
+    assert by_route == dict(zip(compute_routes(np.array([3, 4, 5])).tolist(), [3.0, 2.0, 3.0], strict=True))
 
 
 def begun(folder: Path, days: list[pd.DataFrame], **changes: Any) -> Pipeline:

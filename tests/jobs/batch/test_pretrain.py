@@ -15,7 +15,7 @@ import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
 from jobs.state.encoding.order import order_rows
-from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.maximum_likelihood import build_linear_learner
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -49,7 +49,7 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
     assert "level_variance is zero" in report.data["reason"] and "at a bound" in "".join(report.lines)
 
     rows, keys = sorted_rows(frame)
-    problem = maximum_likelihood(pipeline.spec.definition())
+    problem = build_linear_learner(pipeline.spec.definition())
     direct = problem.fit(
         lambda theta: problem.evaluate(theta, rows, keys, UNIT), lambda: np.empty((2, 0)), 100
     )
@@ -107,7 +107,7 @@ def test_the_same_inputs_give_the_same_snapshot(tmp_path: Path) -> None:
         assert manifest is not None
         sums.append((manifest.checksum, manifest.parameters))
         assert pipeline.pretrain().data["snapshot"] == ids[-1]
-        assert len(manifests.all_of(pipeline.warehouse)) == 1
+        assert len(manifests.read_manifests(pipeline.warehouse)) == 1
     assert ids[0] != ids[1]  # the tables have the same rows, and are two
     assert sums[0] == sums[1]
 

@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 
 from jobs.batch.batch_filter import ROWS_A_BUCKET, Interval
 from jobs.batch.bucket_estimates import SLICES
-from jobs.batch.estimating import ROWS_A_COMMIT, layout_for
+from jobs.batch.estimating import ROWS_A_COMMIT, choose_layout
 from jobs.batch.history_table import ReplacedPart, Slices
-from jobs.state.encoding.routing import bucket_of, partition_of, route_of
+from jobs.state.encoding.routing import compute_buckets, compute_partition, compute_routes
 from jobs.storage.row_filters import drop_rows
 from jobs.storage.table_rows import UTC_MICROSECONDS
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS_A_COMMIT, ROWS_A_COMMIT + 1, 10 * ROWS_A_COMMIT])
 def test_each_bucket_has_a_partition_of_its_own_and_each_commit_whole_slices(rows: int) -> None:
-    layout = layout_for(rows)
+    layout = choose_layout(rows)
     labels = layout.routing().labels
     assert len(labels) == layout.buckets >= 4 and layout.buckets * ROWS_A_BUCKET >= rows
     assert layout.commits * ROWS_A_COMMIT >= rows
-    assert [partition_of(label, layout.buckets) for label in labels] == list(range(layout.buckets))
+    assert [compute_partition(label, layout.buckets) for label in labels] == list(range(layout.buckets))
     parts = [layout.slices(commit) for commit in range(layout.commits)]
     assert [one.first for one in parts] == [0, *(one.stop for one in parts[:-1])] and parts[-1].stop == SLICES
     # A key's bucket is in the commit whose slices have the key's slice.
-    route = route_of(np.arange(1000))
-    bucket, slice_ = bucket_of(route, layout.buckets), bucket_of(route, SLICES)
+    route = compute_routes(np.arange(1000))
+    bucket, slice_ = compute_buckets(route, layout.buckets), compute_buckets(route, SLICES)
     for commit, part in enumerate(parts):
         inside = (slice_ >= part.first) & (slice_ < part.stop)
         assert (inside == (bucket // layout.a_commit == commit)).all()
@@ -36,7 +36,7 @@ def test_each_bucket_has_a_partition_of_its_own_and_each_commit_whole_slices(row
 
 
 def test_a_great_history_has_as_many_buckets_as_slices_at_most() -> None:
-    assert layout_for(10**12).buckets == SLICES
+    assert choose_layout(10**12).buckets == SLICES
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8))), st.integers(0, 8), st.integers(0, 8))

@@ -12,22 +12,22 @@ import pytest
 import kalman
 from jobs.choosing.columns import Roles, Wishes, find_roles
 from jobs.choosing.keys import Keys, find_keys
-from jobs.choosing.model_finding import long_series
-from jobs.choosing.rhythm import find_rhythm, span
+from jobs.choosing.model_finding import note_long_series
+from jobs.choosing.rhythm import find_rhythm, format_span
 from jobs.choosing.seasons import find_season
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.table import InputTable, read_table
 from jobs.core.errors import UserError
 
 HOUR = 3_600_000_000
 
 
-def table(folder: Path, **files: Any) -> Table:
+def table(folder: Path, **files: Any) -> InputTable:
     for name, frame in files.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
     return read_table([folder / f"{name}.csv" for name in files])
 
 
-def roles(found: Table, **given: object) -> Roles:
+def roles(found: InputTable, **given: object) -> Roles:
     return find_roles(found, Wishes(**given))  # type: ignore[arg-type]
 
 
@@ -125,8 +125,8 @@ def test_series_that_learning_takes_minutes_of_are_told_with_the_remedy() -> Non
     n = np.array([100, 8_000])
     time = np.concatenate([np.arange(size) for size in n]) * HOUR
     rows = kalman.SortedRows(np.repeat([0, 1], n), time, np.zeros((1, 8_100)), np.empty((0, 8_100)))
-    assert long_series(rows, 2) == []
-    (note,) = long_series(rows, 8)
+    assert note_long_series(rows, 2) == []
+    (note,) = note_long_series(rows, 8)
     # hour 7000 after 1970-01-01 is on the 292nd day
     assert "up to 8,000 one after another" in note and "`pretrain --learn-from 1970-10-19`" in note
 
@@ -164,7 +164,7 @@ def test_what_is_no_measurement_says_why(tmp_path: Path) -> None:
         roles(table(tmp_path, b=frame), measurement=("kind",))
 
 
-def keys(found: Table, *given: str) -> Keys:
+def keys(found: InputTable, *given: str) -> Keys:
     return find_keys(found, roles(found, key=given), Wishes(key=given))
 
 
@@ -212,7 +212,7 @@ def test_the_rhythm_has_step_gaps_and_repeats() -> None:
         "hour",
     )
     assert found.regular == 6 / 7
-    assert [span(x) for x in (7 * 24 * HOUR, 36 * HOUR, HOUR / 12, 1500)] == [
+    assert [format_span(x) for x in (7 * 24 * HOUR, 36 * HOUR, HOUR / 12, 1500)] == [
         "1 w",
         "1.5 d",
         "5 min",

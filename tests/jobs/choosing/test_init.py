@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from jobs import compare, filter, init
 from jobs.choosing.columns import Wishes
 from jobs.choosing.model_finding import find
-from jobs.choosing.ranking import Ranking, Score
-from jobs.choosing.spec_text import reason
+from jobs.choosing.ranking import ModelScore, Ranking
+from jobs.choosing.spec_text import explain_structure
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
@@ -163,10 +163,10 @@ def test_a_season_far_longer_than_a_step_is_fitted_and_its_spec_filters_every_ro
 def test_a_level_chosen_against_the_average_says_so_in_numbers_of_series() -> None:
     means = np.array([[0.0, 0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, -1.0, -1.0]])
     scores = [
-        Score("level robust", 1, 0.8, 0.6, 0.0, 0.0, 0.6, 0),
-        Score("level", 0, 0.0, 0.4, 0.8, 0.2, 1.0, 0),
+        ModelScore("level robust", 1, 0.8, 0.6, 0.0, 0.0, 0.6, 0),
+        ModelScore("level", 0, 0.0, 0.4, 0.8, 0.2, 1.0, 0),
     ]
-    assert reason(Ranking(scores, 5, 100, means), "level") == (
+    assert explain_structure(Ranking(scores, 5, 100, means), "level") == (
         "the simplest. level robust is better on average (0.800 a row), but worse for 2 of 5 series. To take it: "
         "--structure 'level robust'"
     )

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from jobs import filter, init
 from jobs.choosing.columns import Wishes
-from jobs.choosing.finding import left_out_texts, missing_values
+from jobs.choosing.finding import missing_values, note_left_out_texts
 from jobs.choosing.keys import Keys, find_keys
-from jobs.choosing.missing_marks import name_marks
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.missing_marks import find_marks
+from jobs.choosing.table import InputTable, read_table
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -32,11 +32,11 @@ def write(folder: Path, frame: pd.DataFrame, name: str = "a") -> Path:
     return path
 
 
-def keys_in(*paths: Path) -> tuple[Table, Keys, list[str], list[str]]:
+def keys_in(*paths: Path) -> tuple[InputTable, Keys, list[str], list[str]]:
     table = read_table(list(paths))
     found = roles(table)
     keys = find_keys(table, found, Wishes())
-    return table, keys, [one.name for one in found.measurements], left_out_texts(table, found, keys)
+    return table, keys, [one.name for one in found.measurements], note_left_out_texts(table, found, keys)
 
 
 def devices(
@@ -285,7 +285,7 @@ def test_a_number_far_outside_and_frequent_is_missing(
     path = with_mark(tmp_path, mark, stored)
     table = read_table([path])
     found = roles(table)
-    marked, notes = name_marks(found.measurements, np.zeros(300, np.int64))
+    marked, notes = find_marks(found.measurements, np.zeros(300, np.int64))
     assert missing_values(found._replace(measurements=marked))[-1] == written
     assert notes[0].startswith(f"value: {written} in ") and "take it out of missing_values" in notes[0]
     assert np.nanstd(marked[0].values) < 2
@@ -332,7 +332,7 @@ def test_a_mark_that_another_measurement_has_rightly_is_said_and_stays(tmp_path:
     rain = rng.poisson(1.0, 300) * 0.5
     frame = pd.DataFrame({"at": pd.date_range(START, periods=300, freq="1h"), "kelvin": kelvin, "rain": rain})
     found = roles(read_table([write(tmp_path, frame)]))
-    marked, (note,) = name_marks(found.measurements, np.zeros(300, np.int64))
+    marked, (note,) = find_marks(found.measurements, np.zeros(300, np.int64))
     assert note.startswith("kelvin: 0 in 10 rows") and "rain has it too" in note
     assert missing_values(found._replace(measurements=marked)) == ["", "NA", "NaN", "null"]
 

@@ -10,12 +10,12 @@ import pytest
 
 import kalman
 from jobs.choosing.grid import fit_grid, fit_robust
-from jobs.choosing.held_out import Fitted, Sample, held_out, predict
-from jobs.choosing.ranking import choose, rank, standard_error
+from jobs.choosing.held_out import Fitted, SplitRows, mark_held_out, predict
+from jobs.choosing.ranking import choose, compute_standard_error, rank
 from jobs.choosing.rhythm import Rhythm
 from jobs.choosing.search import search
 from jobs.choosing.series import sample_series
-from jobs.choosing.structures import STUDENT_T, compose, definition, structures
+from jobs.choosing.structures import STUDENT_T, build_definition, compose, list_structures
 
 DAY = 86_400_000_000
 DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")
@@ -42,10 +42,10 @@ def test_the_grid_comes_near_statsmodels_maximum(name: str, kind: str) -> None:
     values = [series(k, 150 + 20 * k, level, 1.0) for k, level in enumerate((0.0, 0.03, 0.3, 3.0, 1000.0))]
     values = [one / np.std(np.diff(one)) for one in values]
     rows = sorted_rows(values)
-    structure = next(one for one in structures(DAILY, None) if one.name == name)
+    structure = next(one for one in list_structures(DAILY, None) if one.name == name)
     found = fit_grid(structure, rows, len(values), float(DAY), 1.0, 5)
-    model = definition(compose(["y"], [structure]), ["y"])
-    sample = Sample(rows, len(values), np.ones(len(rows.key), bool), float(DAY))
+    model = build_definition(compose(["y"], [structure]), ["y"])
+    sample = SplitRows(rows, len(values), np.ones(len(rows.key), bool), float(DAY))
 
     def likelihood(parameters: np.ndarray) -> np.ndarray:
         return np.bincount(rows.key, predict(model, Fitted(parameters, {}), sample))
@@ -68,7 +68,7 @@ def test_held_out_rows_are_the_last_of_each_key() -> None:
     key = np.repeat([0, 1], [10, 20])
     seen = np.ones(30, bool)
     seen[8:10] = False
-    held = held_out(key, 2, seen)
+    held = mark_held_out(key, 2, seen)
     assert np.flatnonzero(held[:10]).tolist() == [6, 7, 8, 9]  # 6 of the 8 with a measurement are fitted on
     assert np.flatnonzero(held[10:]).tolist() == [14, 15, 16, 17, 18, 19]
 
@@ -82,11 +82,11 @@ def test_the_standard_error_allows_for_autocorrelation() -> None:
         for i in range(1, n + 50):
             noise[i] += rho * noise[i - 1]
         means.append(noise[50:].mean())
-        errors.append(standard_error(np.zeros(n, np.int64), noise[50:]))
+        errors.append(compute_standard_error(np.zeros(n, np.int64), noise[50:]))
     assert 0.7 < np.median(errors) / np.std(means) < 1.1
     many = rng.normal(size=(50, 40)) + rng.normal(size=50)[:, None]
     code = np.repeat(np.arange(50), 40)
-    assert np.isclose(standard_error(code, many.ravel()), many.mean(axis=1).std(ddof=1) / np.sqrt(50))
+    assert np.isclose(compute_standard_error(code, many.ravel()), many.mean(axis=1).std(ddof=1) / np.sqrt(50))
 
 
 def test_equal_models_are_not_told_apart_and_the_simplest_is_chosen() -> None:
@@ -156,7 +156,7 @@ def test_outliers_make_the_choice_robust_and_normal_noise_does_not(
     for seed in range(6):
         series_ = sample_series(noisy(seed, keys, n, draw), keys, keys, n)
         assert series_ is not None
-        choice = search(series_, structures(DAILY, None)[:1], float(DAY), 1.0)
+        choice = search(series_, list_structures(DAILY, None)[:1], float(DAY), 1.0)
         chosen.append(choice.names[0])
         ahead = choice.ranking.of("level").behind - choice.ranking.of("level robust").behind
         assert (ahead > 0.0) == (robust > 0)
@@ -168,14 +168,14 @@ def test_robust_updates_are_fitted_by_their_own_likelihood() -> None:
     keys, n = 8, 400
     rows = noisy(0, keys, n, lambda rng, size: rng.standard_t(4, size) * 2.0)
     spikes = rows._replace(y=rows.y + np.where(np.arange(rows.y.size) % 40 == 5, 300.0, 0.0))
-    structure = structures(DAILY, None)[0]
-    model = definition(compose(["y"], [structure]), ["y"], STUDENT_T)
+    structure = list_structures(DAILY, None)[0]
+    model = build_definition(compose(["y"], [structure]), ["y"], STUDENT_T)
     found = {}
     for name, some in (("clean", rows), ("spikes", spikes)):
         plain = fit_grid(structure, some, keys, float(DAY), 1.0, 5)
         robust = fit_robust(structure, some, keys, float(DAY), plain, STUDENT_T, 5)
         found[name] = plain.parameters, robust.parameters
-        sample = Sample(some, keys, np.ones(len(some.key), bool), float(DAY))
+        sample = SplitRows(some, keys, np.ones(len(some.key), bool), float(DAY))
         better = [
             np.bincount(some.key, predict(model, Fitted(one, {}), sample))
             for one in (robust.parameters, np.tile([[0.09], [4.0]], keys))

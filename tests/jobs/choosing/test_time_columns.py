@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from jobs.choosing.columns import Wishes
 from jobs.choosing.model_finding import find
-from jobs.choosing.table import Table
-from jobs.choosing.times import TimeColumn, time_of
-from jobs.core.time_counts import COUNTS, wall_us
+from jobs.choosing.table import InputTable
+from jobs.choosing.times import TimeColumn, convert_to_times
+from jobs.core.time_counts import COUNTS, compute_wall_us
 from jobs.landing.dialects import ANY
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.landing.values.number_writing import find_writing
 
 N = 200
@@ -30,9 +30,9 @@ def column_of(values: Any, name: str) -> TimeColumn | str:
     """Return what a file's only column is as a time."""
     column = pa.array(values)
     rows = len(column)
-    source = Source({name: column}, rows)
-    return time_of(
-        Table(
+    source = RawRows({name: column}, rows)
+    return convert_to_times(
+        InputTable(
             [Path("a.csv")],
             1,
             source,
@@ -54,7 +54,7 @@ def check(values: Any, name: str, expected: list[datetime], time_format: str | N
     found = column_of(values, name)
     assert isinstance(found, TimeColumn), found
     assert found.time_format == time_format
-    wanted = np.array([wall_us(one) for one in expected])
+    wanted = np.array([compute_wall_us(one) for one in expected])
     assert np.abs(found.micros - wanted).max() <= 1000  # of a number with 10 digits
 
 
@@ -122,10 +122,10 @@ def test_counts_from_other_beginnings(
         ]
         values: list[Any] = [round(one, 11) for one in years]
     else:
-        exact = [(wall_us(one) - count.origin) * count.parts / count.micros for one in expected]
+        exact = [(compute_wall_us(one) - count.origin) * count.parts / count.micros for one in expected]
         values = [int(one) if one == int(one) and count.parts == 1 else one for one in exact]
         if count.parts > 1:
-            values = [(wall_us(one) - count.origin) * count.parts // count.micros for one in expected]
+            values = [(compute_wall_us(one) - count.origin) * count.parts // count.micros for one in expected]
     values = [float(one) for one in values] if any(isinstance(one, float) for one in values) else values
     check(
         [f"{one:.11f}" if isinstance(one, float) else str(one) for one in values] if as_text else values,
@@ -166,7 +166,7 @@ def test_any_run_of_digits_that_are_dates(day: Any, form: tuple[str, int], name:
 def test_any_run_of_counts(day: Any, time_format: str, step: timedelta) -> None:
     expected = moments(datetime(day.year, day.month, day.day), step)
     count = COUNTS[time_format]
-    values = [(wall_us(one) - count.origin) * count.parts / count.micros for one in expected]
+    values = [(compute_wall_us(one) - count.origin) * count.parts / count.micros for one in expected]
     check(values if count.is_rounded else [int(one) for one in values], "time", expected, time_format)
 
 
@@ -188,7 +188,7 @@ def test_forms_of_text(texts: Any, time_format: str | None) -> None:
     found = column_of([texts(one) for one in expected], "at")
     assert isinstance(found, TimeColumn), found
     assert found.time_format == time_format and found.known.all()
-    assert np.abs(found.micros - [wall_us(one) for one in expected]).max() <= 500_000
+    assert np.abs(found.micros - [compute_wall_us(one) for one in expected]).max() <= 500_000
 
 
 def test_months_quarters_and_weeks() -> None:

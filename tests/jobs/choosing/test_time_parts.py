@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from jobs import filter as filter_verb
 from jobs import init
 from jobs.choosing.columns import Roles, Wishes, find_roles
-from jobs.choosing.finding import _refuse_time_apart, skeleton
+from jobs.choosing.finding import _refuse_time_apart, build_skeleton
 from jobs.choosing.keys import Keys, find_keys
-from jobs.choosing.rhythm import find_rhythm, span
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.rhythm import find_rhythm, format_span
+from jobs.choosing.table import InputTable, read_table
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.specs.yaml_text import flow_text, parse
+from jobs.specs.yaml_text import format_flow, parse
 
 Frame = Any
 HOURS: Any = pd.date_range("2025-01-30", periods=240, freq="h")
@@ -38,13 +38,13 @@ def noise(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=n).round(4)
 
 
-def found(folder: Path, frame: Frame, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
+def found(folder: Path, frame: Frame, **wishes: Any) -> tuple[InputTable, Roles, Keys, str]:
     """Return what is found in a file, and its usual step."""
     frame.to_csv(folder / "a.csv", index=False)
     return found_in(folder / "a.csv", **wishes)
 
 
-def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
+def found_in(path: Path, **wishes: Any) -> tuple[InputTable, Roles, Keys, str]:
     table = read_table([path])
     given = Wishes(wishes.get("time"), wishes.get("time_format"))
     roles = find_roles(table, given)
@@ -52,9 +52,9 @@ def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
     _refuse_time_apart(table, roles, keys, given)
     known = roles.time.known
     rhythm = find_rhythm(keys.code[known], roles.time.micros[known])
-    spec = skeleton(roles, keys, Wishes())
-    assert spec.file_names([spec.time]) == [*roles.time.columns]
-    return table, roles, keys, span(rhythm.step)
+    spec = build_skeleton(roles, keys, Wishes())
+    assert spec.list_file_columns([spec.time]) == [*roles.time.columns]
+    return table, roles, keys, format_span(rhythm.step)
 
 
 SHAPES: list[tuple[str, Any, Any, str, Any]] = [
@@ -331,5 +331,5 @@ def test_a_spec_is_written_and_read_by_filter(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
 def test_any_name_is_written_as_yaml_reads_it_back(name: str) -> None:
-    document = parse(f"a: {flow_text(name)}    # why\nb: [{flow_text(name)}, x]\n")
+    document = parse(f"a: {format_flow(name)}    # why\nb: [{format_flow(name)}, x]\n")
     assert document.value == {"a": name, "b": [name, "x"]}

@@ -22,9 +22,9 @@ from typer.testing import CliRunner, Result
 from demo.ports import HOST, free_ports
 from jobs import cli, resume, status, stop
 from jobs.core import errors
-from jobs.core.command import Actions, Command, hoist, module_of
+from jobs.core.command import Actions, Command, hoist_global_options, name_module
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.core.report import Report, plain, plural
+from jobs.core.report import Report, convert_to_json, format_count
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from tests.support.object_store import environment
 
@@ -321,7 +321,7 @@ def test_global_options_stand_before_or_after_the_verb(
     ],
 )
 def test_a_global_option_takes_its_whole_value_along(args: list[str], hoisted: list[str]) -> None:
-    assert hoist(args) == hoisted
+    assert hoist_global_options(args) == hoisted
 
 
 def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,8 +458,8 @@ def test_a_report_is_lines_or_one_json_document(verb: list[tuple[str, Settings, 
 
 
 def test_what_is_counted_is_said_in_the_right_number() -> None:
-    assert [plural(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert plural(2, "micro-batch", "es") == "2 micro-batches"
+    assert [format_count(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert format_count(2, "micro-batch", "es") == "2 micro-batches"
 
 
 def test_json_says_what_it_cannot_say_as_null_or_text() -> None:
@@ -473,7 +473,7 @@ def test_json_says_what_it_cannot_say_as_null_or_text() -> None:
         5: (1, None),
         "e": True,
     }
-    assert plain(data) == {"a": None, "b": 1.5, "c": [0, 1], "d": "x", "5": [1, None], "e": True}
+    assert convert_to_json(data) == {"a": None, "b": 1.5, "c": [0, 1], "d": "x", "5": [1, None], "e": True}
 
 
 def test_filter_and_schema_in_process(tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
     ways = [
         words
         for verb in cli.VERBS
-        for words in (("-m", f"jobs.{module_of(verb)}"), (str(ROOT / "jobs" / f"{module_of(verb)}.py"),))
+        for words in (("-m", f"jobs.{name_module(verb)}"), (str(ROOT / "jobs" / f"{name_module(verb)}.py"),))
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(shown, ways))

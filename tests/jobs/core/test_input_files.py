@@ -16,12 +16,12 @@ from jobs import cli
 from jobs.core.errors import UserError
 from jobs.core.input_files import (
     find_files,
+    get_known_inputs,
+    is_several_files,
     know_inputs,
-    known_inputs,
-    names_several,
+    list_part_files,
     open_input,
-    part_files,
-    path_of,
+    parse_path,
 )
 from jobs.landing.folder_watch import Inbox
 from jobs.offline.result_files import check_target
@@ -45,8 +45,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["b.csv", "c.csv"])
 def test_a_pipe_or_device_is_refused_by_its_name(folder: Path, name: str) -> None:
     for look in (
-        path_of,
-        lambda text: names_several(text, ENDINGS),
+        parse_path,
+        lambda text: is_several_files(text, ENDINGS),
         lambda text: find_files([text], ENDINGS),
     ):
         with pytest.raises(UserError, match=f"{name}': is a pipe or a device, and no file") as caught:
@@ -190,7 +190,7 @@ def test_a_file_that_becomes_a_link_after_it_was_found_is_not_opened(places: Pat
 def test_a_process_that_knows_the_inputs_checks_as_the_one_that_found_them(places: Path) -> None:
     find_files([str(places / "in")], ENDINGS)
     (places / "in" / "late.csv").symlink_to("../private.csv")
-    know_inputs(pickle.loads(pickle.dumps(known_inputs())))
+    know_inputs(pickle.loads(pickle.dumps(get_known_inputs())))
     with pytest.raises(UserError, match="leads out"):
         open_input(places / "in" / "late.csv")
 
@@ -200,8 +200,8 @@ def test_the_files_of_a_folder_that_spark_wrote_lie_in_it(places: Path) -> None:
     written.mkdir()
     (written / "part-0.parquet").write_text("")
     (written / "part-1.parquet").symlink_to("../private.parquet")
-    assert [one.name for one in part_files(path_of(str(written)))] == ["part-0.parquet"]
-    assert part_files(places / "private.csv") == [places / "private.csv"]
+    assert [one.name for one in list_part_files(parse_path(str(written)))] == ["part-0.parquet"]
+    assert list_part_files(places / "private.csv") == [places / "private.csv"]
 
 
 def test_a_folder_that_is_a_link_itself_is_its_users_word(places: Path) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jobs.core.progress import Progress
-from jobs.core.report import rate
+from jobs.core.report import format_rate
 
 
 def begun(progress: Progress, seconds: float) -> Progress:
@@ -80,4 +80,4 @@ def test_the_parts_of_a_long_step_are_told_with_the_time_that_is_left(capsys: py
     ],
 )
 def test_a_rate_is_never_rounded_to_nothing(number: int, seconds: float, said: str):
-    assert rate(number, seconds) == said
+    assert format_rate(number, seconds) == said

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError, show
-from jobs.core.redaction import HIDDEN, redacted, show_name, show_names
+from jobs.core.redaction import HIDDEN, redact_secrets, show_name, show_names
 from jobs.core.report import Report
 from jobs.landing.csv_parquet import read
 
@@ -49,13 +49,13 @@ PLAIN = [
 @pytest.mark.parametrize("what", SECRET)
 def test_what_looks_like_a_secret_is_hidden(what: str) -> None:
     text, part = SECRET[what]
-    for shown in (redacted(f"before {text} after"), show_name(text), show_names(["at", text])):
+    for shown in (redact_secrets(f"before {text} after"), show_name(text), show_names(["at", text])):
         assert part not in shown and HIDDEN in shown
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_plain_text_stays(text: str) -> None:
-    assert redacted(text) == text
+    assert redact_secrets(text) == text
 
 
 @given(
@@ -66,7 +66,7 @@ def test_plain_text_stays(text: str) -> None:
     st.text("abcdefghijklmnopqrstuvwxyzABCDEF0123456789+/._-", min_size=6, max_size=50),
 )
 def test_any_value_of_a_secret_name_is_hidden(name: str, between: str, value: str) -> None:
-    assert redacted(f"{name}{between}{value} rest") == f"{name}{between}{HIDDEN} rest"
+    assert redact_secrets(f"{name}{between}{value} rest") == f"{name}{between}{HIDDEN} rest"
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=100))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.core.report import plural, some
+from jobs.core.report import format_count, format_names
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from jobs.core.report import plural, some
     ],
 )
 def test_of_many_names_the_first_are_listed(names: list[str], text: str) -> None:
-    assert some(names) == text
+    assert format_names(names) == text
 
 
 def test_one_thing_is_singular() -> None:
-    assert (plural(1, "key"), plural(2_000, "key"), plural(1, "series", "")) == (
+    assert (format_count(1, "key"), format_count(2_000, "key"), format_count(1, "series", "")) == (
         "1 key",
         "2,000 keys",
         "1 series",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs.core.errors import RUN_FAILED, UserError, show
-from jobs.core.regular_files import UnfitFile, secret_file
-from jobs.spark.kafka import client_properties
+from jobs.core.regular_files import UnfitFile, read_secret_file
+from jobs.spark.kafka import read_client_properties
 
 CANARY = "c4n4ry-9f2e"
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(path: Path | str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("KALMAN_KAFKA_PROPERTIES", str(path))
-    return client_properties()
+    return read_client_properties()
 
 
 def test_a_file_and_a_link_within_its_folder_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_what_is_no_file_of_secrets_is_refused(folder: Path, monkeypatch: pytest
         assert why in refused.value.message, name
         assert CANARY not in refused.value.message and len(refused.value.message) < 400
     with pytest.raises(UnfitFile):
-        secret_file(folder / "a\0b", 10)
+        read_secret_file(folder / "a\0b", 10)
 
 
 def test_no_secret_is_printed_or_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

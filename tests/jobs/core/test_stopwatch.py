@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.core import stopwatch
-from jobs.core.stopwatch import Seconds, Stopwatch, added, each, step, watched
+from jobs.core.stopwatch import Seconds, Stopwatch, add_seconds, step, time_batches, time_items
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Sum:
         self.seconds: Seconds = {}
 
     def add(self, term: Seconds) -> None:
-        self.seconds = added(self.seconds, term)
+        self.seconds = add_seconds(self.seconds, term)
 
 
 def test_the_seconds_of_a_step_exclude_the_steps_within_it() -> None:
@@ -46,7 +46,7 @@ def test_the_seconds_of_a_step_exclude_the_steps_within_it() -> None:
             inner(0.25)
             with step("other"):
                 clock.now += 4.0
-            for part in each("parts", iter([item, item])):
+            for part in time_items("parts", iter([item, item])):
                 clock.now += 8.0
                 yield part
 
@@ -69,7 +69,7 @@ def test_the_seconds_of_a_step_exclude_the_steps_within_it() -> None:
 
 def test_marks_do_nothing_without_a_stopwatch() -> None:
     items = iter([1])
-    assert each("step", items) is items
+    assert time_items("step", items) is items
 
     @step("step")
     def work(number: int, *, more: int = 0) -> int:
@@ -92,7 +92,7 @@ def test_a_watched_function_adds_its_seconds_even_when_it_fails() -> None:
                     raise ValueError("no such batch")
             yield -batch
 
-    work = watched(pack, "pack", total)
+    work = time_batches(pack, "pack", total)
     assert list(work(iter([0, 1]))) == [0, -1]
     with pytest.raises(ValueError, match="no such batch"):
         list(work(iter([2])))
@@ -103,5 +103,5 @@ def test_a_watched_function_adds_its_seconds_even_when_it_fails() -> None:
 
 def test_seconds_are_added_by_step() -> None:
     one: dict[str, Any] = {"a": 1.0}
-    assert added(one, {"a": 2.0, "b": 4.0}) == {"a": 3.0, "b": 4.0}
+    assert add_seconds(one, {"a": 2.0, "b": 4.0}) == {"a": 3.0, "b": 4.0}
     assert one == {"a": 1.0}  # the old value stays: somebody may be reading it

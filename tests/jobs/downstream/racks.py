@@ -11,7 +11,7 @@ def climbing(rows: Any, state: Any, limit: float, least: float) -> Any:
     """Tell when `least` readings in a row are at or above a limit, each above the last, and when that ends."""
     value = rows["measured.temperature"]
     events: list[tuple[Any, ...]] = []
-    for key, row in rows.turns():  # the first rows of all keys at once, the second, ...
+    for key, row in rows.iterate_turns():  # the first rows of all keys at once, the second, ...
         now = value[row]
         seen = ~np.isnan(now)
         hot = seen & (now >= limit)
@@ -38,7 +38,7 @@ def newest(rows: Any, state: Any) -> Any:
     if np.any(value == 13.0):
         raise ValueError("an unlucky reading")
     kept, told = state["newest"], []
-    for key, row in rows.turns():
+    for key, row in rows.iterate_turns():
         kept[:, key] = np.vstack([kept[1:, key], value[row]])
         told.append(row[kept[:, key].sum(axis=0) > 306])
     return {"newest": kept}, {"row": np.concatenate(told)}

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.downstream.aggregates import Aggregate, accumulate, merged, results
+from jobs.downstream.aggregates import WindowAggregate, accumulate, compute_aggregates, merge_accumulators
 from kalman.models.named import Named
 
-MOMENTS = [Aggregate(kind, kind) for kind in ("count", "min", "max", "sum", "mean", "variance", "stddev")]
+MOMENTS = [
+    WindowAggregate(kind, kind) for kind in ("count", "min", "max", "sum", "mean", "variance", "stddev")
+]
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e150, max_value=1e150)
 
 
@@ -28,13 +30,15 @@ def short(values: Any, start: Any) -> Any:
     return values[:1]
 
 
-def of(values: list[float], cuts: list[int], keep: bool, aggregates: list[Aggregate]) -> dict[str, float]:
+def of(
+    values: list[float], cuts: list[int], keep: bool, aggregates: list[WindowAggregate]
+) -> dict[str, float]:
     """Return the aggregates of readings that come in portions."""
     parts = [accumulate(np.array(some), np.array([0, len(some)]), keep)[0] for some in portions(values, cuts)]
     whole = parts[0]
     for part in parts[1:]:
-        whole = merged([whole, part], keep)
-    return {name: float(found[0]) for name, found in results([whole], aggregates, keep).items()}
+        whole = merge_accumulators([whole, part], keep)
+    return {name: float(found[0]) for name, found in compute_aggregates([whole], aggregates, keep).items()}
 
 
 def portions(values: list[float], cuts: list[int]) -> list[list[float]]:
@@ -69,21 +73,26 @@ def test_numbers_of_any_size(scale: float) -> None:
 def test_groups_at_once_quantiles_and_functions() -> None:
     rng = np.random.default_rng(0)
     values, start = rng.normal(size=500), np.array([0, 10, 10, 11, 400, 500])
-    spread = Aggregate("middle", "function", function=Named(f"{__name__}:middle"))
-    asked = [*MOMENTS, Aggregate("median", "quantile", 0.5), Aggregate("high", "quantile", 0.9), spread]
+    spread = WindowAggregate("middle", "function", function=Named(f"{__name__}:middle"))
+    asked = [
+        *MOMENTS,
+        WindowAggregate("median", "quantile", 0.5),
+        WindowAggregate("high", "quantile", 0.9),
+        spread,
+    ]
     some = np.array([0, 10, 11, 400, 500])
     kept = accumulate(values, some, True)
-    found = results(kept, asked, True)
+    found = compute_aggregates(kept, asked, True)
     for place, (a, b) in enumerate(zip(some[:-1], some[1:], strict=True)):
         mine = np.sort(values[a:b])
         assert found["median"][place] == np.quantile(mine, 0.5)
         assert found["high"][place] == np.quantile(mine, 0.9)
         assert found["middle"][place] == (mine[0] + mine[-1]) / 2
-    sums = results(accumulate(values, start, False), MOMENTS, False)
+    sums = compute_aggregates(accumulate(values, start, False), MOMENTS, False)
     assert list(sums["count"]) == [10, 0, 1, 389, 100] and sums["sum"][1] == 0.0
     assert math.isnan(sums["mean"][1]) and math.isnan(sums["max"][1])
     for name, column in sums.items():
         np.testing.assert_array_equal(np.delete(column, 1), found[name])
-    wrong = Aggregate("wrong", "function", function=Named(f"{__name__}:short"))
+    wrong = WindowAggregate("wrong", "function", function=Named(f"{__name__}:short"))
     with pytest.raises(UserError, match=r"aggregate wrong: .*:short returned an array of shape \(1,\)"):
-        results(kept, [wrong], True)
+        compute_aggregates(kept, [wrong], True)

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from demo.delta_log import rows_of
 from jobs import resume, skill, status, stop, upgrade
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.downstream.forecast_pairs import ScoringPlan, check_spec, forecaster_of, score
+from jobs.downstream.forecast_pairs import ScoringPlan, build_forecaster, check_spec, score
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -325,7 +325,7 @@ def test_a_process_of_steps_is_forecast_by_the_horizons_steps() -> None:
     m, P = np.array([1.0, -2.0]), np.array([[2.0, 0.3], [0.3, 1.0]])
     plan = ScoringPlan({}, model.unit_us, steps, 0.9)
     batch = pairs(m.tolist(), P.ravel().tolist(), [0.5, np.nan], 3 * 86_400_000_000)
-    found = score(batch, forecaster_of(model, {}), plan).to_pylist()
+    found = score(batch, build_forecaster(model, {}), plan).to_pylist()
     for _ in range(3):
         m, P = F @ m, F @ P @ F.T + Q
     assert [one["measurement"] for one in found] == [0]  # the other measurement is missing
@@ -337,7 +337,7 @@ def test_a_diffuse_state_gives_a_row_without_a_forecast() -> None:
     model = ModelSpec.model_validate(spec(initial=DIFFUSE))
     plan = ScoringPlan({}, model.unit_us, None, 0.9)
     batch = pairs([0.0, 0.0], [np.inf, 0.0, 0.0, np.inf], [0.5, 1.0], 60_000_000)
-    for one in score(batch, forecaster_of(model, {}), plan).to_pylist():
+    for one in score(batch, build_forecaster(model, {}), plan).to_pylist():
         assert one["actual"] is not None
         assert [one[name] for name in ("mean", "variance", "lower", "inside", "crps", "log_score")] == [
             None
@@ -350,7 +350,7 @@ def test_a_forecast_that_nothing_has_matched_is_a_row_without_an_actual() -> Non
     batch = pairs([1.0, 0.5], [1.0, 0.0, 0.0, 1.0], [0.5, 1.0], 60_000_000)
     lost = batch.set_column(8, "measured", pa.array([None], batch.schema.field("measured").type))
     both = pa.Table.from_batches([batch, lost]).combine_chunks().to_batches()[0]
-    found = score(both, forecaster_of(model, {}), plan).to_pylist()
+    found = score(both, build_forecaster(model, {}), plan).to_pylist()
     assert [(one["measurement"], one["actual"]) for one in found] == [
         (0, 0.5),
         (1, 1.0),
@@ -380,7 +380,7 @@ def test_control_acts_on_the_way_to_the_row() -> None:
     batch = batch.append_column("rows", pa.array([steps], kinds))
     batch = batch.append_column("inputs", pa.array([[2.5]]))
     plan = ScoringPlan({}, model.unit_us, None, 0.9, controls=1, inputs=1)
-    found = score(batch, forecaster_of(model, {}), plan).to_pylist()
+    found = score(batch, build_forecaster(model, {}), plan).to_pylist()
     F, Q = np.array([[1.0, 0.1], [0.0, 0.9]]), np.array([[0.5, 0.1], [0.1, 0.2]])
     for u in (1.0, 3.0, -2.0):
         m, P = F @ m + np.array([0.5, 1.0]) * u, F @ P @ F.T + Q
@@ -389,7 +389,7 @@ def test_control_acts_on_the_way_to_the_row() -> None:
     np.testing.assert_allclose([one["variance"] for one in found], S.diagonal(), rtol=1e-12)
     # Without the row's own control there is no forecast.
     gone = batch.set_column(9, "rows", pa.array([steps[:2]], kinds))
-    assert {one["mean"] for one in score(gone, forecaster_of(model, {}), plan).to_pylist()} == {None}
+    assert {one["mean"] for one in score(gone, build_forecaster(model, {}), plan).to_pylist()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -431,4 +431,4 @@ def test_a_model_that_cannot_be_forecast_is_refused(changes: dict[str, Any], sai
         check_spec(model, model.forecast)
     adaptive = ModelSpec.model_validate(spec(adaptive={"R": 0.02}))
     with pytest.raises(UserError, match="which lack its adaptive noise"):
-        forecaster_of(adaptive, {}, with_state=False)
+        build_forecaster(adaptive, {}, with_state=False)

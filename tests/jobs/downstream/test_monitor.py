@@ -15,12 +15,12 @@ import pytest
 
 from jobs import monitor
 from jobs.core.errors import UserError
-from jobs.downstream.rule_operator import KIND, RulePlan, rules_of, update_bucket
-from jobs.downstream.rules import apply_rules, no_states
+from jobs.downstream.rule_operator import KIND, RulePlan, build_rules, update_bucket
+from jobs.downstream.rules import apply_rules, build_empty_states
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.checkpoints import Checkpoint
 from tests.jobs.specs.test_spec import NILE, refused
@@ -220,12 +220,12 @@ def test_windows_equal_those_of_all_estimates_at_once(tmp_path: Path) -> None:
 def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:
     """Readings in packets over several micro-batches with new keys give the result of one pass over all."""
     rule = {"name": "up", "kind": "level", "at_least": 1.0, "clear_below": 0.5, "readings": 2}
-    rules = rules_of(Monitor.model_validate({"rules": [rule]}))
+    rules = build_rules(Monitor.model_validate({"rules": [rule]}))
     fmt = RowFormat(KIND, "event_time", ("r0",), ())
     plan = RulePlan(rules, fmt)
     rng = np.random.default_rng(0)
     names = np.array([f"k{number}" for number in range(30)])
-    routes = route_of(rng.integers(-(2**62), 2**62, 30))
+    routes = compute_routes(rng.integers(-(2**62), 2**62, 30))
     number = rng.integers(0, 30, 600)
     time, value = np.arange(600), rng.normal(0.5, 1.0, 600)
     known, events = plan.layout.empty(), []
@@ -242,7 +242,9 @@ def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:
             (texts[k], bool(r), int(t)) for k, r, t in zip(found.key, found.raised, found.time, strict=True)
         ]
     order = np.lexsort((time, number))
-    _, whole = apply_rules(rules, no_states(rules, 30), number[order], time[order], value[None, order])
+    _, whole = apply_rules(
+        rules, build_empty_states(rules, 30), number[order], time[order], value[None, order]
+    )
     expected = [
         (names[k], bool(r), int(t)) for k, r, t in zip(whole.key, whole.raised, whole.time, strict=True)
     ]

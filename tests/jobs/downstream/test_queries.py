@@ -14,7 +14,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs import forecast, maintain, monitor, skill, status
-from jobs.downstream.queries import queries_of, query_of
+from jobs.downstream.queries import find_query, list_queries
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Folder
 from jobs.storage.replaced_files import delete_rows
@@ -92,7 +92,7 @@ def test_former_definitions_are_removed_and_may_return(
     }
     assert set(told) == {"monitor", "skill"}
     assert all(one["ended"] == "caught up" and one["rows_behind"] == 0 for one in told.values()), told
-    first = {query.name for verb in told for query in queries_of(pipeline.spec, verb)}
+    first = {query.name for verb in told for query in list_queries(pipeline.spec, verb)}
     assert checkpoints(pipeline) == first and len(first) == 3
 
     # Compaction of the estimates, removal of old files and of a removed generation's rows: none of it stops queries
@@ -145,7 +145,7 @@ def test_former_definitions_are_removed_and_may_return(
     definitions = {
         row["definition"] for row in warehouse.read("forecast_skill/walk").select("definition").collect()
     }
-    assert definitions == {query.definition for query in queries_of(pipeline.spec, "skill")}
+    assert definitions == {query.definition for query in list_queries(pipeline.spec, "skill")}
     assert len(windows_of(pipeline)) == 1
     assert maintain.run(pipeline.settings, "walk").data["followers"] == {"definitions": [], "rows": {}}
 
@@ -197,11 +197,11 @@ def cut_of(before: dict[str, pd.DataFrame]) -> Any:
 def test_a_checkpoints_name_identifies_its_query() -> None:
     known = ModelSpec.model_validate(model())
     for verb, count in (("monitor", 2), ("skill", 1), ("stream", 0)):
-        queries = queries_of(known, verb)
+        queries = list_queries(known, verb)
         assert len(queries) == count
-        assert [query_of("walk", query.name) for query in queries] == queries
+        assert [find_query("walk", query.name) for query in queries] == queries
     for name in ("walk-g0001", "skill-walk2-0a", "removed-skill-walk-0a", "ingest-walk"):
-        assert query_of("walk", name) is None
+        assert find_query("walk", name) is None
 
 
 def test_a_schedule_without_forecasts_is_refused(tmp_path: Path) -> None:

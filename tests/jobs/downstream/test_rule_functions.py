@@ -11,12 +11,19 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.downstream.rule_functions import FAILED
-from jobs.downstream.rule_operator import KIND, RulePlan, functions_of, own_readings, rules_of, update_bucket
+from jobs.downstream.rule_operator import (
+    KIND,
+    RulePlan,
+    build_function_rules,
+    build_rules,
+    list_function_readings,
+    update_bucket,
+)
 from jobs.downstream.rules import Events
-from jobs.lineage.compatibility import row_rules
+from jobs.lineage.compatibility import collect_row_rules
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import RowFormat
 from tests.jobs.downstream.test_monitor import RACKS
 from tests.jobs.specs.test_spec import NILE, refused
@@ -50,9 +57,9 @@ class Bucket:
     def __init__(self, *rules: dict[str, Any]) -> None:
         spec = ModelSpec.model_validate(racks(*rules))
         assert spec.monitor is not None
-        self.width = len(spec.monitor.rules) + len(own_readings(spec.monitor))
+        self.width = len(spec.monitor.rules) + len(list_function_readings(spec.monitor))
         fmt = RowFormat(KIND, "event_time", tuple(f"r{i}" for i in range(self.width)), ())
-        self.plan = RulePlan(rules_of(spec.monitor), fmt, functions_of(spec, spec.monitor))
+        self.plan = RulePlan(build_rules(spec.monitor), fmt, build_function_rules(spec, spec.monitor))
         self.states = self.plan.layout.empty()
 
     def take(self, route: Any, number: Any, time: Any, value: Any, clock: int = 0) -> list[Seen]:
@@ -74,7 +81,7 @@ class Bucket:
 def some_readings(seed: int, count: int = 1200, keys: int = 40) -> tuple[Any, Any, Any, Any]:
     """Return routes, numbers, times and readings of keys, each a random walk around the limit."""
     rng = np.random.default_rng(seed)
-    routes = route_of(rng.integers(-(2**62), 2**62, keys))
+    routes = compute_routes(rng.integers(-(2**62), 2**62, keys))
     number = rng.integers(0, keys, count)
     value = 100.0 + rng.normal(0.5, 1.5, count) + np.sin(np.arange(count) / 90.0)
     value[rng.random(count) < 0.03] = np.nan
@@ -154,9 +161,13 @@ def test_a_broken_function_is_named_with_its_rule(how: float, said: str) -> None
 def test_outputs_of_an_earlier_release_are_the_same_rules() -> None:
     """A micro-batch that an earlier release has left half-written is finished: new outputs are not in its rules."""
     plain = ModelSpec.model_validate(RACKS)
-    assert row_rules(plain)["outputs"] == {"covariance": "full", "innovation": False, "measured": False}
+    assert collect_row_rules(plain)["outputs"] == {
+        "covariance": "full",
+        "innovation": False,
+        "measured": False,
+    }
     changed = plain.model_copy(update={"outputs": plain.outputs.model_copy(update={"control": True})})
-    assert row_rules(changed)["outputs"]["control"] is True
+    assert collect_row_rules(changed)["outputs"]["control"] is True
 
 
 def test_earlier_definitions_stay() -> None:

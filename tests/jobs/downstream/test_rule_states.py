@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.downstream.rule_states import changes_of, rows_of, states_of
+from jobs.downstream.rule_states import build_rule_state_rows, compare_rules, parse_rule_state_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import Records
 from tests.jobs.downstream.test_rule_functions import BUILT_IN, CLIMBING, NEWEST, Bucket, racks, some_readings
@@ -25,11 +25,11 @@ def rules(*given: dict[str, Any]) -> Any:
 
 def moved(bucket: Bucket, former: list[dict[str, Any]], *now: dict[str, Any]) -> Bucket:
     """Return a bucket of other rules that has taken the states, through the rows of a table."""
-    rows = rows_of(bucket.plan, rules(*former), bucket.states)
+    rows = build_rule_state_rows(bucket.plan, rules(*former), bucket.states)
     identity = {name: bucket.states.arrays[name] for name in ("route", "check")}
     other = Bucket(*now)
-    changes = changes_of(rules(*former), rules(*now))
-    taken = states_of(other.plan, rules(*now), changes, rows, identity)
+    changes = compare_rules(rules(*former), rules(*now))
+    taken = parse_rule_state_rows(other.plan, rules(*now), changes, rows, identity)
     other.states = other.plan.layout.decode(other.plan.layout.encode(taken))
     return other
 
@@ -68,7 +68,7 @@ def test_what_cannot_continue_begins_anew_and_is_told() -> None:
     former = [CLIMBING, WARM, NEWEST]
     wider = {**CLIMBING, "keeps": {**CLIMBING["keeps"], "last": "float64[2]", "more": "int64"}}
     lower = {**WARM, "at_least": 98.0}
-    known = changes_of(rules(*former), rules(wider, lower, BUILT_IN))
+    known = compare_rules(rules(*former), rules(wider, lower, BUILT_IN))
     assert known == (
         (CLIMBING["name"],),
         ("warm",),
@@ -94,7 +94,7 @@ def test_rows_are_lists_by_rule_and_field() -> None:
     bucket = Bucket(NEWEST, WARM)
     bucket.take(*(array[:50] for array in some_readings(8)))
     (first, *_) = pa.Table.from_batches(
-        [rows_of(bucket.plan, rules(NEWEST, WARM), bucket.states)]
+        [build_rule_state_rows(bucket.plan, rules(NEWEST, WARM), bucket.states)]
     ).to_pylist()
     numbers, integers = dict(first["numbers"]), dict(first["integers"])
     assert set(numbers) == {"newest.newest", "warm.last"} and len(numbers["newest.newest"]) == 3
@@ -105,4 +105,4 @@ def test_rows_are_lists_by_rule_and_field() -> None:
 def test_a_rule_over_another_reading_begins_anew(changed: dict[str, Any]) -> None:
     (was,) = rules(WARM)
     (now,) = [was.model_copy(update=changed)]
-    assert changes_of([was], [now]).fresh == ("warm",)
+    assert compare_rules([was], [now]).fresh == ("warm",)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.downstream.rules import Events, Rules, apply_rules, no_states, silences
+from jobs.downstream.rules import Events, Rules, apply_rules, build_empty_states, raise_silence_alerts
 
 INF = math.inf
 Event = tuple[int, int, bool, int, float, int, int]
@@ -107,7 +107,7 @@ def test_all_keys_at_once_give_the_same_as_each_key_alone(
 ) -> None:
     keys, count = 5, len(RULES.high)
     naive = [[OneKey(key, number, RULES) for number in range(count)] for key in range(keys)]
-    states = no_states(RULES, keys)
+    states = build_empty_states(RULES, keys)
     edges = sorted({0, *(cut for cut in cuts if cut < len(rows)), len(rows)})
     clock = 0
     for start, stop in zip(edges, edges[1:], strict=False):
@@ -118,7 +118,7 @@ def test_all_keys_at_once_give_the_same_as_each_key_alone(
                 alone.events.clear()
         states, events = apply_rules(RULES, states, key, time, np.tile(value.astype(float), (count, 1)))
         clock = max(clock, int(time.max()))
-        states, quiet = silences(RULES, states, clock)
+        states, quiet = raise_silence_alerts(RULES, states, clock)
         for k, t, v in batch:
             for alone in naive[k]:
                 alone.take(t, v)
@@ -138,12 +138,14 @@ def test_an_alert_that_is_raised_is_not_raised_again_before_it_is_cleared() -> N
     rules = rules_of({"high": 10.0, "clear_high": 8.0, "readings": 2, "clear_readings": 2})
     value = np.array([11, 12, 9, 11, 12, 7, 9, 7, 7.5, 11, 11], float)
     time = np.arange(len(value))
-    _, events = apply_rules(rules, no_states(rules, 1), np.zeros(len(value), np.int64), time, value[None])
+    _, events = apply_rules(
+        rules, build_empty_states(rules, 1), np.zeros(len(value), np.int64), time, value[None]
+    )
     assert [(one[2], one[3]) for one in listed(events)] == [(True, 1), (False, 8), (True, 10)]
 
 
 def test_given_states_are_not_changed() -> None:
-    states = no_states(RULES, 2)
+    states = build_empty_states(RULES, 2)
     before = states.copy()
     apply_rules(RULES, states, np.array([0, 0]), np.array([1, 2]), np.full((4, 2), 3.0))
     assert all(np.array_equal(a, b) for a, b in zip(states, before, strict=True))
@@ -152,7 +154,7 @@ def test_given_states_are_not_changed() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_rows_give_no_events(rows: int) -> None:
     states, events = apply_rules(
-        RULES, no_states(RULES, 3)._replace(time=np.full(3, 9)), np.zeros(rows, np.int64),
+        RULES, build_empty_states(RULES, 3)._replace(time=np.full(3, 9)), np.zeros(rows, np.int64),
         np.zeros(rows, np.int64), np.zeros((4, rows)),
     )  # fmt: skip
     assert listed(events) == [] and not states.run.any()

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.downstream.forecast_pairs import ScoringPlan, forecaster_of, score
-from jobs.lineage.compatibility import MIGRATION, changed_fields
+from jobs.downstream.forecast_pairs import ScoringPlan, build_forecaster, score
+from jobs.lineage.compatibility import MIGRATION, compare_fields
 from jobs.specs.model_spec import ModelSpec
 from kalman.evaluation.scoring_rules import crps, log_score
 from tests.jobs.support.pipeline import random_walk_spec
@@ -31,7 +31,7 @@ def test_a_forecast_beside_the_cut() -> None:
         }
     )
     plan = ScoringPlan({}, model.unit_us, None, 0.9)
-    (found,) = score(batch, forecaster_of(model, {}), plan).to_pylist()
+    (found,) = score(batch, build_forecaster(model, {}), plan).to_pylist()
     mean, variance = np.array([found["mean"]]), np.array([found["variance"]])
     assert found["actual"] == -179.0 and found["inside"]
     assert found["error"] == pytest.approx(181.0 - found["mean"], rel=1e-12)
@@ -44,4 +44,4 @@ def test_another_period_changes_the_meaning_of_the_state() -> None:
         ModelSpec.model_validate(random_walk_spec(filter="extended", observation={**ANGLES, "wrap": wrap}))
         for wrap in ({"b": "degrees"}, {"b": "radians"})
     )
-    assert changed_fields(old, new) == {"observation": MIGRATION}
+    assert compare_fields(old, new) == {"observation": MIGRATION}

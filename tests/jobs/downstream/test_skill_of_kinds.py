@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.downstream.forecast_pairs import ScoringPlan, forecaster_of, needs_state, score
+from jobs.downstream.forecast_pairs import ScoringPlan, build_forecaster, needs_state, score
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import lists
-from kalman.evaluation.forecast import forecast, variances
+from jobs.state.encoding.arrow import build_lists
+from kalman.evaluation.forecast import extract_variances, forecast
 from kalman.filters.state_output import OUTPUT, StateOutput, follows_from_moments
 from tests.jobs.batch.test_kinds_ahead import ALL, HOUR
 from tests.jobs.support.pipeline import random_walk_spec
@@ -67,7 +67,7 @@ def test_it_is_forecast_from_the_state_after_the_row(tmp_path: Path, kind: str) 
     np.testing.assert_array_equal(outputs.mean, plain.mean)  # the estimates are what they were
 
     made, steps = 7, 3
-    forecaster = forecaster_of(spec, {})
+    forecaster = build_forecaster(spec, {})
     batch = pa.RecordBatch.from_pydict(
         {
             "key": ["k"],
@@ -76,10 +76,10 @@ def test_it_is_forecast_from_the_state_after_the_row(tmp_path: Path, kind: str) 
             "made_at": time[[made]],
             "event_time": time[[made + steps]],
             "horizon": pa.array([1], pa.int32()),
-            "mean": lists(outputs.mean[:, [made]]),
+            "mean": build_lists(outputs.mean[:, [made]]),
             "covariance": [[1.0] * len(spec.states) ** 2],
-            "measured": lists(rows.y[:, [made + steps]]),
-            OUTPUT: lists(outputs.extra[OUTPUT][:, [made]]),
+            "measured": build_lists(rows.y[:, [made + steps]]),
+            OUTPUT: build_lists(outputs.extra[OUTPUT][:, [made]]),
         }
     )
     between = slice(made + 1, made + 1 + steps)
@@ -100,14 +100,14 @@ def test_it_is_forecast_from_the_state_after_the_row(tmp_path: Path, kind: str) 
     dt = np.full((steps, 1), HOUR / spec.unit_us)
     expected = forecast(built, states, dt, rows.u.T[between, :, None] if c else None)
     assert [one["mean"] for one in found] == expected.measurement_mean[:, -1, 0].tolist()
-    spread = variances(expected.measurement_covariance)[:, -1, 0]
+    spread = extract_variances(expected.measurement_covariance)[:, -1, 0]
     assert [one["variance"] for one in found] == [a if np.isfinite(a) else None for a in spread]
 
 
 @pytest.mark.parametrize("kind", ["square root", "by key", "fixed lag", "gated", "unscented", "diffuse"])
 def test_others_need_no_more_than_mean_and_covariance(tmp_path: Path, kind: str) -> None:
     spec = spec_of(tmp_path, kind)
-    assert not needs_state(spec) and follows_from_moments(forecaster_of(spec, {}))
+    assert not needs_state(spec) and follows_from_moments(build_forecaster(spec, {}))
 
 
 def test_an_estimate_of_an_earlier_release_has_no_forecast(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_an_estimate_of_an_earlier_release_has_no_forecast(tmp_path: Path) -> No
             OUTPUT: pa.array([[]], pa.list_(pa.float64())),
         }
     )
-    found = score(batch, forecaster_of(spec, {}), ScoringPlan({}, spec.unit_us, None, 0.9)).to_pylist()
+    found = score(batch, build_forecaster(spec, {}), ScoringPlan({}, spec.unit_us, None, 0.9)).to_pylist()
     assert [(one["actual"], one["mean"], one["crps"]) for one in found] == [
         (0.5, None, None),
         (1.0, None, None),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from jobs import monitor, skill
-from jobs.downstream.views import Part, Seen, View, following, settled, switched
+from jobs.downstream.views import SeenPosition, View, ViewPart, follow_view, settle_view, switch_view
 from jobs.lineage.generations import LineageSegment
 from tests.jobs.downstream.test_forecast_skill import FORECAST, readings
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -110,7 +110,7 @@ def test_a_view_counts_each_row_once_over_switches(seed: int, adopting: float) -
     ends: dict[str, list[int]] = {"g1": []}  # of each generation the row after each micro-batch
     starts = {"g1": 0}
     chain = [LineageSegment("g1", None)]
-    view = View(tuple(chain), (Part("g1"),))
+    view = View(tuple(chain), (ViewPart("g1"),))
     read: dict[str, int] = {}
     counted: Counter[int] = Counter()
     for _ in range(rng.randint(3, 12)):
@@ -126,14 +126,20 @@ def test_a_view_counts_each_row_once_over_switches(seed: int, adopting: float) -
             starts[name] = ([starts[live], *ends[live]])[place]
             ends[name] = []
             chain = [LineageSegment(name, None), LineageSegment(live, place - 1), *chain[1:]]
-            seen = {one: Seen(last, range_of(view, starts, ends, one, last)) for one, last in read.items()}
-            view = switched(view, tuple(chain), seen)
+            seen = {
+                one: SeenPosition(last, range_of(view, starts, ends, one, last)) for one, last in read.items()
+            }
+            view = switch_view(view, tuple(chain), seen)
         else:
-            seen = {one: Seen(last, range_of(view, starts, ends, one, last)) for one, last in read.items()}
-            view = settled(view, seen)
+            seen = {
+                one: SeenPosition(last, range_of(view, starts, ends, one, last)) for one, last in read.items()
+            }
+            view = settle_view(view, seen)
         if rng.random() < adopting:  # by a query of other rules, which reads the estimates from the first on
-            seen = {one: Seen(last, range_of(view, starts, ends, one, last)) for one, last in read.items()}
-            view, read = following(view, tuple(chain), seen), {}
+            seen = {
+                one: SeenPosition(last, range_of(view, starts, ends, one, last)) for one, last in read.items()
+            }
+            view, read = follow_view(view, tuple(chain), seen), {}
             take(view, starts, ends, read, counted)
     take(view, starts, ends, read, counted)
     newest = max((end for some in ends.values() for end in some), default=0)
@@ -158,7 +164,7 @@ def range_of(
     return None
 
 
-def counts(part: Part, name: str, batch: int, end: int) -> bool:
+def counts(part: ViewPart, name: str, batch: int, end: int) -> bool:
     """Tell if a micro-batch counts, as the conditions on columns do."""
     mine = part.generation == name and batch > part.after and (part.last is None or batch <= part.last)
     return mine and (part.since is None or end > part.since["version"])

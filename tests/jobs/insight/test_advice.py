@@ -16,7 +16,7 @@ from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.table_rows import file_sizes
+from jobs.storage.table_rows import measure_files
 from jobs.storage.warehouse import Tables
 from tests.jobs.support.pipeline import random_walk_spec
 
@@ -63,7 +63,9 @@ def test_it_rests_on_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         rows = pa.table({"key": ["a"], "nis": [float(number)]})
         write_deltalake(str(tmp_path / "estimates" / "walk"), rows, mode="append")
     parquet = sum(one.stat().st_size for one in (tmp_path / "estimates" / "walk").glob("*.parquet"))
-    assert file_sizes(root, "estimates/walk") == (3, parquet) and file_sizes(root, "estimates/no") is None
+    assert (
+        measure_files(root, "estimates/walk") == (3, parquet) and measure_files(root, "estimates/no") is None
+    )
     folder = tmp_path / "_progress" / "walk"
     folder.mkdir(parents=True)
     lines = [
@@ -86,7 +88,7 @@ def test_it_rests_on_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )  # fmt: skip
 
     known = [*(generation(number, RETIRED) for number in (1, 2, 3)), generation(4, LIVE)]
-    monkeypatch.setattr(generations, "all_of", lambda tables: known)
+    monkeypatch.setattr(generations, "read_generations", lambda tables: known)
     seen = measure_stream(Catalog(Tables(root)), "walk", spec, cores=4)
     assert seen.due_generations == ["walk-g0001", "walk-g0002"]  # the third is the newest of the retired
     assert (seen.partitions, seen.files) == (2, [TableFiles("estimates/walk", 3, parquet)])

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from jobs.core.report import plain
+from jobs.core.report import convert_to_json
 from jobs.insight.comparison import ComparisonContent, choose_examples
 from jobs.insight.comparison_page import build_page
 from jobs.insight.examples import EstimateLine, Example
-from jobs.offline.quantity import measured_direction
+from jobs.offline.quantity import find_measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.common_rows import SUMS
-from jobs.upgrades.comparison.decision import comparison_lines, decide
+from jobs.upgrades.comparison.decision import decide, format_comparison
 from jobs.upgrades.comparison.over_time import VersionSums
 from jobs.upgrades.comparison.paired import Answer, Gain
 from jobs.upgrades.comparison.statistics import judge_keys
@@ -200,7 +200,7 @@ def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, message:
     numbers = {**content().comparison.numbers, **changes}
     found = decide(numbers, Upgrade(**limits))
     assert found.good == (message is None)
-    assert comparison_lines(found)[-1].startswith(
+    assert format_comparison(found)[-1].startswith(
         "verdict: good" if message is None else "verdict: not good: "
     )
     if message is not None:
@@ -271,7 +271,7 @@ def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyP
 
 
 def test_the_json_report_has_the_same_numbers() -> None:
-    data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
+    data = json.loads(json.dumps(convert_to_json(content().data()), allow_nan=False))
     assert data["good"] is True and data["numbers"]["rows"] == 45_000
     assert data["answer"] == Answer.BETTER == "better" and data["numbers"]["gain"]["low"] == 0.28 - 0.01
     assert data["thresholds"]["nis_outside"] == 0.1
@@ -304,7 +304,7 @@ def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
 def test_the_measured_direction_is_a_constant_row_of_H_or_none(
     changes: Any, wanted: list[float] | None
 ) -> None:
-    found = measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
+    found = find_measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
     assert (None if found is None else found.tolist()) == wanted
 
 

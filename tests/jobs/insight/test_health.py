@@ -21,7 +21,7 @@ from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.insight.health import Health, gather
 from jobs.insight.health_page import build_health_page, judge_health
-from jobs.insight.pictures import LINES, compute_wilson, draw_example
+from jobs.insight.pictures import LINES, compute_wilson_interval, draw_example
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.snapshots import manifests
@@ -90,7 +90,12 @@ def put_specs(tables: Tables, *specs: dict[str, Any]) -> None:
         )
         for number, spec in enumerate(specs, 1)
     ]  # fmt: skip
-    put_rows(tables, "manifests", ("snapshot_id",), lambda there: [manifests.row_of(one) for one in made])
+    put_rows(
+        tables,
+        "manifests",
+        ("snapshot_id",),
+        lambda there: [manifests.build_manifest_row(one) for one in made],
+    )
 
 
 def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) -> pd.DataFrame:
@@ -119,7 +124,12 @@ def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) ->
     ]
     tables = Tables(str(root))
     tables.create("generations", GENERATIONS)
-    put_rows(tables, "generations", ("generation",), lambda there: [generations.row_of(one) for one in known])
+    put_rows(
+        tables,
+        "generations",
+        ("generation",),
+        lambda there: [generations.build_generation_row(one) for one in known],
+    )
     put_specs(tables, SPEC, SLOPED)
     reasons = ["late: older than the key's state"] * 3 + [
         "temperature: not a number: 'a'",
@@ -276,7 +286,7 @@ def test_wilson_s_interval() -> None:
     square = float(z * z)
     roots = np.sort(np.roots([1 + square / rows, -(2 * inside + square) / rows, (inside / rows) ** 2]))
     np.testing.assert_allclose(
-        compute_wilson(np.array([inside]), np.array([rows])), roots[:, None], rtol=1e-6
+        compute_wilson_interval(np.array([inside]), np.array([rows])), roots[:, None], rtol=1e-6
     )
 
 

@@ -91,9 +91,11 @@ def left(warehouse: Warehouse) -> dict[str, Any]:
     """Return what exists of all that maintain may remove."""
     rows = warehouse.read("snapshots").select("snapshot_id").distinct().collect()
     return {
-        "generations": {one.generation: one.status for one in generations.all_of(warehouse, "walk")},
+        "generations": {
+            one.generation: one.status for one in generations.read_generations(warehouse, "walk")
+        },
         "checkpoints": sorted(path.name for path in Path(warehouse.root, "checkpoints").iterdir()),
-        "manifests": {one.snapshot_id: one.status for one in manifests.all_of(warehouse, "walk")},
+        "manifests": {one.snapshot_id: one.status for one in manifests.read_manifests(warehouse, "walk")},
         "snapshots": sorted(row["snapshot_id"] for row in rows),
         "reports": sorted(path.name for path in Path(warehouse.root, "reports", "walk").iterdir()),
         "quarantine": warehouse.read("quarantine").count(),
@@ -126,7 +128,7 @@ def test_old_things_are_removed_and_needed_ones_are_kept(old: Pipeline, tmp_path
     pipeline = old.copied(tmp_path / "copy")
     warehouse = pipeline.warehouse
     before, at = left(warehouse), versions(warehouse)
-    known = manifests.all_of(warehouse, "walk")
+    known = manifests.read_manifests(warehouse, "walk")
     preview = maintain.run(pipeline.settings, "walk", dry_run=True).data
     assert (left(warehouse), versions(warehouse)) == (before, at), "a dry run changes nothing"
 
@@ -141,7 +143,7 @@ def test_old_things_are_removed_and_needed_ones_are_kept(old: Pipeline, tmp_path
     assert after["checkpoints"] == ["walk-g0001", "walk-g0003"]
     assert before["reports"] == ["walk-g0002.html", "walk-g0002.json"] and after["reports"] == []
     assert done["reports"] == preview["reports"] == ["walk-g0002"]
-    stay = [one for one in generations.all_of(warehouse, "walk") if one.status != "removed"]
+    stay = [one for one in generations.read_generations(warehouse, "walk") if one.status != "removed"]
     last = {
         max(
             (one for one in known if one.fingerprint == generation.fingerprint), key=lambda one: one.version
@@ -209,7 +211,7 @@ def test_no_command_resumes_from_a_half_removed_checkpoint(
     """A run killed while it removed a folder may leave one that looks whole: the commit before says that it is not."""
     pipeline = old.copied(tmp_path / "copy")
     warehouse = pipeline.warehouse
-    generations.remove(warehouse, ["walk-g0002"], generations.all_of(warehouse, "walk"))
+    generations.remove(warehouse, ["walk-g0002"], generations.read_generations(warehouse, "walk"))
     shutil.rmtree(Path(warehouse.root, "checkpoints", "walk-g0002", "state"))
     with pytest.raises(UserError, match="walk-g0002 is removed"):
         pipeline.stream(generation="walk-g0002")
@@ -282,7 +284,7 @@ def test_killed_at_any_moment_a_retry_converges(
 def test_after_maintenance_the_stream_continues_and_can_be_rolled_back(old: Pipeline) -> None:
     """The last test of this module: it maintains, and streams, in the place where the checkpoints are."""
     pipeline, warehouse = old, old.warehouse
-    first = next(one for one in manifests.all_of(warehouse, "walk") if one.generation == "walk-g0001")
+    first = next(one for one in manifests.read_manifests(warehouse, "walk") if one.generation == "walk-g0001")
     before = ordered(live_estimates(warehouse, "walk").toPandas())
     estimate.run(pipeline.settings, "walk")
     done = maintain.run(pipeline.settings, "walk").data

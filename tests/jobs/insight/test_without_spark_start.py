@@ -19,11 +19,11 @@ from deltalake import DeltaTable, write_deltalake
 from jobs import maintain, quarantine, status
 from jobs import migrate as jobs_migrate
 from jobs.core.errors import UserError
-from jobs.core.report import plain
+from jobs.core.report import convert_to_json
 from jobs.core.settings import Settings
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.migration.migrating import source_snapshot
+from jobs.upgrades.migration.migrating import select_source_snapshot
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
 
@@ -94,7 +94,7 @@ def where(settings: Settings) -> list[str]:
 @pytest.mark.spark
 def test_status_is_the_same_with_and_without_spark(released: Settings, spark: SparkSession):
     both = (Tables(released.warehouse), Warehouse(spark, released.warehouse))
-    without, beside = (plain(status._report(released, one, "walk", None).data) for one in both)
+    without, beside = (convert_to_json(status._report(released, one, "walk", None).data) for one in both)
     (model,) = without["models"]
     assert model["measurements"] == {"version": 4, "rows": 160, "quarantined": 3}
     assert [one["rows_behind"] for one in model["generations"]] == [80]
@@ -153,14 +153,14 @@ def test_how_states_would_change_is_told_without_spark(upgraded: Settings):
     tables = Tables(upgraded.warehouse)
     data = jobs_migrate.run(upgraded, "walk", dry_run=True).data
     assert (data["snapshot"], data["made"], data["dry_run"]) == (None, False, True)
-    assert data["change"]["keys"] == source_snapshot(tables, "walk", None, 2).key_count > 0
+    assert data["change"]["keys"] == select_source_snapshot(tables, "walk", None, 2).key_count > 0
     assert data["change"]["dropped"] == ["slope"]
 
 
 def test_a_snapshot_that_lost_keys_is_told_without_spark(upgraded: Settings, tmp_path: Path):
     shutil.copytree(upgraded.warehouse, tmp_path / "warehouse")
     tables = Tables(str(tmp_path / "warehouse"))
-    source = source_snapshot(tables, "walk", None, 2)
+    source = select_source_snapshot(tables, "walk", None, 2)
     rows = DeltaTable(tables.path("snapshots"))
     rows.delete(f"snapshot_id = '{source.snapshot_id}' AND key <> 'never'")
     rows.vacuum(0, dry_run=False, enforce_retention_duration=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs import filter, ingest
 from jobs.core.settings import Settings
-from jobs.landing.remarks import absent_notes
+from jobs.landing.remarks import format_absent_notes
 from tests.jobs.landing.test_values import spec
 
 SPEC = """name: m
@@ -74,7 +74,7 @@ def test_a_member_of_a_member_is_absent_only_where_it_is(tmp_path: Path, lacking
         tmp_path / "r.jsonl", [{"data": {"temp": 1.0}}] * 9 + [lacking] + [{"data": {"temp": None}}]
     )
     model = spec(key=["k"], measurement=["data.temp"])
-    (note,) = absent_notes(model, {model.measurement[0]: 2}, 11, [path])
+    (note,) = format_absent_notes(model, {model.measurement[0]: 2}, 11, [path])
     assert note.endswith("member 'data.temp' is absent in 1 of the first 11 rows of r.jsonl")
 
 
@@ -105,7 +105,7 @@ def test_the_counts_are_those_of_the_rows(tmp_path_factory: pytest.TempPathFacto
     members = [{} if name == "none" else {name: 1.0} for name in names]
     path = documents(tmp_path_factory.mktemp("absent") / "r.jsonl", members)
     lacking = sum(name != "v" for name in names)
-    notes = absent_notes(spec(), {"v": lacking}, len(names), [path])
+    notes = format_absent_notes(spec(), {"v": lacking}, len(names), [path])
     assert len(notes) == (lacking > 0)
     if lacking:
         assert f"v is missing in {lacking:,} of " in notes[0]

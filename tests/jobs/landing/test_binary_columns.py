@@ -13,7 +13,7 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read, read_schema
-from jobs.landing.values.keys import key_types_of
+from jobs.landing.values.keys import derive_key_types
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec
@@ -32,7 +32,7 @@ def checked(path: Path, **columns: pa.Array) -> tuple[list[Any], list[Any], list
     }
     pq.write_table(pa.table({**sound, **columns}), path)
     spec = ModelSpec.model_validate(random_walk_spec())
-    types = key_types_of(spec.key, read_schema(path, list(spec.columns)))
+    types = derive_key_types(spec.key, read_schema(path, list(spec.columns)))
     assert types == {"id": "string"}
     rows = check_rows(spec, read(path), types, "rows")
     payloads = [None if one is None else json.loads(one) for one in rows.column(PAYLOAD).to_pylist()]

@@ -35,7 +35,7 @@ from pyarrow import orc
 from jobs.core.errors import UserError
 from jobs.landing import bounds
 from jobs.landing.csv_parquet import read, read_part
-from jobs.landing.file_parts import Part, line_parts, lines_of
+from jobs.landing.file_parts import FilePart, cut_line_parts, read_lines
 from jobs.landing.rejected import held as edited_rows
 from jobs.specs.files import Files
 
@@ -237,7 +237,7 @@ def test_what_any_stored_file_takes_is_bounded(
     (as_orc if ending == ".orc" else as_parquet)(lambda: texts("x" * width, rows))(path)
     most, taken = 32 * MB, rows * width
     try:
-        read_rows = sum(one.rows for one in read_part(Part(str(path), 0, None, most=most)))
+        read_rows = sum(one.rows for one in read_part(FilePart(str(path), 0, None, most=most)))
     except UserError as error:
         assert taken > most // 8 and "files.memory_mb" in error.message
     else:
@@ -256,7 +256,9 @@ def test_a_line_of_any_length_is_read_or_refused(
         content = b"\n".join(b"x" * length for length in lengths)
         path.write_bytes(gzip.compress(content) if packed_file else content)
         try:
-            lines = [line for part in line_parts(path) for some in lines_of(part) for line in some if line]
+            lines = [
+                line for part in cut_line_parts(path) for some in read_lines(part) for line in some if line
+            ]
         except UserError as error:
             assert max(lengths) > 1_000 and "has a line of more than 1,000 bytes" in error.message
         else:
@@ -265,15 +267,15 @@ def test_a_line_of_any_length_is_read_or_refused(
 
 def test_the_limit_is_lifted_after_each_piece_and_after_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(UserError, match="more than 32 MB of memory"), bounds.memory_limit("f", 32 * MB):
+    with pytest.raises(UserError, match="more than 32 MB of memory"), bounds.limit_memory("f", 32 * MB):
         assert resource.getrlimit(resource.RLIMIT_DATA) != before
         bytearray(300 * MB)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with bounds.memory_limit("f", 32 * MB), bounds.memory_limit("f", 16 * MB):
+    with bounds.limit_memory("f", 32 * MB), bounds.limit_memory("f", 16 * MB):
         pass
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert len(list(bounds.limit_steps(iter(range(3)), "f"))) == 3
-    with pytest.raises(ValueError), bounds.memory_limit("f"):
+    with pytest.raises(ValueError), bounds.limit_memory("f"):
         raise ValueError("another error stays as it is")
 
 

@@ -14,8 +14,8 @@ from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
 from jobs.landing import file_groups, folder_watch
 from jobs.landing.file_landing import FileLanding
-from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
-from jobs.landing.landed_files import LandedFiles, path_number
+from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, WatchTotals
+from jobs.landing.landed_files import LandedFiles, hash_path
 from jobs.landing.workers import Workers
 from jobs.storage.files import LocalFiles
 from jobs.storage.table_log import FileTable
@@ -138,7 +138,7 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
     pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "inbox" / "rows.csv"
     path.parent.mkdir()
 
-    def look(changed: str = "refuse") -> Totals:
+    def look(changed: str = "refuse") -> WatchTotals:
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
         landing = FileLanding(pipeline.tables, pipeline.spec, changed)
         watch = FolderLanding(landing, Inbox([path.parent], notes))
@@ -174,7 +174,9 @@ def test_what_an_earlier_release_landed_is_known(
     path.write_text(HEADER + lines(0, 3, bad=(1,)))
     with monkeypatch.context() as patch:
         # As its commits are: the transaction does not stand for the path, which the history names until it expires.
-        patch.setattr(file_groups, "transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1))
+        patch.setattr(
+            file_groups, "build_file_transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1)
+        )
         if not remembered:
             commit = FileTable.commit_for_all
             patch.setattr(
@@ -196,7 +198,7 @@ def test_what_an_earlier_release_landed_is_known(
     assert land(pipeline, tmp_path / "new.csv").data["rows"] == 1
     known = LandedFiles(pipeline.tables, "walk").known(str(path), "0" * 64)
     assert known.accepted and not known.landed
-    assert path_number(str(path)) > 1
+    assert hash_path(str(path)) > 1
 
 
 def test_a_file_that_changes_while_it_is_read_does_not_land(

@@ -17,8 +17,8 @@ from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, file_groups, file_parts
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
-from jobs.landing.raw_rows import Source
-from jobs.landing.values.keys import key_types_of
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.values.keys import derive_key_types
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -53,9 +53,9 @@ def spec(**changes: Any) -> ModelSpec:
     )
 
 
-def source(k: pa.Array) -> Source:
+def source(k: pa.Array) -> RawRows:
     at = pa.array([0] * len(k), pa.timestamp("us", "UTC"))
-    return Source({"k": k, "at": at, "v": pa.array([1.0] * len(k))}, len(k))
+    return RawRows({"k": k, "at": at, "v": pa.array([1.0] * len(k))}, len(k))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_id_keeps_its_value_or_is_missing(
 
 def test_only_whole_numbers_of_64_bits_are_integer_keys() -> None:
     kinds = [pa.int8(), pa.int64(), pa.uint32(), pa.uint64(), pa.float64(), pa.string()]
-    found = [key_types_of(["k"], pa.schema([("k", kind)]))["k"] for kind in kinds]
+    found = [derive_key_types(["k"], pa.schema([("k", kind)]))["k"] for kind in kinds]
     assert found == ["bigint", "bigint", "bigint", "string", "string", "string"]
 
 

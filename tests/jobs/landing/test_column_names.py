@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
 from jobs.landing.file_rows import read_rows
-from jobs.landing.json_rows import document_rows
+from jobs.landing.json_rows import parse_documents
 from jobs.landing.messages import MessageChecker
-from jobs.landing.raw_rows import Source
-from jobs.landing.reading import file_schema
-from jobs.landing.rejected.rechecking import recheck
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.reading import read_spec_schema
+from jobs.landing.rejected.rechecking import recheck_payloads
 from jobs.offline.future import read_future
 from jobs.offline.key_inputs import read_inputs
-from jobs.specs.loading import load_spec, schema
+from jobs.specs.loading import build_json_schema, load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import SpecError
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -106,7 +106,7 @@ def test_rows_of_any_column_are_read_from_a_file(name: str, ending: str, tmp_pat
     model = spec(measurement=[name])
     rows = read_rows(model, str(path))
     assert rows.columns[model.measurement[0]].cast(pa.float64()).to_pylist() == [1.5, 2.5]
-    assert file_schema(model, str(path)).names[:3] == model.columns
+    assert read_spec_schema(model, str(path)).names[:3] == model.columns
 
 
 @pytest.mark.parametrize("name", [name for name, _ in NAMES])
@@ -115,11 +115,11 @@ def test_rows_of_any_member_are_read_from_json(name: str, tmp_path: Path) -> Non
     write(path, {"sensor": ["x", "y"], "at": ["2024-01-01", "2024-01-02"], name: [1.5, "high"]})
     model = spec(measurement=[name])
     lines = pa.array(path.read_bytes().splitlines(), pa.binary())
-    rows = check_rows(model, document_rows(model, lines, "f"), {"sensor": "string"}, "f")
+    rows = check_rows(model, parse_documents(model, lines, "f"), {"sensor": "string"}, "f")
     assert rows.schema.names == [REASON, PAYLOAD, *model.columns]
     assert rows.column(model.measurement[0]).to_pylist() == [1.5, None]
     assert json.loads(rows.column(PAYLOAD)[1].as_py())[name] == "high"
-    assert "sensor" in file_schema(model, str(path)).names
+    assert "sensor" in read_spec_schema(model, str(path)).names
 
 
 def test_the_index_of_pandas_and_names_that_differ_in_case(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_index_of_pandas_and_names_that_differ_in_case(tmp_path: Path) -> No
 def test_a_rejected_row_keeps_the_names_of_its_file() -> None:
     model = spec(key=["Station name"], measurement=["Wind (m/s)"])
     columns = {"Station name": ["s"], "at": ["2024-01-01"], "Wind (m/s)": ["calm"]}
-    source = Source({name: pa.array(one) for name, one in columns.items()}, 1)
+    source = RawRows({name: pa.array(one) for name, one in columns.items()}, 1)
     rows = check_rows(model, source, {"Station_name": "string"}, "f")
     assert rows.column(REASON).to_pylist() == ["measurement Wind_m_s: not a number"]
     assert json.loads(rows.column(PAYLOAD)[0].as_py()) == {name: one[0] for name, one in columns.items()}
@@ -162,7 +162,7 @@ def test_members_of_messages_have_any_name_and_the_key_of_a_message_too() -> Non
     assert [rows.column(name)[0].as_py() for name in ("id", "Station_no", "Wind_m_s")] == ["k", "s", 1.5]
     payload = json.loads(rows.column(PAYLOAD)[1].as_py())
     assert payload == {"_id": "k", "Station no.": "s", "at": "2024-01-01", "Wind (m/s)": "calm"}
-    again = recheck(
+    again = recheck_payloads(
         model, {"id": "string", "Station_no": "string"}, [json.dumps({**payload, "Wind (m/s)": 2})]
     )
     assert again.reasons == [None] and json.loads(again.landings[0] or "{}")["id"] == "k"
@@ -287,7 +287,7 @@ def test_any_names_are_told_apart_and_found(names: list[str]) -> None:
     columns = {name: pa.array([str(place)]) for place, name in enumerate(names)} | {
         time: pa.array(["2024-01-01"])
     }
-    rows = check_rows(model, Source(columns, 1), {model.key[0]: "string"}, "f")
+    rows = check_rows(model, RawRows(columns, 1), {model.key[0]: "string"}, "f")
     assert rows.column(REASON).to_pylist() == [None]
     assert [rows.column(name)[0].as_py() for name in model.measurement] == [
         float(i) for i in range(2, len(names))
@@ -321,5 +321,5 @@ def test_a_spec_of_plain_names_is_unchanged(names: list[str]) -> None:
 
 
 def test_the_schema_of_a_spec_allows_several_columns_of_the_time() -> None:
-    kinds = [one["type"] for one in schema()["properties"]["time"]["anyOf"]]
+    kinds = [one["type"] for one in build_json_schema()["properties"]["time"]["anyOf"]]
     assert kinds == ["string", "array", "object"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, csv_records
-from jobs.landing.csv_parquet import begins_record, found_dialect, parts, read, read_part, read_schema
+from jobs.landing.csv_parquet import is_record_start, list_parts, read, read_dialect, read_part, read_schema
 from jobs.landing.raw_rows import BYTES, CORRUPT, MISSHAPEN, NOT_UTF8
 from jobs.specs.files import Files
 
@@ -58,7 +58,7 @@ def by_csv(data: bytes, names: Sequence[str]) -> list[Row]:
 
 def by_pieces(data: bytes, names: Sequence[str], size: int) -> list[Row]:
     rows: list[Row] = []
-    cut = list(csv_records.pieces(io.BytesIO(data), size))
+    cut = list(csv_records.cut_pieces(io.BytesIO(data), size))
     assert b"".join(cut) == data
     for piece in cut:
         found = csv_records.parse_records(piece, names)
@@ -84,14 +84,14 @@ def test_a_file_gives_the_same_rows_whole_and_in_parts(
     names = ["x", 'y\n"', "z"]
     assert read_schema(path, names).names == names
     as_written = Files(separator=",", skip_lines=0, units_rows=0)
-    dialect = found_dialect(path, (), as_written)
+    dialect = read_dialect(path, (), as_written)
     assume(
         not dialect.extra and dialect.first is None and dialect.quote == '"'
     )  # rows of another width that are read
     with pytest.MonkeyPatch.context() as patch:
         whole = read(path, named=as_written)
         patch.setattr(csv_parquet, "PIECE_BYTES", size)
-        some = [source for part in parts(path, named=as_written) for source in read_part(part)]
+        some = [source for part in list_parts(path, named=as_written) for source in read_part(part)]
     for name in [*names, CORRUPT, BYTES]:
         nothing = [None] * whole.rows
         found = [
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_csv_is_refused_whole(
     path.write_bytes(content)
     monkeypatch.setattr(csv_parquet, "PIECE_BYTES", max(size, len(content) // 7))
     with pytest.raises(UserError, match=said):
-        for part in parts(path):
+        for part in list_parts(path):
             list(read_part(part))
 
 
@@ -152,7 +152,7 @@ def test_a_row_that_does_not_end_is_told_before_all_of_it_is_read(
     with pytest.raises(csv.Error, match="a row has more than 100,000 bytes"):
         stream = Endless(begin)
         assert csv_records.read_header(stream) is not None
-        list(csv_records.pieces(stream, 10_000))
+        list(csv_records.cut_pieces(stream, 10_000))
     assert sum(seen) < 300_000
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(begin + b"1" * 20_000_000))
@@ -170,7 +170,7 @@ def test_a_long_field_is_a_field(
     path = tmp_path / "rows.csv"
     path.write_bytes(b"x,y\n1," + quote + b"2" * 200_000 + quote + b"\n3,4\n")
     monkeypatch.setattr(csv_parquet, "PIECE_BYTES", max(size, 30_000))
-    found = [source for part in parts(path) for source in read_part(part)]
+    found = [source for part in list_parts(path) for source in read_part(part)]
     assert [value for source in found for value in source.columns["y"].to_pylist()] == ["2" * 200_000, "4"]
 
 
@@ -182,7 +182,7 @@ def test_a_place_begins_a_record_if_the_rows_before_it_end_there(
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     first += b"1,2,3\n" + unfinished
     path.write_bytes(b"x,y,z\n" + first + second)
-    assert begins_record(path, 6 + len(first), ["x", "y", "z"]) is not bool(unfinished)
+    assert is_record_start(path, 6 + len(first), ["x", "y", "z"]) is not bool(unfinished)
 
 
 @pytest.mark.parametrize("row", [b"a,1\n", b"a,1,2,3\n"])

@@ -23,11 +23,11 @@ from jobs import init
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.settings import Settings
 from jobs.landing import json_rows
-from jobs.landing.csv_parquet import found_dialect, read, read_schema, written_as
+from jobs.landing.csv_parquet import read, read_dialect, read_schema, read_settings
 from jobs.landing.dialects import find_dialect
 from jobs.landing.file_parts import check_columns
 from jobs.landing.raw_rows import MISSHAPEN
-from jobs.landing.values.rejected import doubtful_epoch, explained
+from jobs.landing.values.rejected import explain_reason, find_epoch_doubt
 from jobs.specs.files import Files
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -57,7 +57,7 @@ def test_files_of_other_packages_are_read_as_pandas_reads_them_or_refused_in_a_s
             assert str(path) in error.message and "\n" not in error.message
             assert "appears twice" in error.message  # a matrix without a header, or columns without names
             continue
-        dialect = found_dialect(path, ())
+        dialect = read_dialect(path, ())
         if dialect.first is not None or dialect.by_cr:
             continue  # names of rows, which pandas reads as an index
         with warnings.catch_warnings():
@@ -99,8 +99,8 @@ def test_separator_and_header_of_known_files_are_found(
     name: str, separator: str, columns: int | None
 ) -> None:
     path = PACKAGES[0] / name
-    assert found_dialect(path, ()).separator == separator
-    assert len(written_as(path).columns) == (columns or 0)
+    assert read_dialect(path, ()).separator == separator
+    assert len(read_settings(path).columns) == (columns or 0)
 
 
 def written(path: Path, separator: str, decimal: str, header: bool, packed: bool = False) -> Path:
@@ -249,17 +249,17 @@ def test_a_file_that_lacks_a_column_says_what_is_likely(tmp_path: Path, content:
     ],
 )  # fmt: skip
 def test_a_rejected_row_is_explained(changes: dict[str, Any], reason: str, payload: str, said: str) -> None:
-    sentence = explained(spec_of(**changes), reason, payload)
+    sentence = explain_reason(spec_of(**changes), reason, payload)
     assert sentence.startswith(reason) and said in sentence
 
 
 def test_seconds_that_are_read_as_milliseconds_are_doubted() -> None:
     spec = spec_of(time_format="epoch_milliseconds")
     assert "size is that of epoch_seconds" in (
-        doubtful_epoch(spec, 1_700_000_000_000, 1_700_000_060_000) or ""
+        find_epoch_doubt(spec, 1_700_000_000_000, 1_700_000_060_000) or ""
     )
-    assert doubtful_epoch(spec, 1_700_000_000_000_000, 1_700_000_060_000_000) is None
-    assert doubtful_epoch(spec_of(), 0, 0) is None
+    assert find_epoch_doubt(spec, 1_700_000_000_000_000, 1_700_000_060_000_000) is None
+    assert find_epoch_doubt(spec_of(), 0, 0) is None
 
 
 def test_filter_ends_with_code_2_where_every_row_is_rejected_and_notes_repeats(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_cut_or_damaged_gzip_file_is_refused_in_a_sentence(tmp_path: Path, cut
     for content in (whole[:at], whole[: at - 20] + b"\0" * 12 + whole[at - 8 :], b"no gzip at all"):
         path.write_bytes(content)
         with pytest.raises(UserError) as error:
-            json_rows.documents(path) if "json" in ending else read(path)
+            json_rows.read_json_documents(path) if "json" in ending else read(path)
         assert "is cut off or damaged: it is no whole gzip file" in error.value.message
         assert "\n" not in error.value.message
 
@@ -317,7 +317,7 @@ def test_time_is_bounded_by_size_not_by_its_square(tmp_path: Path) -> None:
     blank = tmp_path / "blank.json.gz"
     for content in (b" " * 10_000_000, b"\n" * 20_000_000):
         blank.write_bytes(gzip.compress(content))
-        assert json_rows.documents(blank) == []
+        assert json_rows.read_json_documents(blank) == []
     assert time.monotonic() - began < 40  # 200 s and more before
 
 

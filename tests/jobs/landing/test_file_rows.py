@@ -20,7 +20,7 @@ from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.landing.file_rows import read_all, read_rows
 from jobs.landing.json_rows import NOT_AN_OBJECT
-from jobs.landing.reading import reader_of
+from jobs.landing.reading import select_reader
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
@@ -65,7 +65,7 @@ def test_json_gives_the_rows_that_csv_gives(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.json"):
         assert filtered_rows(spec, tmp_path / name) == wanted
         other = replace(own, warehouse=str(tmp_path / name.replace(".", "-")))
-        assert landed_rows(other, spec, tmp_path / name).ordered == wanted.ordered
+        assert landed_rows(other, spec, tmp_path / name).sort_by_key_text == wanted.sort_by_key_text
     for verb, options in ((filter, {}), (forecast, {"steps": 2})):
         for path in (lines, tmp_path / "rows.csv"):
             verb.run(own, "walk", str(path), str(path.with_suffix(".out.parquet")), **options)
@@ -133,7 +133,7 @@ def drawn_files(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def checked_rows(spec: ModelSpec, path: Path) -> ReadRows:
     """Return the rows that `ingest` and `estimate --input` accept of a file."""
-    reader = reader_of(spec, str(path))
+    reader = select_reader(spec, str(path))
     batches = [one for piece in reader.pieces() for one in reader.read(piece, {"sensor": "string"})]
     found = [row for batch in batches for row in batch.to_pylist()]
     rows = [row_of(spec, row | {"at": instant_of(row["at"])}) for row in found if row[REASON] is None]

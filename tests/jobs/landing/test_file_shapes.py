@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing import csv_parquet
-from jobs.landing.csv_parquet import found_dialect, parts, read, read_part, written_as
-from jobs.landing.dialects import header_words
+from jobs.landing.csv_parquet import list_parts, read, read_dialect, read_part, read_settings
+from jobs.landing.dialects import describe_header
 from jobs.landing.raw_rows import CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8
-from jobs.landing.shapes.row_shapes import shape_cause
+from jobs.landing.shapes.row_shapes import explain_shape
 from jobs.specs.files import Files
 
 A = [
@@ -92,7 +92,7 @@ def rows_of(path: Path, named: Files = Files(), size: int | None = None) -> list
     found: list[tuple[str | None, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_parquet, "PIECE_BYTES", size)
-        for part in parts(path, columns=COLUMNS, named=named):
+        for part in list_parts(path, columns=COLUMNS, named=named):
             for source in read_part(part):
                 assert MISSHAPEN not in source.reasons()
                 found += zip(*(source.columns[name].to_pylist() for name in COLUMNS), strict=True)
@@ -132,7 +132,7 @@ def test_the_shape_is_found_without_the_names_of_the_columns(tmp_path: Path, nam
 )
 def test_what_was_found_is_said(tmp_path: Path, name: str, said: list[str]) -> None:
     path = written(tmp_path / "rows.csv", SHAPES[name])
-    words = "; ".join(header_words(found_dialect(path, COLUMNS)))
+    words = "; ".join(describe_header(read_dialect(path, COLUMNS)))
     assert bool(words) is bool(said)
     for one in said:
         assert one in words
@@ -207,7 +207,7 @@ def test_a_row_of_another_width_names_the_cause(tmp_path: Path, content: str, sa
     source = read(written(tmp_path / "rows.csv", content))
     place = source.reasons().tolist().index(MISSHAPEN)
     row = {name: source.columns[name][place].as_py() for name in (CORRUPT, FIELDS)}
-    assert said in shape_cause(row)
+    assert said in explain_shape(row)
 
 
 FIELDS_OF = st.tuples(
@@ -277,7 +277,7 @@ def test_any_encoding_line_end_and_trailing_separator_give_the_rows(
 def test_init_writes_what_it_found(tmp_path: Path, content: str, settings_written: Files) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(content.encode(settings_written.encoding or "utf-8"))
-    found = written_as(path)
+    found = read_settings(path)
     assert found == settings_written
     columns = found.columns or list(read(path, named=found).columns)
     again = read(path, columns, found)

@@ -20,7 +20,7 @@ from jobs.landing import folder_watch
 from jobs.landing.checking import check_rows
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import LANDED, SETTLE_SECONDS, Inbox, Notes
-from jobs.landing.json_rows import document_rows, documents, json_schema
+from jobs.landing.json_rows import infer_json_schema, parse_documents, read_json_documents
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import LocalFiles
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -83,11 +83,11 @@ def test_json_lines_are_rows_and_an_invalid_line_keeps_its_text(tmp_path: Path, 
     path = tmp_path / f"rows{ending}"
     path.write_bytes(gzip.compress(LINES) if ending.endswith(".gz") else LINES)
     spec = json_spec()
-    schema = json_schema(path, spec)
+    schema = infer_json_schema(path, spec)
     assert (schema.field("id").type, schema.field("at").type) == (pa.int64(), pa.string())
     rows = check_rows(
         spec,
-        document_rows(spec, pa.array(documents(path), pa.binary()), str(path)),
+        parse_documents(spec, pa.array(read_json_documents(path), pa.binary()), str(path)),
         {"id": "bigint"},
         str(path),
     )
@@ -106,7 +106,7 @@ def test_a_json_array_is_its_items(tmp_path: Path) -> None:
     spec = json_spec(time_format="epoch_seconds")
     rows = check_rows(
         spec,
-        document_rows(spec, pa.array(documents(path), pa.binary()), str(path)),
+        parse_documents(spec, pa.array(read_json_documents(path), pa.binary()), str(path)),
         {"id": "string"},
         str(path),
     )
@@ -126,7 +126,7 @@ def test_a_json_file_of_other_columns_is_refused(tmp_path: Path, content: str, s
     path = tmp_path / "rows.json"
     path.write_text(content)
     with pytest.raises(UserError, match=said):
-        json_schema(path, json_spec())
+        infer_json_schema(path, json_spec())
 
 
 # On Spark
@@ -191,7 +191,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     pipeline, day = Pipeline(tmp_path, random_walk_spec()), random_rows(1)[0]
     path = tmp_path / "rows.csv"
 
-    def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
+    def look(limit: dict[str, Any] | None = None) -> folder_watch.WatchTotals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
         landing = folder_watch.FolderLanding(

@@ -14,7 +14,14 @@ import pytest
 from jobs.core.times import TimeParser
 from jobs.landing import file_parts, json_rows
 from jobs.landing.checking import check_rows
-from jobs.landing.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
+from jobs.landing.json_rows import (
+    _read_singly,
+    _Wanted,
+    list_json_parts,
+    read_json_documents,
+    read_objects,
+    read_part,
+)
 from jobs.landing.values import times
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
@@ -85,7 +92,7 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
             documents[chance.randrange(size)] = changed(chance.choice(DOCUMENTS), chance)
         array = pa.array(documents, pa.binary())
         found = read_objects(array, names, keys, ["at"])
-        expected = _one_by_one(array, _Wanted(names, keys, exact))
+        expected = _read_singly(array, _Wanted(names, keys, exact))
         assert list(found.reasons()) == list(expected.reasons())
         for name in names:
             for at, document in enumerate(documents):
@@ -137,11 +144,13 @@ def test_parts_of_any_size_have_the_documents_of_the_file(
     lines = [b'{"x": 1}', b" ", b"", b'{"x": "\xff"}\r', b'\xef\xbb\xbf{"x": 2}', b'{"x":\t3} \r', b"\r"] * 9
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
     monkeypatch.setattr(file_parts, "PIECE_BYTES", size)
-    cut = parts(path)
+    cut = list_json_parts(path)
     monkeypatch.undo()  # a worker reads a part whole
     found = [one for part in cut for some in read_part(part) for one in some.to_pylist()]
-    assert found == documents(path) == [line.strip(b" \t\r") for line in lines if line.strip(b" \t\r")]
+    assert (
+        found == read_json_documents(path) == [line.strip(b" \t\r") for line in lines if line.strip(b" \t\r")]
+    )
     assert (len(cut) == 1) is (size == 1000)
     model, none = ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary())
-    empty = check_rows(model, json_rows.document_rows(model, none, "rows"), {"id": "string"}, "rows")
+    empty = check_rows(model, json_rows.parse_documents(model, none, "rows"), {"id": "string"}, "rows")
     assert empty.num_rows == 0

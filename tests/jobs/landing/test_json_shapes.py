@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
-from jobs.landing.json_rows import document_rows, documents, json_schema, parts, read_part, spans_lines
+from jobs.landing.json_rows import (
+    infer_json_schema,
+    list_json_parts,
+    parse_documents,
+    read_json_documents,
+    read_part,
+    spans_lines,
+)
 from jobs.landing.shapes import json_values
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
@@ -80,9 +87,9 @@ def written(path: Path, content: str) -> Path:
 def rows_of(path: Path, wanted: ModelSpec) -> list[tuple[Any, ...]]:
     """Return key, time and numbers as `ingest` reads them."""
     found: list[tuple[Any, ...]] = []
-    for part in parts(path):
+    for part in list_json_parts(path):
         for some in read_part(part, wanted.file_columns):
-            batch = check_rows(wanted, document_rows(wanted, some, str(path)), {"id": "string"}, str(path))
+            batch = check_rows(wanted, parse_documents(wanted, some, str(path)), {"id": "string"}, str(path))
             assert batch.column(REASON).null_count == batch.num_rows
             found += zip(*(batch.column(name).to_pylist() for name in ("id", "a", "b")), strict=True)
     return found
@@ -96,9 +103,9 @@ def test_a_file_of_any_shape_gives_its_rows(tmp_path: Path, name: str, ending: s
     assert spans_lines(path) is spans
     expected = [(row["id"], row["a"], row["b"]) for row in ROWS]
     assert rows_of(path, spec()) == expected
-    assert set(spec().columns) <= set(json_schema(path, spec()).names)
-    assert [json.loads(one) for one in documents(path)] == ROWS
-    assert [json.loads(one) for one in documents(path, 2)] == ROWS[:2]
+    assert set(spec().columns) <= set(infer_json_schema(path, spec()).names)
+    assert [json.loads(one) for one in read_json_documents(path)] == ROWS
+    assert [json.loads(one) for one in read_json_documents(path, 2)] == ROWS[:2]
 
 
 AT = [row["at"] for row in ROWS]
@@ -144,7 +151,7 @@ def test_members_named_after_times_and_pairs_of_time_and_value_are_rows(
 ) -> None:
     path = written(tmp_path / "a.json", text(content, indent))
     assert spans_lines(path)
-    assert [json.loads(one) for one in documents(path)] == rows
+    assert [json.loads(one) for one in read_json_documents(path)] == rows
 
 
 @pytest.mark.parametrize(
@@ -157,7 +164,7 @@ def test_members_named_after_times_and_pairs_of_time_and_value_are_rows(
 )
 def test_members_that_do_not_tell_rows_stay_one(tmp_path: Path, content: Any) -> None:
     path = written(tmp_path / "a.json", text(content, 1))
-    assert [json.loads(one) for one in documents(path)] == [content]
+    assert [json.loads(one) for one in read_json_documents(path)] == [content]
 
 
 @settings(max_examples=150, deadline=None)
@@ -189,12 +196,12 @@ def test_values_over_blocks_of_any_size_are_those_of_the_file(
     path = written(tmp_path_factory.mktemp("json") / "rows.json", content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_values, "BLOCK", size)
-        assert [json.loads(one) for one in documents(path)] == rows
+        assert [json.loads(one) for one in read_json_documents(path)] == rows
 
 
 def test_numbers_keep_their_spelling(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.json", '[{"id": 1.10, "a": 9007199254740993}, {"id": 2, "a": 1e2}]')
-    assert documents(path) == [b'{"id": 1.10, "a": 9007199254740993}', b'{"id": 2, "a": 1e2}']
+    assert read_json_documents(path) == [b'{"id": 1.10, "a": 9007199254740993}', b'{"id": 2, "a": 1e2}']
 
 
 @pytest.mark.parametrize("names", [("main.a", "b"), ("main.a", "main.c")])
@@ -202,10 +209,10 @@ def test_a_member_of_a_member_is_named_with_a_dot(tmp_path: Path, names: tuple[s
     rows = [{**row, "main": {**row["main"], "c": row["b"]}} for row in DEEP]
     path = written(tmp_path / "rows.jsonl", "\n".join(map(text, rows)))
     wanted = spec().model_copy(update={"measurement": list(names)})
-    assert set(names) <= set(json_schema(path, wanted).names)
-    for part in parts(path):
+    assert set(names) <= set(infer_json_schema(path, wanted).names)
+    for part in list_json_parts(path):
         for some in read_part(part):
-            batch = check_rows(wanted, document_rows(wanted, some, str(path)), {"id": "string"}, str(path))
+            batch = check_rows(wanted, parse_documents(wanted, some, str(path)), {"id": "string"}, str(path))
             assert batch.column(names[0]).to_pylist() == [row["a"] for row in ROWS]
             assert batch.column(names[1]).to_pylist() == [row["b"] for row in ROWS]
 
@@ -228,7 +235,7 @@ def test_rows_that_are_not_found_are_refused_by_what_was_seen(
 ) -> None:
     path = written(tmp_path / "rows.json", text(content, 1))
     with pytest.raises(UserError, match=said):
-        json_schema(path, spec())
+        infer_json_schema(path, spec())
 
 
 @pytest.mark.parametrize(
@@ -236,12 +243,12 @@ def test_rows_that_are_not_found_are_refused_by_what_was_seen(
 )
 def test_a_file_that_is_not_json_says_so(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError, match="is not JSON"):
-        documents(written(tmp_path / "rows.json", content))
+        read_json_documents(written(tmp_path / "rows.json", content))
 
 
 def test_a_damaged_line_stays_one_line(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", "{oops\n" + "\n".join(map(text, ROWS)))
-    assert not spans_lines(path) and len(documents(path)) == 4
+    assert not spans_lines(path) and len(read_json_documents(path)) == 4
 
 
 def test_a_value_that_does_not_end_is_told_before_all_of_it_is_read(
@@ -251,6 +258,6 @@ def test_a_value_that_does_not_end_is_told_before_all_of_it_is_read(
     monkeypatch.setattr(json_values, "BLOCK", 1_000)
     path = written(tmp_path / "rows.json.gz", '[{"a": "' + "x" * 20_000_000)
     with pytest.raises(UserError, match="has a value of more than 10,000 characters"):
-        documents(path)
+        read_json_documents(path)
     with pytest.raises(UserError, match="nested too deeply"):
-        documents(written(tmp_path / "deep.json", "[" * 100_000))
+        read_json_documents(written(tmp_path / "deep.json", "[" * 100_000))

@@ -12,8 +12,8 @@ import pytest
 from demo.broker import Broker
 from jobs import export, ingest
 from jobs.core.errors import UserError
-from jobs.snapshots.manifests import all_of
-from jobs.spark.kafka import topic_id
+from jobs.snapshots.manifests import read_manifests
+from jobs.spark.kafka import read_topic_id
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
@@ -64,7 +64,7 @@ def test_history_lands_and_the_stream_starts_at_the_exact_offsets(feed: Feed, tm
     }
 
     pipeline.pretrain()
-    (manifest,) = all_of(pipeline.warehouse, "exact")
+    (manifest,) = read_manifests(pipeline.warehouse, "exact")
     assert manifest.position["offsets"] == landed["offsets"]
     # More messages arrive that have not landed, unevenly in the partitions, with invalid ones between.
     later = [*as_json(days[2], spread(days[2])), *poison, *as_json(days[3], spread(days[3]))]
@@ -153,7 +153,7 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     (row,) = pipeline.warehouse.read("quarantine").collect()
     assert json.loads(row["payload"]) == {"id": "key 1", "at": "then"}
     place = {"topic": "grown", "partition": 1, "offset": len(new), "key": "key 1"}
-    place["topic_id"] = topic_id(feed.spark, "grown")
+    place["topic_id"] = read_topic_id(feed.spark, "grown")
     assert json.loads(row["position"]) == {**place, "generation": "grown-g0001", "batch_id": 0}
 
 

@@ -23,8 +23,8 @@ from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
-from jobs.spark.kafka import topic_id
-from jobs.storage.positions import landed_position
+from jobs.spark.kafka import read_topic_id
+from jobs.storage.positions import find_landed_position
 from jobs.streaming.driver import Driver
 from tests.jobs.landing.test_kafka import keyed, topic_spec
 from tests.jobs.support.feeds import Feed, Message, as_json
@@ -67,7 +67,7 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     feed.send("poison", of_one_partition(days[0]))
     ingest.run(pipeline.settings, "poison")
     pipeline.pretrain()
-    (manifest,) = manifests.all_of(pipeline.warehouse, "poison")
+    (manifest,) = manifests.read_manifests(pipeline.warehouse, "poison")
     live = start_point.begin(DeployedModel(pipeline.spec, pipeline.warehouse), manifest, None, None)
     parent = live.generation, -1
     shadow = start_point.begin(
@@ -94,7 +94,7 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     rows = landed(pipeline)
     assert len(rows) == 61 and not rows.duplicated(["_topic", "_topic_id", "_partition", "_offset"]).any()
     place = rows.loc[rows["_offset"] == 60, ["_topic", "_topic_id", "_partition"]].values.tolist()
-    assert place == [["poison", topic_id(feed.spark, "poison"), 0]]
+    assert place == [["poison", read_topic_id(feed.spark, "poison"), 0]]
 
     # A message that has landed by another way is marked, and does not land.
     refused = pipeline.warehouse.read("quarantine").filter("generation IS NULL")
@@ -129,18 +129,18 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     def make_anew(times: int = 2) -> None:
         """Delete the topic and make it anew, with more messages than any position says."""
         feed.remove("anew")
-        wait_until(lambda: topic_id(feed.spark, "anew") is None)
+        wait_until(lambda: read_topic_id(feed.spark, "anew") is None)
         feed.make("anew", 1)
         feed.send("anew", later * times)
 
     feed.make("anew", 1)
     feed.send("anew", of_one_partition(days[0]))
     ingest.run(pipeline.settings, "anew")
-    first = topic_id(feed.spark, "anew")
-    landing = landed_position(warehouse, "measurements/anew", "anew")
+    first = read_topic_id(feed.spark, "anew")
+    landing = find_landed_position(warehouse, "measurements/anew", "anew")
     assert first is not None and landing is not None and landing["topic_id"] == first
     pipeline.pretrain()
-    (manifest,) = manifests.all_of(warehouse, "anew")
+    (manifest,) = manifests.read_manifests(warehouse, "anew")
     assert manifest.position["topic_id"] == first
     # A generation of an earlier release does not know the id: its next driver adopts the present one.
     made = start_point.begin(DeployedModel(pipeline.spec, warehouse), manifest, None, None)
@@ -151,7 +151,7 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     stream.display = lambda _: Hooked(make_anew)
     with pytest.raises(UserError, match=f"topic anew was deleted and made anew .* and was {first}"):
         stream.drive()
-    assert generations.named(warehouse, "anew", made.generation).start_position["topic_id"] == first
+    assert generations.read_named(warehouse, "anew", made.generation).start_position["topic_id"] == first
     assert len(pipeline.estimates()) == 60
 
     with pytest.raises(UserError, match=r"made anew since .*--accept-loss"):

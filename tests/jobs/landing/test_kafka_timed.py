@@ -12,7 +12,7 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.lineage.live import latest_corrections
-from jobs.storage.positions import landed_position
+from jobs.storage.positions import find_landed_position
 from tests.jobs.batch.test_new_keys import after, of_new_keys
 from tests.jobs.landing.test_kafka import topic_spec
 from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
@@ -92,7 +92,7 @@ def test_new_keys_are_imported_beside_a_topic(feed: Feed, tmp_path: Path) -> Non
     assert_bit_equal(pipeline.estimates(), after(pipeline.batch(), days[1], days[2], fresh[2]))
 
     # The landed offsets of one topic are not those of another.
-    assert landed_position(pipeline.warehouse, "measurements/joined", "elsewhere") is None
+    assert find_landed_position(pipeline.warehouse, "measurements/joined", "elsewhere") is None
     feed.make("elsewhere")
     pipeline.write_spec({**spec, "source": {**spec["source"], "topic": "elsewhere"}})
     with pytest.raises(

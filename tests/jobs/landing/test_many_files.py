@@ -12,7 +12,7 @@ from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes
-from jobs.landing.landed_files import LandedFiles, file_state
+from jobs.landing.landed_files import LandedFiles, read_file_state
 from jobs.landing.workers import Workers
 from jobs.storage.files import LocalFiles
 from jobs.storage.tables import measurements
@@ -62,7 +62,7 @@ def test_many_small_files_land_in_one_commit_that_names_each_of_them(tmp_path: P
     known = LandedFiles(pipeline.tables, "walk")
     numbers = known.numbers()
     for path in sorted(folder.iterdir()):
-        file = file_state(str(path))
+        file = read_file_state(str(path))
         one = known.known(str(path), file.digest, numbers)
         assert (one.landed, one.kept, one.others) == (True, True, [])
     log = (Path(pipeline.settings.warehouse) / TABLE / "_delta_log" / "00000000000000000001.json").read_text()

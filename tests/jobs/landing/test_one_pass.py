@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from jobs import ingest
 from jobs.core.progress import BytesRead, Progress
 from jobs.landing import csv_parquet, file_groups, file_parts, written_pieces
-from jobs.landing.file_groups import groups_of
-from jobs.landing.file_parts import Part
+from jobs.landing.file_groups import group_files
+from jobs.landing.file_parts import FilePart
 from jobs.landing.landed_files import FileState, Known
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.landing.reading import FilePiece
 from jobs.landing.values import number_writing, times
-from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.numbers import build_rules, parse_numbers
 from jobs.landing.written_pieces import FilePieces, count_repeats
 from jobs.specs.files import Files
 from jobs.storage.table_log import FileTable
@@ -172,13 +172,13 @@ NUMBERS = {
     "1_000": "not a number", "nan(1)": "not a number", "inf": "not finite", "-Infinity": "not finite",
     "1e999": "not finite", "\t1": "not a number", "1\n": "not a number", "\u0661": "not a number",
 }  # fmt: skip
-MISSING = rules_of(["na", "", "-999", "nan"], Files())
+MISSING = build_rules(["na", "", "-999", "nan"], Files())
 
 
 def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
-    source = Source({"v": pa.array(texts, pa.string())}, len(texts))
+    source = RawRows({"v": pa.array(texts, pa.string())}, len(texts))
     reason = np.full(len(texts), None, object)
-    (found,) = numbers_of(["v"], "measurement", source, MISSING, "rows", reason)
+    (found,) = parse_numbers(["v"], "measurement", source, MISSING, "rows", reason)
     return [
         (None if why or np.isnan(value) else value, why)
         for value, why in zip(found.tolist(), reason, strict=True)
@@ -241,7 +241,7 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
         FilePieces(
             FileState(str(place), "", 0, 0),
             Known(False, False, frozenset(), frozenset()),
-            [FilePiece(Part("p", at, None), size << 20) for at, size in enumerate(some)],
+            [FilePiece(FilePart("p", at, None), size << 20) for at, size in enumerate(some)],
         )
         for place, some in enumerate(sizes)
     ]
@@ -275,7 +275,7 @@ def test_groups_are_small_and_of_different_contents() -> None:
     sizes = Counter({"a": 40 << 20, "b": 30 << 20, "c": 1, "big": 1 << 30, "d": 2})
     files = [FileState(name, name, size, 0) for name, size in sizes.items()]
     again = [*files, FileState("copy", "d", 2, 0)]
-    names = [[file.path for file in group] for group in groups_of(again)]
+    names = [[file.path for file in group] for group in group_files(again)]
     assert names == [["a"], ["b", "c"], ["big"], ["d"], ["copy"]]
 
 

@@ -16,7 +16,7 @@ from jobs.core.times import MAX_US, MIN_US
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
 from jobs.landing.parsing import parse
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import RawRows
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec
@@ -113,7 +113,7 @@ def test_seconds_in_memory_out_of_range_are_rejected() -> None:
     one = pa.array([1.0] * len(at))
     rows = parse(
         spec(),
-        Source({"id": pa.array(["k"] * len(at)), "at": at, "a": one, "b": one}, len(at)),
+        RawRows({"id": pa.array(["k"] * len(at)), "at": at, "a": one, "b": one}, len(at)),
         "rows",
     )
     assert rows.reason.tolist() == [NOT_A_TIME, NOT_A_TIME, None, None, MISSING]

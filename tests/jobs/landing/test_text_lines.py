@@ -16,7 +16,7 @@ from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.landing import file_groups, file_parts
-from jobs.landing.text_lines import LINE, matched_again
+from jobs.landing.text_lines import LINE, match_again
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -112,7 +112,7 @@ def test_a_pattern_that_cannot_give_the_columns_is_refused(tmp_path: Path, patte
 
 def test_an_empty_group_of_a_line_that_is_replayed_is_null_as_in_one_that_lands() -> None:
     groups = {"at": "2024-03-01T00:00:10", "id": "y", "a": None, "b": None}
-    assert matched_again(PATTERN, {LINE: GOOD[1]}) == ({LINE: GOOD[1], **groups}, None)
+    assert match_again(PATTERN, {LINE: GOOD[1]}) == ({LINE: GOOD[1], **groups}, None)
 
 
 def test_text_without_a_pattern_says_what_to_write(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.landing.checking import check_rows
-from jobs.landing.raw_rows import Source
-from jobs.landing.rejected.rechecking import recheck
-from jobs.landing.values.rejected import explained
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.rejected.rechecking import recheck_payloads
+from jobs.landing.values.rejected import explain_reason
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import SpecError
@@ -32,7 +32,7 @@ def checked(columns: Columns, types: dict[str, pa.DataType] | None = None, **cha
     count = len(next(iter(columns.values())))
     rows: Columns = {"id": ["x"] * count, "a": ["1"] * count, "b": ["2"] * count, **columns}
     arrays = {name: pa.array(values, (types or {}).get(name)) for name, values in rows.items()}
-    source = Source(arrays, count)
+    source = RawRows(arrays, count)
     return check_rows(spec(**changes), source, {"id": "string"}, "file")
 
 
@@ -331,7 +331,7 @@ def test_a_rejected_row_is_taken_back_with_the_names_of_the_file_or_of_the_table
     micros = int(datetime(2024, 1, 2, 5, tzinfo=UTC).timestamp() * 1e6)
     of_file = {"id": "x", "a": 1, "b": 2, "DATE": "02.01.2024", "TIME": "05:00"}
     of_table = {"id": "x", "a": 1, "b": 2, "time": "2024-01-02T05:00:00Z"}
-    found = recheck(
+    found = recheck_payloads(
         model, {"id": "string"}, [json.dumps(of_file), json.dumps(of_table), json.dumps({"id": "x"})]
     )
     assert found.reasons == [None, None, "time time: missing"]
@@ -384,10 +384,12 @@ def test_the_time_has_the_first_free_name() -> None:
 )
 def test_what_makes_no_time_is_told_with_the_values_of_the_file(columns: Any, said: str) -> None:
     payload = json.dumps({"id": "x", "DATE": "2024-01-01", "TIME": 5})
-    assert said in explained(spec(time=columns), "time time: not a time", payload)
+    assert said in explain_reason(spec(time=columns), "time time: not a time", payload)
 
 
 def test_what_is_no_number_is_told_with_the_value_of_the_file() -> None:
     model = spec(measurement=["Temp (°C)", "b"])
-    told = explained(model, "measurement Temp_C: not a number", json.dumps({"Temp (°C)": "1,5", "b": "1"}))
+    told = explain_reason(
+        model, "measurement Temp_C: not a number", json.dumps({"Temp (°C)": "1,5", "b": "1"})
+    )
     assert told.startswith("measurement Temp_C: not a number, such as '1,5'")

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.clock import now
-from jobs.core.time_counts import wall_us
+from jobs.core.time_counts import compute_wall_us
 from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.reading import reader_of
-from jobs.landing.rejected.rechecking import recheck
-from jobs.landing.values.rejected import clock_notes, explained, repeated
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.reading import select_reader
+from jobs.landing.rejected.rechecking import recheck_payloads
+from jobs.landing.values.rejected import describe_clock_changes, describe_repeats, explain_reason
 from jobs.offline.future import read_future
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
@@ -34,11 +34,11 @@ def spec_of(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(random_walk_spec(**changes))
 
 
-def source_of(times: list[str], keys: list[str] | None = None, landed: Any = None) -> Source:
+def source_of(times: list[str], keys: list[str] | None = None, landed: Any = None) -> RawRows:
     rows = len(times)
     one = pa.array([1.0] * rows)
     columns = {"id": pa.array(keys or ["k"] * rows), "at": pa.array(times), "a": one, "b": one}
-    return Source(columns, rows, landed=landed)
+    return RawRows(columns, rows, landed=landed)
 
 
 def reasons(spec: ModelSpec, *times: str, landed: Any = None) -> list[Any]:
@@ -66,7 +66,7 @@ def test_a_time_more_than_a_day_after_now_is_rejected() -> None:
     ],
 )
 def test_the_range_is_the_specs_and_counts_from_the_landing(time_range: Any, expected: list[Any]) -> None:
-    landed = wall_us(datetime(2024, 1, 31))
+    landed = compute_wall_us(datetime(2024, 1, 31))
     spec = spec_of(time_range=time_range)
     times = ["2024-01-31 18:00", "2024-02-15", "2099-01-01", "1985-01-01"]
     assert reasons(spec, *times, landed=landed) == expected
@@ -76,7 +76,7 @@ def test_the_range_is_the_specs_and_counts_from_the_landing(time_range: Any, exp
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-72, 72), min_size=1, max_size=9), st.integers(1, 48))
 def test_each_row_is_judged_by_its_own_landing(ahead: list[int], hours: int) -> None:
-    landed = np.array([wall_us(datetime(2024, 1, 1 + at)) for at in range(len(ahead))])
+    landed = np.array([compute_wall_us(datetime(2024, 1, 1 + at)) for at in range(len(ahead))])
     times = [f"{datetime(2024, 1, 1 + at) + timedelta(hours=one)}" for at, one in enumerate(ahead)]
     found = reasons(spec_of(time_range={"latest": f"{hours}h"}), *times, landed=landed)
     assert found == [AHEAD if one > hours else None for one in ahead]
@@ -85,11 +85,11 @@ def test_each_row_is_judged_by_its_own_landing(ahead: list[int], hours: int) -> 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.dates(date(1990, 1, 1), date(2150, 1, 1)), min_size=1, max_size=5))
 def test_a_replay_judges_by_the_time_of_quarantine(days: list[date]) -> None:
-    landed = np.array([wall_us(datetime(2030, 1, 1))] * len(days))
+    landed = np.array([compute_wall_us(datetime(2030, 1, 1))] * len(days))
     payloads = [f'{{"id": "k", "at": "{day}", "a": 1, "b": 2}}' for day in days]
-    found = recheck(spec_of(), {"id": "string"}, payloads, landed).reasons
+    found = recheck_payloads(spec_of(), {"id": "string"}, payloads, landed).reasons
     assert found == [AHEAD if day > date(2030, 1, 2) else None for day in days]
-    freed = recheck(spec_of(time_range={"latest": None}), {"id": "string"}, payloads, landed)
+    freed = recheck_payloads(spec_of(time_range={"latest": None}), {"id": "string"}, payloads, landed)
     assert not any(freed.reasons) and all(freed.landings)
 
 
@@ -107,14 +107,18 @@ def test_a_range_that_is_none_is_refused(time_range: Any, problem: str) -> None:
 
 
 def test_the_reason_says_when_and_how_far_ahead() -> None:
-    newest = wall_us(datetime(2025, 1, 1, 1, 39))
-    said = explained(spec_of(), AHEAD, '{"at": "2099-01-01 00:00"}', newest)
+    newest = compute_wall_us(datetime(2025, 1, 1, 1, 39))
+    said = explain_reason(spec_of(), AHEAD, '{"at": "2099-01-01 00:00"}', newest)
     assert "'2099-01-01 00:00': at 2099-01-01, 74 years after the newest row" in said
     assert "set time_range: {latest: null}" in said
-    assert "3 days after the newest row" in explained(spec_of(), AHEAD, '{"at": "2025-01-04 01:39"}', newest)
-    early = explained(spec_of(time_range={"earliest": "1990-01-01"}), EARLY, '{"at": "1970-01-01"}', newest)
+    assert "3 days after the newest row" in explain_reason(
+        spec_of(), AHEAD, '{"at": "2025-01-04 01:39"}', newest
+    )
+    early = explain_reason(
+        spec_of(time_range={"earliest": "1990-01-01"}), EARLY, '{"at": "1970-01-01"}', newest
+    )
     assert "55 years before the newest row; the first time is 1990-01-01" in early
-    assert "after now" in explained(spec_of(time_format="%Y%m%d"), AHEAD, '{"at": 20990101}')
+    assert "after now" in explain_reason(spec_of(time_format="%Y%m%d"), AHEAD, '{"at": 20990101}')
 
 
 # Changes of the clocks
@@ -124,7 +128,7 @@ def walls_of(zone: str, start: datetime, count: int, minutes: int) -> tuple[list
     """Return local times as an honest clock shows them, and the moments in microseconds."""
     moments = [start + k * timedelta(minutes=minutes) for k in range(count)]
     shown = [one.replace(tzinfo=UTC).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M") for one in moments]
-    return shown, [wall_us(one) for one in moments]
+    return shown, [compute_wall_us(one) for one in moments]
 
 
 def parsed(zone: str, times: list[str], keys: list[str] | None = None, **changes: Any) -> ParsedRows:
@@ -171,7 +175,7 @@ def test_one_pass_alone_and_rows_without_an_order_are_the_first_pass() -> None:
     mixed = [f"2022-10-30 {clock}" for clock in ("01:45", "02:30", "02:00", "02:45", "02:15", "03:00")]
     rows = parsed("Europe/Vienna", mixed)
     assert rows.clocks.second == 0 and rows.clocks.unclear == 4
-    (note,) = clock_notes(spec_of(time_zone="Europe/Vienna"), rows.clocks)
+    (note,) = describe_clock_changes(spec_of(time_zone="Europe/Vienna"), rows.clocks)
     assert "4 rows in an hour that the clocks of Europe/Vienna repeat, in no order" in note
 
 
@@ -179,23 +183,23 @@ def test_times_with_an_offset_are_what_they_say() -> None:
     times = [f"2022-10-30 {clock}" for clock in ("02:30+02:00", "02:00+01:00", "02:30+01:00", "02:00+02:00")]
     rows = parsed("Europe/Vienna", times)
     assert rows.time.tolist() == [
-        wall_us(datetime(2022, 10, 30, *at)) for at in ((0, 30), (1, 0), (1, 30), (0, 0))
+        compute_wall_us(datetime(2022, 10, 30, *at)) for at in ((0, 30), (1, 0), (1, 30), (0, 0))
     ]
     assert rows.clocks.second == 0
     named = parsed("Europe/Vienna", ["2022-10-30 02:30 CEST", "2022-10-30 02:00 CET"])
-    assert named.time.tolist() == [wall_us(datetime(2022, 10, 30, *at)) for at in ((0, 30), (1, 0))]
+    assert named.time.tolist() == [compute_wall_us(datetime(2022, 10, 30, *at)) for at in ((0, 30), (1, 0))]
 
 
 def test_skipped_times_move_on_by_the_gap_with_a_note() -> None:
     times = [f"2022-03-27 {clock}" for clock in ("01:30", "02:00", "02:30", "03:00", "03:30")]
     rows = parsed("Europe/Vienna", times)
     assert rows.time.tolist() == [
-        wall_us(datetime(2022, 3, 27, *at)) for at in ((0, 30), (1, 0), (1, 30), (1, 0), (1, 30))
+        compute_wall_us(datetime(2022, 3, 27, *at)) for at in ((0, 30), (1, 0), (1, 30), (1, 0), (1, 30))
     ]
     assert rows.clocks.skipped == 2
     assert (
         "2 rows at times that the clocks of Europe/Vienna skip"
-        in clock_notes(spec_of(time_zone="Europe/Vienna"), rows.clocks)[0]
+        in describe_clock_changes(spec_of(time_zone="Europe/Vienna"), rows.clocks)[0]
     )
 
 
@@ -253,7 +257,7 @@ def test_the_passes_do_not_depend_on_where_a_file_is_cut(cuts: list[int]) -> Non
         found: list[int] = []
         for number, piece in enumerate(pieces):
 
-            def before(some: list[Source] = pieces[:number]) -> Iterator[Source]:
+            def before(some: list[RawRows] = pieces[:number]) -> Iterator[RawRows]:
                 return reversed(some)
 
             found += parse(spec, piece._replace(before=before), "rows").time.tolist()
@@ -271,7 +275,7 @@ def test_a_file_is_cut_by_reading_too(tmp_path: Path, name: str, header: str, li
     times, expected = walls_of("Europe/Vienna", datetime(2022, 10, 29, 22), 40, 10)
     path = tmp_path / name
     path.write_text(header + "".join(map(line.format, times)))
-    reader = reader_of(spec_of(time_zone="Europe/Vienna"), str(path))
+    reader = select_reader(spec_of(time_zone="Europe/Vienna"), str(path))
     (whole,) = reader.pieces()
     ends = [whole.start + len(line.format(times[0])) * rows for rows in (0, 9, 14, 18, 20, 22, 30, 40)]
     pieces = [whole._replace(start=a, stop=b) for a, b in pairwise(ends)]
@@ -281,17 +285,17 @@ def test_a_file_is_cut_by_reading_too(tmp_path: Path, name: str, header: str, li
 
 def test_a_note_on_repeats_names_the_change_of_clocks() -> None:
     spec = spec_of(time_zone="Europe/Vienna")
-    span = wall_us(datetime(2022, 10, 29)), wall_us(datetime(2022, 10, 31))
+    span = compute_wall_us(datetime(2022, 10, 29)), compute_wall_us(datetime(2022, 10, 31))
     assert (
         "the clocks of Europe/Vienna repeat, the last on 2022-10-30, write times with an offset"
-        in repeated(spec, 4, span)
+        in describe_repeats(spec, 4, span)
     )
-    assert "clocks" not in repeated(spec_of(), 4, span)
-    assert "clocks" not in repeated(spec, 4, (span[1], span[1] + 30 * 24 * HOUR))
+    assert "clocks" not in describe_repeats(spec_of(), 4, span)
+    assert "clocks" not in describe_repeats(spec, 4, (span[1], span[1] + 30 * 24 * HOUR))
 
 
 def test_rows_to_forecast_through_are_not_judged(tmp_path: Path) -> None:
     path = tmp_path / "future.csv"
     path.write_text("id,at,u\nk,2099-01-01,1\nk,2099-01-02,1\n")
     future = read_future(spec_of(control=["u"]), str(path))
-    assert future.time.tolist() == [wall_us(datetime(2099, 1, day)) for day in (1, 2)]
+    assert future.time.tolist() == [compute_wall_us(datetime(2099, 1, day)) for day in (1, 2)]

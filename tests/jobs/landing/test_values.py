@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
-from jobs.landing.json_rows import document_rows
+from jobs.landing.json_rows import parse_documents
 from jobs.landing.parsing import parse
-from jobs.landing.raw_rows import Source
-from jobs.landing.rejected.rechecking import recheck
+from jobs.landing.raw_rows import RawRows
+from jobs.landing.rejected.rechecking import recheck_payloads
 from jobs.landing.values.number_writing import find_writing
-from jobs.landing.values.rejected import explained
+from jobs.landing.values.rejected import explain_reason
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 
@@ -42,10 +42,10 @@ def spec(**changes: Any) -> ModelSpec:
     )
 
 
-def rows_of(k: pa.Array, v: pa.Array | None = None) -> Source:
+def rows_of(k: pa.Array, v: pa.Array | None = None) -> RawRows:
     at = pa.array([0] * len(k), pa.timestamp("us", "UTC"))
     v = pa.array([1.0] * len(k)) if v is None else v
-    return Source({"k": k, "at": at, "v": v}, len(k))
+    return RawRows({"k": k, "at": at, "v": v}, len(k))
 
 
 def landed(key: Any, kind: pa.DataType | None = None) -> tuple[int | None, str | None]:
@@ -130,7 +130,7 @@ def test_stored_numbers_stay_keys_of_the_table() -> None:
 )
 def test_the_reason_shows_the_key_and_what_to_do(text: str, said: str) -> None:
     batch = check_rows(spec(), rows_of(pa.array([text])), {"k": "bigint"}, "rows")
-    told = explained(spec(), batch.column(REASON)[0].as_py(), batch.column(PAYLOAD)[0].as_py())
+    told = explain_reason(spec(), batch.column(REASON)[0].as_py(), batch.column(PAYLOAD)[0].as_py())
     assert json.loads(batch.column(PAYLOAD)[0].as_py())["k"] == text
     assert f"such as {text!r}" in told and said in told and "give the model another name" in told
 
@@ -285,7 +285,9 @@ def test_a_spec_without_the_setting_names_it(
     for text in texts:
         reason = number(text)[1]
         said += (
-            "" if reason is None else explained(spec(), reason, json.dumps({"v": text}, ensure_ascii=False))
+            ""
+            if reason is None
+            else explain_reason(spec(), reason, json.dumps({"v": text}, ensure_ascii=False))
         )
     assert ("set files: {" in said) == (settings_of_files != {})
     for name in settings_of_files:
@@ -339,7 +341,7 @@ def test_another_column_tells_which_reading_is_right() -> None:
 def test_several_units_in_a_column_are_refused(texts: list[str]) -> None:
     found = find_writing({"v": pa.array(texts)}, [""])
     assert "several units" in found.refused["v"] and not found.files.units
-    told = explained(
+    told = explain_reason(
         spec(files={"units": {"v": "K"}}), "measurement v: not a number", json.dumps({"v": "5 F"})
     )
     assert "another unit" in told
@@ -404,10 +406,10 @@ def test_json_and_replayed_rows_are_read_by_the_same_rules(
     model = spec(files=files)
     document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
     checked = check_rows(
-        model, document_rows(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
+        model, parse_documents(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
     )
     assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, value)
-    again = recheck(model, {"k": "string"}, [document])
+    again = recheck_payloads(model, {"k": "string"}, [document])
     assert again.reasons == [None] and json.loads(again.landings[0] or "")["v"] == value
 
 
@@ -416,8 +418,8 @@ def test_json_and_replayed_rows_may_be_missing(member: Any) -> None:
     model = spec(**MISSING)
     document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
     checked = check_rows(
-        model, document_rows(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
+        model, parse_documents(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
     )
     assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, None)
-    again = recheck(model, {"k": "string"}, [document])
+    again = recheck_payloads(model, {"k": "string"}, [document])
     assert again.reasons == [None] and "v" not in json.loads(again.landings[0] or "")

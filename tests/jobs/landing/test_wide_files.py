@@ -17,7 +17,7 @@ from jobs import init
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.landing import csv_parquet
-from jobs.landing.csv_parquet import parts, read, read_part, read_schema
+from jobs.landing.csv_parquet import list_parts, read, read_part, read_schema
 from jobs.landing.raw_rows import CORRUPT, MISSHAPEN
 from jobs.specs.files import Files, Wide
 from jobs.specs.loading import load_spec
@@ -108,7 +108,7 @@ def test_wide_rows_are_those_of_pandas_melt(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_parquet, "PIECE_BYTES", size)
         found = [
-            one for part in parts(path, columns=COLUMNS, named=named) for one in read_part(part, COLUMNS)
+            one for part in list_parts(path, columns=COLUMNS, named=named) for one in read_part(part, COLUMNS)
         ]
     rows = [
         row for one in found for row in zip(*(one.columns[name].to_pylist() for name in COLUMNS), strict=True)
@@ -146,7 +146,7 @@ def test_a_file_that_is_not_wide_is_refused(tmp_path: Path, named: Files, conten
 
 def test_a_broken_row_stays_one_row(tmp_path: Path) -> None:
     path = written(tmp_path / "wide.csv", "at,s1,s2,s3\n2024-01-01,1,2,3\n2024-01-02,1,2\n2024-01-03,1,2,3\n")
-    [source] = [one for part in parts(path, columns=COLUMNS, named=WIDE) for one in read_part(part)]
+    [source] = [one for part in list_parts(path, columns=COLUMNS, named=WIDE) for one in read_part(part)]
     assert source.rows == 7 and (source.reasons() == MISSHAPEN).sum() == 1
     assert source.columns[CORRUPT].to_pylist() == [*[None] * 3, "2024-01-02,1,2", *[None] * 3]
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.core.time_counts import COUNTS, count_of, to_datetime, wall_us
+from jobs.core.time_counts import COUNTS, compute_wall_us, count_of, to_datetime
 from jobs.core.times import TimeParser
-from jobs.landing.values.rejected import explained
+from jobs.landing.values.rejected import explain_reason
 from jobs.landing.values.times import read_times
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
@@ -145,7 +145,7 @@ def test_what_python_writes_is_read_back(moment: datetime, day: str, clock: str)
     text = moment.replace(tzinfo=UTC).strftime(time_format)
     fine = moment if "%f" in clock else moment.replace(microsecond=0)
     fine = fine if "%S" in clock else fine.replace(second=0)
-    assert TimeParser(time_format, UTC)(text) == wall_us(fine)
+    assert TimeParser(time_format, UTC)(text) == compute_wall_us(fine)
 
 
 @settings(max_examples=200, deadline=None)
@@ -162,7 +162,7 @@ def test_iso_times_have_any_fraction_and_any_name_of_utc(
     moment = moment.replace(microsecond=moment.microsecond // unit * unit)
     fraction = mark + f"{moment.microsecond:06d}"[:digits] if digits else ""
     text = moment.strftime(f"%Y-%m-%d %H:%M:%S{fraction}{zone}")
-    assert TimeParser(None, UTC)(text) == wall_us(moment)
+    assert TimeParser(None, UTC)(text) == compute_wall_us(moment)
 
 
 @settings(max_examples=300, deadline=None)
@@ -216,10 +216,10 @@ def test_counts(time_format: str, number: str, moment: str | None) -> None:
 
 def test_dates_are_of_the_local_clock_and_moments_of_utc() -> None:
     for name in ("epoch_days", "spreadsheet_days", "sas_days", "days since 2024-01-01"):
-        text = str(round(COUNTS[name].of_us(0)) if name in COUNTS else 0)
+        text = str(round(COUNTS[name].convert_us(0)) if name in COUNTS else 0)
         assert read(text, name, VIENNA).endswith("T23:00:00")  # type: ignore[union-attr]
     for name in ("epoch_hours", "windows_filetime", "ntp_seconds", "days since 2024-01-01 UTC"):
-        text = str(round(COUNTS[name].of_us(0)) if name in COUNTS else 0)
+        text = str(round(COUNTS[name].convert_us(0)) if name in COUNTS else 0)
         assert read(text, name, VIENNA).endswith("T00:00:00")  # type: ignore[union-attr]
 
 
@@ -246,7 +246,7 @@ def both_ways(numbers: list[int] | list[float], time_format: str, zone: Any) -> 
 @given(st.sampled_from(sorted(set(COUNTS) - {"decimal_years"})), st.lists(MOMENTS, min_size=1, max_size=5))
 def test_stored_counts_equal_written_ones(name: str, moments: list[datetime]) -> None:
     count = COUNTS[name]
-    exact = [(wall_us(one) - count.origin) * count.parts // count.micros for one in moments]
+    exact = [(compute_wall_us(one) - count.origin) * count.parts // count.micros for one in moments]
     for zone in (UTC, VIENNA):
         both_ways(exact, name, zone)
         if count.micros >= 86_400_000_000:
@@ -265,7 +265,7 @@ def test_stored_digits_equal_written_ones(moments: list[datetime], time_format: 
         int(one.strftime(time_format)) for one in moments if "%y" not in time_format or 1970 < one.year < 2060
     ]
     expected = [
-        wall_us(datetime.strptime(one.strftime(time_format), time_format))
+        compute_wall_us(datetime.strptime(one.strftime(time_format), time_format))
         for one in moments
         if "%y" not in time_format or 1970 < one.year < 2060
     ]
@@ -319,7 +319,7 @@ def test_numbers_without_a_format_are_refused_with_what_each_would_give() -> Non
 )
 def test_a_rejected_time_is_told_the_remedy(changes: dict[str, Any], value: str, said: str) -> None:
     spec = ModelSpec.model_validate(random_walk_spec(**changes))
-    sentence = explained(spec, "time at: not a time", json.dumps({"at": value}))
+    sentence = explain_reason(spec, "time at: not a time", json.dumps({"at": value}))
     assert repr(value) in sentence and said in sentence
 
 

@@ -26,12 +26,15 @@ def tables(tmp_path: Path) -> Tables:
     with tarfile.open(RELEASE) as archive:
         archive.extractall(tmp_path, filter="data")
     tables = Tables(str(next(tmp_path.rglob("manifests")).parent))
-    snapshots = [replace(one, model="twin") for one in manifests.all_of(tables, "walk")]
-    known = [replace(one, model="twin") for one in generations.all_of(tables, "walk")]
-    rows = [manifests.row_of(one) for one in snapshots]
+    snapshots = [replace(one, model="twin") for one in manifests.read_manifests(tables, "walk")]
+    known = [replace(one, model="twin") for one in generations.read_generations(tables, "walk")]
+    rows = [manifests.build_manifest_row(one) for one in snapshots]
     put_rows(tables, "manifests", ("model", "snapshot_id"), lambda there: rows)
     put_rows(
-        tables, "generations", generations.KEYS, lambda there: [generations.row_of(one) for one in known]
+        tables,
+        "generations",
+        generations.KEYS,
+        lambda there: [generations.build_generation_row(one) for one in known],
     )
     return tables
 
@@ -40,10 +43,10 @@ def test_it_has_what_the_tables_have(tables: Tables) -> None:
     catalog = Catalog(tables)
     assert catalog.models == ["twin", "walk"]
     for model in catalog.models:
-        assert list(catalog.generations(model)) == generations.all_of(tables, model)
-        assert list(catalog.manifests(model)) == manifests.all_of(tables, model)
-        assert catalog.live(model) == generations.live(tables, model)
-        assert catalog.lineage(model) == generations.live_lineage(tables, model)
+        assert list(catalog.generations(model)) == generations.read_generations(tables, model)
+        assert list(catalog.manifests(model)) == manifests.read_manifests(tables, model)
+        assert catalog.live(model) == generations.find_live(tables, model)
+        assert catalog.lineage(model) == generations.read_live_lineage(tables, model)
     assert (
         catalog.generations("none") == () and catalog.live("none") is None and catalog.lineage("none") == []
     )
@@ -60,6 +63,6 @@ def test_each_table_is_read_once(tables: Tables, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Tables, "columns", counted)
     catalog = Catalog(tables)
     for model in (*catalog.models, "none"):
-        for look in (catalog.generations, catalog.manifests, catalog.held_rows, catalog.live):
+        for look in (catalog.generations, catalog.manifests, catalog.count_quarantined_rows, catalog.live):
             look(model)
     assert read == {"generations": 1, "manifests": 1}

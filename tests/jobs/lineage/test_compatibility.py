@@ -18,17 +18,17 @@ from jobs.lineage.compatibility import (
     RULES,
     BuiltWith,
     Deployed,
-    blocks_of,
-    changed_fields,
     check,
-    differences,
-    row_rules,
-    spec_to_run,
+    collect_row_rules,
+    compare_fields,
+    compute_block_count,
+    find_differences,
+    select_spec,
 )
 from jobs.specs.loading import load_all
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.routing import blocks_for
-from jobs.storage.positions import delta_position, topic_position
+from jobs.state.encoding.routing import count_blocks
+from jobs.storage.positions import build_delta_position, build_topic_position
 from tests.conftest import ROOT
 from tests.jobs.support.pipeline import random_walk_spec
 
@@ -44,9 +44,9 @@ def spec(**changes: Any) -> ModelSpec:
 def made(of: ModelSpec | None = None, **facts: Any) -> BuiltWith:
     of = of or spec()
     position = (
-        delta_position("measurements/walk", 7, "t1")
+        build_delta_position("measurements/walk", 7, "t1")
         if of.source is None
-        else topic_position(of.source.topic, {0: 7})
+        else build_topic_position(of.source.topic, {0: 7})
     )
     known: dict[str, Any] = {
         "name": "walk-g0001",
@@ -56,7 +56,7 @@ def made(of: ModelSpec | None = None, **facts: Any) -> BuiltWith:
         "keys": 60,
         "table": position.get("id"),
         "partitions": 2,
-        "blocks": blocks_of(of, 60, 2),
+        "blocks": compute_block_count(of, 60, 2),
         "settings": STORED,
     }
     return BuiltWith(**{**known, **facts})
@@ -93,22 +93,22 @@ def test_changes_of_meaning_and_no_others_need_a_migration() -> None:
     changed = spec(version=2)
     for one in (changed, spec(time_unit="hour"), spec(storage={"dtype": "float32"})):
         assert one.fingerprint() != spec().fingerprint()
-        assert set(changed_fields(spec(), one).values()) == {MIGRATION}
-        assert set(changed_fields(spec(), one)) <= set(rule.fields)
+        assert set(compare_fields(spec(), one).values()) == {MIGRATION}
+        assert set(compare_fields(spec(), one)) <= set(rule.fields)
     sliding = spec(outputs={"sliding_log_likelihood": 20})
-    assert changed_fields(spec(), sliding) == {"outputs.sliding_log_likelihood": MIGRATION}
+    assert compare_fields(spec(), sliding) == {"outputs.sliding_log_likelihood": MIGRATION}
     others = spec(outputs={"residual": True, "matrices": ["F"], "state_index": True})
     assert others.fingerprint() == spec().fingerprint()
-    assert set(changed_fields(spec(), others).values()) == {ALLOWED}
+    assert set(compare_fields(spec(), others).values()) == {ALLOWED}
     again = spec(initial={"mean": [0, 0], "covariance": [[10, 0], [0, 1]]}, form="covariance")
-    assert set(changed_fields(spec(), again).values()) == {ALLOWED}
+    assert set(compare_fields(spec(), again).values()) == {ALLOWED}
 
 
 @pytest.mark.parametrize("path", ["models", "tests/dags/models"])
 def test_a_spec_survives_its_round_trip_through_a_manifest(path: str) -> None:
     for one in load_all(ROOT / path):
-        kept = ModelSpec.model_validate_json(one.stored_text())
-        assert kept.fingerprint() == one.fingerprint() and changed_fields(kept, one) == {}
+        kept = ModelSpec.model_validate_json(one.format_stored_text())
+        assert kept.fingerprint() == one.fingerprint() and compare_fields(kept, one) == {}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_spec_survives_its_round_trip_through_a_manifest(path: str) -> None:
 )
 def test_allowed_changes_take_effect(change: dict[str, Any]) -> None:
     new = spec(**change)
-    assert set(changed_fields(spec(), new).values()) == {ALLOWED}
+    assert set(compare_fields(spec(), new).values()) == {ALLOWED}
     assert check(made(), asked(new)) == []
-    assert spec_to_run(spec(), new) == new
+    assert select_spec(spec(), new) == new
 
 
 def now_at(**commits: int) -> Callable[[int], str | None]:
@@ -135,8 +135,8 @@ def now_at(**commits: int) -> Callable[[int], str | None]:
 
 
 def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> None:
-    assert differences(made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5))) == []
-    assert differences(made(), asked(commit_of=now_at(c=7))) == []
+    assert find_differences(made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5))) == []
+    assert find_differences(made(), asked(commit_of=now_at(c=7))) == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> 
 def test_other_changes_are_reported_with_their_remedy(
     state: BuiltWith, now: Deployed, verdict: str, text: str
 ) -> None:
-    (found,) = differences(state, now)
+    (found,) = find_differences(state, now)
     assert found.verdict == verdict
     assert re.search(text, found.text), found.text
     if verdict == REFUSED:
@@ -203,15 +203,19 @@ def test_other_changes_are_reported_with_their_remedy(
 
 def test_a_snapshot_has_no_layout_and_an_old_one_no_table() -> None:
     bare = made(
-        partitions=None, blocks=None, settings={}, table=None, position=delta_position("measurements/walk", 7)
+        partitions=None,
+        blocks=None,
+        settings={},
+        table=None,
+        position=build_delta_position("measurements/walk", 7),
     )
-    assert differences(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
+    assert find_differences(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
 
 
 def test_a_topic_that_was_made_anew_is_refused() -> None:
     of = spec(**KAFKA)
-    known = made(of, position=topic_position("readings", {0: 7}, topic_id="A"))
-    (found,) = differences(known, asked(of, topic_id="B"))
+    known = made(of, position=build_topic_position("readings", {0: 7}, topic_id="A"))
+    (found,) = find_differences(known, asked(of, topic_id="B"))
     assert found.verdict == REFUSED
     assert "deleted and made anew since (its id is B now, and was A)" in found.text
     assert "`ingest --model walk --accept-loss`" in found.text
@@ -222,13 +226,13 @@ def test_a_topic_that_was_made_anew_is_refused() -> None:
         (known, asked(of)),
         (made(of), asked(of, topic_id="B")),
     ):
-        assert differences(built, deployed) == []
-    assert [one.verdict for one in differences(known, asked(other, topic_id="B"))] == ["migration"]
+        assert find_differences(built, deployed) == []
+    assert [one.verdict for one in find_differences(known, asked(other, topic_id="B"))] == ["migration"]
 
 
 def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_spec() -> None:
     new = spec(version=2, stream={"max_files_per_batch": 5}, quarantine={"fail_above": 0.5}, late="apply")
-    found = spec_to_run(spec(), new)
+    found = select_spec(spec(), new)
     assert (found.version, found.late, found.stream, found.quarantine) == (
         1,
         "quarantine",
@@ -239,22 +243,22 @@ def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_s
 
 
 def test_row_rules_are_the_fields_that_decide_how_a_row_is_processed() -> None:
-    plain = row_rules(spec())
+    plain = collect_row_rules(spec())
     assert set(plain) == {"late", "outputs", "order", "duplicates"}
-    assert row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
+    assert collect_row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
     assert plain["outputs"] == {"covariance": "full", "innovation": False, "measured": False}, (
         "as drivers of earlier releases have stored it, or a micro-batch that they left half written could not be ended"
     )
-    assert row_rules(spec(outputs={"residual": True})) != plain
-    topic = row_rules(spec(**KAFKA))
+    assert collect_row_rules(spec(outputs={"residual": True})) != plain
+    topic = collect_row_rules(spec(**KAFKA))
     assert {"time_zone", "source.format", "source.whole_keys"} < set(topic)
-    assert row_rules(spec(source={**KAFKA["source"], "max_offsets_per_batch": 5})) == topic
-    assert row_rules(spec(**KAFKA, time_zone="Europe/Vienna")) != topic
+    assert collect_row_rules(spec(source={**KAFKA["source"], "max_offsets_per_batch": 5})) == topic
+    assert collect_row_rules(spec(**KAFKA, time_zone="Europe/Vienna")) != topic
 
 
 def test_the_number_of_blocks_is_for_present_or_expected_keys() -> None:
-    assert [blocks_for(keys, 2, 8) for keys in (0, 1, 16, 17, 160)] == [1, 1, 1, 2, 10]
-    assert blocks_of(spec(stream={"expected_keys": 1000, "keys_per_block": 10}), 5, 4) == 25
+    assert [count_blocks(keys, 2, 8) for keys in (0, 1, 16, 17, 160)] == [1, 1, 1, 2, 10]
+    assert compute_block_count(spec(stream={"expected_keys": 1000, "keys_per_block": 10}), 5, 4) == 25
 
 
 def test_every_rule_has_an_effect(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
-from jobs.lineage.fencing import Fence, Part
-from jobs.lineage.generations import Generation, all_of, live, row_of
+from jobs.lineage.fencing import Fence, RowGroup
+from jobs.lineage.generations import Generation, build_generation_row, find_live, read_generations
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import FileTable
@@ -41,15 +41,15 @@ def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
-    frame = spark.createDataFrame([row_of(row)], made.read("generations").schema)
+    frame = spark.createDataFrame([build_generation_row(row)], made.read("generations").schema)
     made.append(frame, "generations")
     return made
 
 
 def acquired(warehouse: Warehouse, host: str) -> Lease:
     """Take the lease as a driver of another machine."""
-    (generation,) = all_of(warehouse, "m")
-    return leases.acquire(warehouse, generation, DriverIdentity(host, 1, 0.0, 2, 0.0, host))
+    (generation,) = read_generations(warehouse, "m")
+    return leases.acquire_lease(warehouse, generation, DriverIdentity(host, 1, 0.0, 2, 0.0, host))
 
 
 def put(fence: Fence, batch: int, *values: int, **options: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_commit_that_came_before_the_fence_is_found_by_the_new_driver(warehous
 
 
 def test_appends_of_one_batch_to_one_table_have_names(warehouse: Warehouse) -> None:
-    even, odd = Part("even", "value % 2 = 0"), Part("odd", "value % 2 = 1")
+    even, odd = RowGroup("even", "value % 2 = 0"), RowGroup("odd", "value % 2 = 1")
     first = Fence(warehouse, acquired(warehouse, "a"), None)
     put(first, 0, 2, part=even)  # and killed
     second = Fence(warehouse, acquired(warehouse, "b"), 0)
@@ -227,7 +227,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
     assert log.history("walk-g0001")[0].how == LOST
     assert versions(pipeline) == done
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
-    now = live(pipeline.warehouse, "walk")
+    now = find_live(pipeline.warehouse, "walk")
     assert now is not None and (now.epoch, now.owner, now.last_error) == (2, None, None)
 
 

@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.core.processes import started_at
+from jobs.core.processes import read_start_time
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
-from jobs.supervision.driver_identity import DriverIdentity, machine
+from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
 from jobs.supervision.driver_log import DriverLog
 from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse
@@ -98,13 +98,13 @@ def ended(warehouse: Warehouse) -> None:
 
 def killed(warehouse: Warehouse) -> None:
     """A driver takes over on the machine of the next one, and is killed before it has written anything."""
-    acquired(warehouse, machine())
+    acquired(warehouse, read_machine_name())
 
 
 def killed_without_record(warehouse: Warehouse) -> None:
     """The same, killed before its record in the log of drivers."""
     log = DriverLog.of(warehouse, "m")
-    log.files.remove(acquired(warehouse, machine()).record.name)
+    log.files.remove(acquired(warehouse, read_machine_name()).record.name)
 
 
 def ended_in_an_earlier_release(warehouse: Warehouse) -> None:
@@ -142,15 +142,15 @@ def test_a_frozen_driver_is_fenced_behind_one_that_came_and_went(
 
 def test_a_stopped_process_of_this_machine_keeps_its_lease() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        started = started_at(process.pid)
+        started = read_start_time(process.pid)
         assert started is not None
-        driver = DriverIdentity(machine(), process.pid, started, process.pid, started, "a")
+        driver = DriverIdentity(read_machine_name(), process.pid, started, process.pid, started, "a")
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # until it has stopped
-        assert driver.alive_after_waiting(None)
+        assert driver.is_alive_after_waiting(None)
         process.kill()
         process.wait()
-    assert not driver.alive_after_waiting(None)
+    assert not driver.is_alive_after_waiting(None)
 
 
 def test_who_ended_or_was_fenced_costs_no_further_commit(warehouse: Warehouse) -> None:

@@ -24,7 +24,7 @@ def begun(root: Path, *models: str) -> Tables:
     tables.create("generations", GENERATIONS)
     start = {"source": "delta", "table": "measurements/walk", "version": 1}
     made = [Generation(f"{one}-g0001", one, 1, "f", "s", "c", start, 1, 1, "live", epoch=1) for one in models]
-    rows = [{**generations.row_of(one), "created_at": NOW} for one in made]
+    rows = [{**generations.build_generation_row(one), "created_at": NOW} for one in made]
     put_rows(tables, "generations", generations.KEYS, lambda there: rows)
     return tables
 
@@ -52,11 +52,11 @@ def test_an_update_that_meets_other_commits_is_made_on_what_they_have_written(
     tables = begun(tmp_path, "walk", "other")
     left = others_commit(monkeypatch, tables, *[("true", {"epoch": "epoch + 1"})] * 2)
     generations.update(tables, {"generation": "walk-g0001"}, {"last_error": "of the first look"})
-    after = generations.live(tables, "walk")
+    after = generations.find_live(tables, "walk")
     assert after is not None and (after.epoch, after.last_error) == (3, "of the first look") and not left
     others_commit(monkeypatch, tables, ("true", {"epoch": "epoch + 1"}))
     generations.update(tables, {"generation": "walk-g0001", "epoch": 3}, {"last_error": "of a lost lease"})
-    last = generations.live(tables, "walk")
+    last = generations.find_live(tables, "walk")
     assert last is not None and (last.epoch, last.last_error) == (4, "of the first look")
     others_commit(monkeypatch, tables, *[("true", {"epoch": "epoch + 1"})] * 99)
     with pytest.raises(Conflict):
@@ -68,16 +68,16 @@ def test_a_switch_beside_another_models_commit_is_made_and_one_beside_its_own_re
 ) -> None:
     """Two models of a warehouse share the table: where nothing is locked, their commits meet."""
     tables = begun(tmp_path, "walk", "other")
-    seen = generations.all_of(tables, "walk")
+    seen = generations.read_generations(tables, "walk")
     left = others_commit(
         monkeypatch, tables, ("model = 'other'", {"epoch": "9"}), ("model = 'walk'", {"epoch": "7"})
     )
     generations.retire(tables, seen[0], seen)
-    (retired,) = generations.all_of(tables, "walk")
+    (retired,) = generations.read_generations(tables, "walk")
     assert (retired.status, retired.epoch, retired.owner) == (generations.RETIRED, 7, None) and not left
     others_commit(monkeypatch, tables, ("model = 'walk'", {"status": "'failed'"}))
     with pytest.raises(UserError, match="another command has just changed its generations") as caught:
         generations.switch(tables, "walk", retired, [retired])
     assert caught.value.exit_code == ALREADY_RUNNING
-    assert [one.status for one in generations.all_of(tables, "walk")] == [generations.FAILED]
-    assert [one.epoch for one in generations.all_of(tables, "other")] == [9]
+    assert [one.status for one in generations.read_generations(tables, "walk")] == [generations.FAILED]
+    assert [one.epoch for one in generations.read_generations(tables, "other")] == [9]

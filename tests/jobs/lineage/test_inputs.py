@@ -17,12 +17,12 @@ import pytest
 from jobs import filter as offline
 from jobs import inputs
 from jobs.core.errors import UserError
-from jobs.lineage.inputs_table import checked
-from jobs.lineage.joined_inputs import inputs_layout, look_up, mapped
+from jobs.lineage.inputs_table import check_inputs
+from jobs.lineage.joined_inputs import build_inputs_layout, look_up, map_records
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.support.processes import Driver, files
@@ -311,21 +311,21 @@ def test_a_lookup_finds_its_keys_in_a_mapped_file_and_distinguishes_two_of_one_h
     tmp_path: Path, integer: bool
 ) -> None:
     kind = KeyKind(("id",), ("bigint" if integer else "string",), integer)
-    layout = inputs_layout(kind, 2)
+    layout = build_inputs_layout(kind, 2)
     identity = np.arange(0, 400, 2)
-    arrays: dict[str, Any] = {"route": np.sort(route_of(identity))}
+    arrays: dict[str, Any] = {"route": np.sort(compute_routes(identity))}
     if not integer:
         arrays["route"][1] = arrays["route"][0]
         arrays["check"] = np.arange(200)
     table = Records({**arrays, "u": np.arange(400.0).reshape(2, 200)}, None)
     path = tmp_path / "table.packet"
     path.write_bytes(layout.encode(table))
-    read = mapped(path, layout)
+    read = map_records(path, layout)
     places = np.random.default_rng(0).permutation(200)[:50]
     u, known = look_up(read, table.take(places), None)
     assert known.all()
     np.testing.assert_array_equal(u, table.arrays["u"][:, places])
-    asked: dict[str, Any] = {"route": route_of(np.array([1, 3]))}
+    asked: dict[str, Any] = {"route": compute_routes(np.array([1, 3]))}
     if not integer:
         asked["check"] = np.array([0, 0])
     u, known = look_up(read, Records(asked, None), None)
@@ -334,7 +334,7 @@ def test_a_lookup_finds_its_keys_in_a_mapped_file_and_distinguishes_two_of_one_h
     assert known.all() and u.tolist() == [[5.0, 5.0], [6.0, 6.0]]
     path = tmp_path / "empty.packet"
     path.write_bytes(layout.encode(layout.empty()))
-    assert not look_up(mapped(path, layout), Records(asked, None), None)[1].any()
+    assert not look_up(map_records(path, layout), Records(asked, None), None)[1].any()
 
 
 def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Table:
@@ -369,11 +369,11 @@ def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Tabl
 def test_a_table_that_cannot_be_used_is_refused(ids: Any, noise: Any, said: str) -> None:
     kind = KeyKind(("id",), ("bigint",), True)
     with pytest.raises(UserError, match=said):
-        checked(rows_of(ids, noise), kind, ["variance"], "t version 3")
-    table = checked(rows_of([5, 7, -1], [1.0, 2.0, 3.0]), kind, ["variance"], "t version 3")
-    u, known = look_up(table, Records({"route": route_of(np.array([7, 5, 6]))}, None), None)
+        check_inputs(rows_of(ids, noise), kind, ["variance"], "t version 3")
+    table = check_inputs(rows_of([5, 7, -1], [1.0, 2.0, 3.0]), kind, ["variance"], "t version 3")
+    u, known = look_up(table, Records({"route": compute_routes(np.array([7, 5, 6]))}, None), None)
     assert known.tolist() == [True, True, False] and u[0, :2].tolist() == [2.0, 1.0]
-    assert checked(rows_of([], []), kind, ["variance"], "t version 3").size == 0
+    assert check_inputs(rows_of([], []), kind, ["variance"], "t version 3").size == 0
 
 
 def test_a_pin_is_made_once(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ def test_a_switch_between_reading_and_writing_is_followed(
     def overtaken(*arguments: Any) -> None:
         monkeypatch.setattr(live_table, "replace_partition", write)
         live[0] = "b"
-        assert live_table.refresh(tables, "m")
+        assert live_table.refresh_live_table(tables, "m")
         write(*arguments)
 
-    monkeypatch.setattr(live_table, "rows_of", rows_of)
-    monkeypatch.setattr(live_table.generations, "all_of", lambda *_: [])
-    monkeypatch.setattr(live_table.manifests, "all_of", lambda *_: [])
+    monkeypatch.setattr(live_table, "build_live_rows", rows_of)
+    monkeypatch.setattr(live_table.generations, "read_generations", lambda *_: [])
+    monkeypatch.setattr(live_table.manifests, "read_manifests", lambda *_: [])
     monkeypatch.setattr(live_table, "replace_partition", overtaken)
-    assert live_table.refresh(tables, "m")
+    assert live_table.refresh_live_table(tables, "m")
     assert [row["generation"] for row in tables.rows("live")] == ["b"]

@@ -14,7 +14,7 @@ from jobs import export, promote, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.reached_commits import ReachedCommits
-from jobs.snapshots.manifests import all_of
+from jobs.snapshots.manifests import read_manifests
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -66,7 +66,7 @@ def test_a_table_put_back_from_a_backup_and_grown_past_the_position_is_refused(t
     (note,) = notes.iterdir()
     assert json.loads(note.read_text()) == {"version": 3, "commit": in_log(pipeline, 3)}
     export.run(pipeline.settings, "walk")
-    named = [one.position["commit"] for one in all_of(pipeline.warehouse, "walk")]
+    named = [one.position["commit"] for one in read_manifests(pipeline.warehouse, "walk")]
     assert named == [in_log(pipeline, 1), in_log(pipeline, 3)]
     put_back(pipeline, backup)
     pipeline.land(DAYS[3], DAYS[4])  # again version 3, then 4
@@ -120,7 +120,9 @@ def test_what_has_read_other_measurements_is_neither_promoted_nor_rolled_back_to
         promote.run(pipeline.settings, "walk", force=True)
     with pytest.raises(UserError, match=f"walk-g0001 {refused}"):
         rollback.run(pipeline.settings, "walk")
-    statuses = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    statuses = {
+        one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")
+    }
     assert statuses == {"walk-g0001": "retired", "walk-g0002": "live", "walk-g0003": "shadow"}
 
 

@@ -13,18 +13,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.lineage import hand_over
-from jobs.lineage.generations import LIVE, RETIRED, Generation, predecessor
+from jobs.lineage.generations import LIVE, RETIRED, Generation, find_predecessor
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.measurements_table import rows_between
+from jobs.storage.measurements_table import count_rows_between
 from jobs.storage.positions import (
-    delta_position,
-    furthest,
+    build_delta_position,
+    build_topic_position,
+    convert_offset,
+    convert_position,
+    find_furthest,
     includes,
-    of_offset,
-    of_position,
-    same_source,
-    topic_position,
+    is_same_source,
 )
 from jobs.storage.tables import GENERATIONS
 
@@ -37,19 +37,19 @@ def test_a_cut_of_a_topic_includes_another_in_every_partition_or_not_at_all(
 ) -> None:
     every = all(one.get(number, 0) >= other.get(number, 0) for number in "012")
     assert includes(one, other) is every
-    both = furthest([one, other])
+    both = find_furthest([one, other])
     assert both is not None and includes(both, one) and includes(both, other)
 
 
 def test_two_cuts_with_one_sum_of_offsets_are_two_places() -> None:
     one, other = ({"source": "kafka", "topic": "t", "offsets": {"0": a, "1": 9 - a}} for a in (3, 6))
-    assert not includes(of_position(one), of_position(other))
-    assert not includes(of_position(other), of_position(one))
+    assert not includes(convert_position(one), convert_position(other))
+    assert not includes(convert_position(other), convert_position(one))
 
 
 def test_places_within_a_version_are_ordered_by_files() -> None:
     def offset(version: int, index: int) -> dict[str, int]:
-        return of_offset({"reservoirId": "x", "reservoirVersion": version, "index": index})
+        return convert_offset({"reservoirId": "x", "reservoirVersion": version, "index": index})
 
     whole, first, second, following = offset(5, -1), offset(5, 0), offset(5, 1), offset(6, -1)
     assert whole == offset(5, -100) == {"version": 4}
@@ -57,16 +57,18 @@ def test_places_within_a_version_are_ordered_by_files() -> None:
     assert [[includes(a, b) for b in in_order] for a in in_order] == [
         [j <= i for j in range(4)] for i in range(4)
     ]
-    assert following == of_position(delta_position("measurements/walk", 5))
+    assert following == convert_position(build_delta_position("measurements/walk", 5))
 
 
 def test_positions_of_a_recreated_source_do_not_compare() -> None:
-    table = delta_position("measurements/walk", 3, "a")
-    assert same_source(table, delta_position("measurements/walk", 4))  # an earlier release wrote no id
-    assert not same_source(table, delta_position("measurements/walk", 3, "b"))
-    topic = topic_position("t", {0: 1})
-    assert not same_source(table, topic)
-    assert not same_source({**topic, "topic_id": "a"}, {**topic, "topic_id": "b"})
+    table = build_delta_position("measurements/walk", 3, "a")
+    assert is_same_source(
+        table, build_delta_position("measurements/walk", 4)
+    )  # an earlier release wrote no id
+    assert not is_same_source(table, build_delta_position("measurements/walk", 3, "b"))
+    topic = build_topic_position("t", {0: 1})
+    assert not is_same_source(table, topic)
+    assert not is_same_source({**topic, "topic_id": "a"}, {**topic, "topic_id": "b"})
 
 
 class Batch(NamedTuple):
@@ -81,7 +83,7 @@ class Batch(NamedTuple):
 def generation(
     number: int, status: str, start: dict[str, int], parent: tuple[int, int] | None
 ) -> dict[str, Any]:
-    position = topic_position("t", {int(name): offset for name, offset in start.items()})
+    position = build_topic_position("t", {int(name): offset for name, offset in start.items()})
     return {
         **{field: None for field in Generation.__dataclass_fields__ if field != "numerics"},
         **{"generation": f"walk-g{number:04d}", "model": "walk", "model_version": 1, "fingerprint": "f"},
@@ -100,7 +102,7 @@ def generation(
 
 
 def snapshot(**offsets: int) -> Manifest:
-    place = topic_position("t", {int(name[1:]): offset for name, offset in offsets.items()})
+    place = build_topic_position("t", {int(name[1:]): offset for name, offset in offsets.items()})
     return Manifest(
         snapshot_id="x",
         model="walk",
@@ -137,7 +139,7 @@ def test_a_topic_s_snapshot_continues_where_every_partition_fits(spark: SparkSes
     warehouse.append(frame.withColumn("key", F.lit("k")), "estimates/walk")
 
     def found(**offsets: int) -> tuple[str | None, int | None, int | None]:
-        made = hand_over.of_snapshot(warehouse, snapshot(**offsets))
+        made = hand_over.find_continuation(warehouse, snapshot(**offsets))
         assert bool(made.why) is (made.missing != 0)
         return made.parent and made.parent[-1], made.batch, made.missing
 
@@ -152,7 +154,7 @@ def test_a_topic_s_snapshot_continues_where_every_partition_fits(spark: SparkSes
 
 def test_messages_between_two_cuts_are_counted_by_partition() -> None:
     warehouse: Any = None  # a topic's messages are counted without it
-    assert rows_between(warehouse, "", {"0": 5, "1": 9}, {"0": 7, "1": 3, "2": 4}) == 6
+    assert count_rows_between(warehouse, "", {"0": 5, "1": 9}, {"0": 7, "1": 3, "2": 4}) == 6
 
 
 def test_the_generation_before_the_live_one_is_the_one_that_it_replaced() -> None:
@@ -164,6 +166,6 @@ def test_the_generation_before_the_live_one_is_the_one_that_it_replaced() -> Non
 
     first, second = one(1, retired_at=2), one(2, created_at=2, retired_at=3)
     live = one(3, created_at=3, status=LIVE, parent="walk-g0001", parent_batch=0)
-    assert predecessor([first, second, live], live) == "walk-g0002"
+    assert find_predecessor([first, second, live], live) == "walk-g0002"
     promoted = one(3, created_at=2.5, status=LIVE, parent="walk-g0001", parent_batch=0)
-    assert predecessor([first, second, promoted], promoted) == "walk-g0001"
+    assert find_predecessor([first, second, promoted], promoted) == "walk-g0001"

@@ -14,7 +14,7 @@ from jobs.lineage import generations, promotion
 from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.positions import topic_position
+from jobs.storage.positions import build_topic_position
 from kalman import NUMERICS
 
 pytestmark = pytest.mark.spark
@@ -27,7 +27,7 @@ def snapshot(**changes: Any) -> Manifest:
         "model_version": 1,
         "fingerprint": "f",
         "parameters": {},
-        "position": topic_position("walk", {0: 0, 1: 0}),
+        "position": build_topic_position("walk", {0: 0, 1: 0}),
         "key_count": 0,
         "checksum": "",
         "rows": 0,

@@ -14,7 +14,7 @@ from jobs import quarantine
 from jobs.landing.rejected import replay
 from jobs.lineage import generations
 from jobs.lineage.model import DeployedModel
-from jobs.storage.quarantine import Choice
+from jobs.storage.quarantine import RowSelection
 from jobs.streaming.driver import Driver
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
@@ -40,7 +40,7 @@ def test_the_first_copies_do_not_reach_a_stream_that_has_the_originals(
         # The rows are chosen for the generation that refused them, and the replay is killed before it lands them.
         patch.setattr(replay, "_complete", fails)
         with pytest.raises(KeyboardInterrupt):
-            quarantine.act(pipeline.settings, "replay", "walk", Choice(reason="late"))
+            quarantine.act(pipeline.settings, "replay", "walk", RowSelection(reason="late"))
     # Meanwhile another generation begins from a batch pass, which has applied the originals, and its stream runs.
     again = pipeline.pretrain().data["snapshot"]
     assert pipeline.stream(adopt=again).data["rows"] == 0
@@ -65,8 +65,10 @@ def wait_for(pipeline: Pipeline, thread: threading.Thread) -> None:
     """Wait until the live generation has read the newest version of the measurements."""
     warehouse, deadline = pipeline.warehouse, time.monotonic() + 60
     while True:
-        live = generations.named(warehouse, "walk")
-        if generations.progress_rank(warehouse, live) == warehouse.latest_version("measurements/walk"):
+        live = generations.read_named(warehouse, "walk")
+        if generations.compute_progress_rank(warehouse, live) == warehouse.latest_version(
+            "measurements/walk"
+        ):
             return
         assert thread.is_alive() and time.monotonic() < deadline
         time.sleep(0.2)

@@ -29,10 +29,11 @@ def test_a_shadow_that_is_driven_is_retired_and_its_driver_ends(tmp_path: Path) 
     assert retire.run(pipeline.settings, "walk").data["retired"] is True
     # Asked to stop, the driver ends well, unless it first sees that its lease is lost.
     assert driver.finish() in (0, 1), driver.said()
-    ended = {one.generation: one.ended_at for one in log.drivers()}
+    ended = {one.generation: one.ended_at for one in log.list_drivers()}
     assert ended["walk-g0002"] is not None
     known = {
-        one.generation: (one.status, one.owner) for one in generations.all_of(pipeline.warehouse, "walk")
+        one.generation: (one.status, one.owner)
+        for one in generations.read_generations(pipeline.warehouse, "walk")
     }
     assert known == {"walk-g0001": ("live", None), "walk-g0002": ("retired", None)}
     with pytest.raises(UserError, match="walk-g0002 is retired"):

@@ -9,7 +9,15 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, all_of, row_of, switch
+from jobs.lineage.generations import (
+    LIVE,
+    RETIRED,
+    SHADOW,
+    Generation,
+    build_generation_row,
+    read_generations,
+    switch,
+)
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import GENERATIONS
@@ -28,13 +36,13 @@ def test_the_commit_compares_the_statuses_that_were_seen(
         one = Generation(
             f"m-g{number:04d}", "m", 1, "f", "s", "c", {"source": "delta", "version": 0}, 1, 1, status
         )
-        warehouse.append(spark.createDataFrame([row_of(one)], schema), "generations")
-    seen = all_of(warehouse, "m")
+        warehouse.append(spark.createDataFrame([build_generation_row(one)], schema), "generations")
+    seen = read_generations(warehouse, "m")
     rolled_back = switch(warehouse, "m", seen[0], seen)
     assert rolled_back.generation == "m-g0001"
 
     # Where nothing is locked, the other command may commit right after this one has compared.
-    monkeypatch.setattr(generations, "all_of", lambda *arguments: seen)
+    monkeypatch.setattr(generations, "read_generations", lambda *arguments: seen)
     with pytest.raises(UserError, match="another command has just changed") as refused:
         switch(warehouse, "m", seen[2], seen)
     assert refused.value.exit_code == ALREADY_RUNNING
@@ -45,11 +53,11 @@ def test_the_commit_compares_the_statuses_that_were_seen(
     with pytest.raises(UserError, match="another command has just changed"):
         generations.begin(warehouse, snapshot, 1, 1, seen[1], numerics=NUMERICS)
     monkeypatch.undo()
-    statuses = {one.generation: one.status for one in all_of(warehouse, "m")}
+    statuses = {one.generation: one.status for one in read_generations(warehouse, "m")}
     assert statuses == {"m-g0001": LIVE, "m-g0002": RETIRED, "m-g0003": SHADOW}
     with pytest.raises(UserError, match="another command has just changed"):
         generations.begin(
             warehouse, snapshot, 1, 1, seen[2], numerics=NUMERICS
         )  # which was live when a frozen command decided
     generations.begin(warehouse, snapshot, 1, 1, seen[0], numerics=NUMERICS)
-    assert [one.status for one in all_of(warehouse, "m")] == [RETIRED, RETIRED, SHADOW, LIVE]
+    assert [one.status for one in read_generations(warehouse, "m")] == [RETIRED, RETIRED, SHADOW, LIVE]

@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from jobs import filter as offline
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.offline.stored_keys import live_keys, snapshot_keys
+from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.offline.test_learned_parameters import spec as spec_of
@@ -81,10 +81,10 @@ def test_filter_takes_the_populations_parameters(settings: Settings, tmp_path: P
 def test_there_is_nothing_to_forecast_from(settings: Settings) -> None:
     spec = model(settings)
     with pytest.raises(UserError, match=f"snapshot {EMPTY} has no key: there is nothing to forecast from"):
-        snapshot_keys(settings.warehouse, spec, None, [], None)
+        read_snapshot_keys(settings.warehouse, spec, None, [], None)
     with pytest.raises(UserError, match=f"--key nix: snapshot {EMPTY} has no state of it"):
-        snapshot_keys(settings.warehouse, spec, None, ["nix"], None)
+        read_snapshot_keys(settings.warehouse, spec, None, ["nix"], None)
     with pytest.raises(UserError, match="g1 has no state yet"):
-        live_keys(settings.warehouse, spec, [], None)
+        read_live_keys(settings.warehouse, spec, [], None)
     with pytest.raises(UserError, match="--key nix: g1 has no state of it"):
-        live_keys(settings.warehouse, spec, ["nix"], None)
+        read_live_keys(settings.warehouse, spec, ["nix"], None)

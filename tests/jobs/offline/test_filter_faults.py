@@ -12,7 +12,7 @@ import pytest
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.filter import run
-from jobs.offline.row_faults import Gaps, count_gaps, find_lost, kinds_by_row
+from jobs.offline.row_faults import Gaps, count_gaps, find_lost, list_row_step_kinds
 from jobs.state.row_filter import RowFilter
 from kalman import flags
 from kalman.run import KeyStates, Outputs, SortedRows
@@ -94,10 +94,14 @@ def test_coefficients_that_stand_still_take_no_steps() -> None:
     still = {"kind": "explicit", "F": [[1.0, 0.0], [0.0, 1.0]], "Q": [[0.0, 0.0], [0.0, 0.0]]}
     moving = {**still, "Q": [[0.0, 0.0], [0.0, 1.0]]}
     by_column = {"kind": "explicit", "F": [["f"]], "Q": [[0.0]]}
-    assert kinds_by_row({"process": still}) == []
-    assert kinds_by_row({"process": moving}) == kinds_by_row({"process": by_column}) == ["explicit"]
+    assert list_row_step_kinds({"process": still}) == []
+    assert (
+        list_row_step_kinds({"process": moving})
+        == list_row_step_kinds({"process": by_column})
+        == ["explicit"]
+    )
     parts = {"kind": "sum", "parts": [{"kind": "seasonal_dummy"}, moving, {"kind": "random_walk"}]}
-    assert kinds_by_row({"modes": [{"process": parts}]}) == ["explicit", "seasonal_dummy"]
+    assert list_row_step_kinds({"modes": [{"process": parts}]}) == ["explicit", "seasonal_dummy"]
 
 
 def test_a_key_whose_rows_are_flagged_from_some_row_on_is_named(tmp_path: Path) -> None:

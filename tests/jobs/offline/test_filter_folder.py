@@ -10,7 +10,7 @@ import pytest
 from jobs import filter, forecast
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing.values.key_from_name import name_of
+from jobs.landing.values.key_from_name import parse_name
 
 SPEC = """
 name: walk
@@ -90,10 +90,10 @@ def test_a_name_is_what_stands_before_the_endings() -> None:
         ("c.json.gz", "c"),
         ("d", "d"),
     ):
-        assert name_of(path) == name
+        assert parse_name(path) == name
     for path in (".csv", "/x/.csv.gz"):
         with pytest.raises(UserError, match="has no name before its ending"):
-            name_of(path)
+            parse_name(path)
 
 
 def test_only_a_key_column_comes_from_the_name(tmp_path: Path) -> None:

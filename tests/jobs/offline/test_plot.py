@@ -57,7 +57,7 @@ def test_a_file_of_filter_is_read_as_it_was_written(settings: Settings, tmp_path
     out = tmp_path / f"out.{ending}"
     spec = ModelSpec.model_validate(SPEC)
     offline.run(settings, "climb", str(tmp_path / "in.csv"), str(out), smooth=True)
-    one, two = estimate_series.of_files(spec, out, str(tmp_path / "in.csv"), [], 5)
+    one, two = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5)
     assert (one.key, two.key) == ('["a","s1"]', '["b","s1"]')
     np.testing.assert_array_equal(one.measured, [[1.0, 2.1, np.nan, 3.9]])
     assert [str(at) for at in one.time[[0, 3]]] == [
@@ -76,7 +76,7 @@ def test_the_newest_rows_alone_are_drawn(settings: Settings, tmp_path: Path, mon
     out, picture = tmp_path / "out.parquet", str(tmp_path / "p.png")
     offline.run(settings, "climb", str(tmp_path / "in.csv"), str(out), smooth=True)
     spec = ModelSpec.model_validate(SPEC)
-    whole, _ = estimate_series.of_files(spec, out, str(tmp_path / "in.csv"), [], 5)
+    whole, _ = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5)
     part = whole.newest(2)
     np.testing.assert_array_equal(part.time, whole.time[2:])
     np.testing.assert_array_equal(part.measured, [[np.nan, 3.9]])
@@ -106,8 +106,8 @@ def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_p
     (tmp_path / "rows.csv").write_text(rows)
     offline.run(settings, "climb", str(tmp_path / "rows.csv"), str(out))
     spec = ModelSpec.model_validate(SPEC)
-    series = estimate_series.of_files(spec, out, str(tmp_path / "rows.csv"), [], 2)
-    picture = estimate_pictures.figure_of(spec, series, quantity.measuring(spec), "")
+    series = estimate_series.read_file_series(spec, out, str(tmp_path / "rows.csv"), [], 2)
+    picture = estimate_pictures.draw_keys(spec, series, quantity.find_measuring(spec), "")
     drawn = [band.subfigs[0].axes[0] for band in picture.subfigs]
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in drawn]
     shares = [np.mean(one.nis[np.isfinite(one.nis)] < 3.841458820694124) for one in series]
@@ -160,7 +160,7 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         height=[1.0, 7.0, 8.0],
     )
     spec = ModelSpec.model_validate(SPEC)
-    (one,) = estimate_series.of_warehouse(settings.warehouse, spec, which_estimates.LIVE, [], 3)
+    (one,) = estimate_series.read_warehouse_series(settings.warehouse, spec, which_estimates.LIVE, [], 3)
     assert one.lines[0].mean[:, 0].tolist() == [0.0, 1.0, 4.0]
     assert one.flagged.tolist() == [False, False, True]
     np.testing.assert_array_equal(one.measured, [[1.0, np.nan, np.nan]])
@@ -194,7 +194,7 @@ def test_the_variance_of_what_is_measured():
     covariance, mean = factors @ factors.swapaxes(1, 2), rng.normal(size=(5, 3))
     covariance[0, 2, 2] = np.inf  # still diffuse, and not measured
     h = np.array([1.0, -2.0, 0.0])
-    seen, variance = quantity.seen(mean, covariance, h, 4.0)
+    seen, variance = quantity.project_states(mean, covariance, h, 4.0)
     np.testing.assert_allclose(seen, [4.0 + m[0] - 2.0 * m[1] for m in mean], rtol=1e-14)
     brute = [P[0, 0] - 4.0 * P[0, 1] + 4.0 * P[1, 1] for P in covariance]
     np.testing.assert_allclose(variance, brute, rtol=1e-12)

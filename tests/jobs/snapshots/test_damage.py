@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_recovers_the_stream(
     shutil.rmtree(checkpoint)
     with pytest.raises(UserError, match="the checkpoint of walk-g0001 is damaged: there is nothing in"):
         rollback.run(settings, "walk", to="walk-g0001")
-    assert generations.named(pipeline.warehouse, "walk").generation == "walk-g0002"
+    assert generations.read_named(pipeline.warehouse, "walk").generation == "walk-g0002"
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_half_written_micro_batches_repeated_adoptions_and_wrong_snapshots(tmp_p
 
 def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> None:
     """Change the rows of the only snapshot, and point its manifest to the version with the changed rows."""
-    (manifest,) = manifests.all_of(warehouse)
+    (manifest,) = manifests.read_manifests(warehouse)
     frame = verified_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     changed = rows(frame).localCheckpoint()
     changed.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))
@@ -165,7 +165,7 @@ def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> N
 
 def data_files(warehouse: Warehouse) -> list[Path]:
     """Return the files that hold the rows of the only snapshot."""
-    (manifest,) = manifests.all_of(warehouse)
+    (manifest,) = manifests.read_manifests(warehouse)
     frame = verified_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     return [Path(name.removeprefix("file:").replace("//", "")) for name in frame.inputFiles()]
 
@@ -218,12 +218,12 @@ def test_a_damaged_snapshot_is_refused_and_rewritten(
     leave_unmade(pipeline.settings.warehouse, "measurements/walk", "snapshots", "manifests", "generations")
     pipeline.land(days[0])
     first = pipeline.pretrain().data
-    (manifest,) = manifests.all_of(pipeline.warehouse)
+    (manifest,) = manifests.read_manifests(pipeline.warehouse)
     for damage in damages:
         damage(pipeline.warehouse)
         what = r"is damaged: \d+ keys with checksum" if "file" not in damage.__name__ else "cannot be read"
         with pytest.raises(UserError, match=what):
-            (found,) = manifests.all_of(pipeline.warehouse)
+            (found,) = manifests.read_manifests(pipeline.warehouse)
             store.verify(pipeline.warehouse, found)
         if damage is none:
             pipeline.land(days[1])
@@ -233,7 +233,7 @@ def test_a_damaged_snapshot_is_refused_and_rewritten(
             first["again"] = pipeline.pretrain(to_version=1).data
         again = pipeline.pretrain(to_version=1).data
         assert again["snapshot"] == first["snapshot"]
-        (mended,) = manifests.all_of(pipeline.warehouse)
+        (mended,) = manifests.read_manifests(pipeline.warehouse)
         assert (mended.checksum, mended.key_count) == (manifest.checksum, manifest.key_count)
         store.verify(pipeline.warehouse, mended)
     assert first["again"]["made"] and not pipeline.pretrain(to_version=1).data["made"]
@@ -249,7 +249,7 @@ def test_the_state_of_another_version_is_refused_by_its_blocks(tmp_path: Path) -
     upgrade.run(pipeline.settings, "walk", mode="stop-start")
     pipeline.land(days[2])
     pipeline.stream()
-    known: Any = {one.generation: one for one in generations.all_of(pipeline.warehouse, "walk")}
+    known: Any = {one.generation: one for one in generations.read_generations(pipeline.warehouse, "walk")}
     mine = {"generation": "walk-g0002"}
     place = {name: known[name].checkpoint for name in known}
     generations.update(pipeline.warehouse, mine, {"checkpoint": place["walk-g0001"]})

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.snapshots.row_hash import row_hashes
+from jobs.snapshots.row_hash import compute_row_hashes
 from jobs.snapshots.state_rows import STATE_COLUMNS
 
 pytestmark = [pytest.mark.spark, pytest.mark.core]
@@ -65,5 +65,5 @@ def test_numpy_hashes_rows_as_spark_does(spark: SparkSession, seed: int) -> None
     expected = [row["hash"] for row in frame.select(hashed.alias("hash")).collect()]
     batches = table.combine_chunks().to_batches()
     pieces = [piece for batch in batches for piece in (batch.slice(0, 99), batch.slice(99))]
-    found = np.concatenate([row_hashes(piece.columns) for piece in pieces]).view(np.int64)
+    found = np.concatenate([compute_row_hashes(piece.columns) for piece in pieces]).view(np.int64)
     assert found.tolist() == expected

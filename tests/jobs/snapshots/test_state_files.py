@@ -19,7 +19,7 @@ from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
-from jobs.state.encoding.arrow import lists
+from jobs.state.encoding.arrow import build_lists
 from jobs.storage.replaced_files import ReplacingTable
 
 pytestmark = pytest.mark.spark
@@ -65,8 +65,8 @@ def rows_of(number: Any, integer: bool) -> pa.RecordBatch:
     columns = [
         pa.array(number + 1),
         at,
-        lists(values),
-        lists(np.tile(values, (3, 1))),
+        build_lists(values),
+        build_lists(np.tile(values, (3, 1))),
         pa.array(number * 0.1),
     ]
     extras = map_of({"gate": values[:2], "own": values[:1]}, size)
@@ -172,7 +172,7 @@ def test_a_file_that_vanished_before_the_commit_is_told(
     monkeypatch.setattr(ReplacingTable, "_commit", vacuumed)
     with pytest.raises(UserError, match="the file was changed or removed before it was committed"):
         store.write(warehouse, manifest(), made(warehouse.spark))
-    assert manifests.all_of(warehouse) == []
+    assert manifests.read_manifests(warehouse) == []
 
 
 def test_rows_with_a_name_that_delta_escapes_are_replaced_and_removed(warehouse: Warehouse) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.snapshots import store
-from jobs.snapshots.state_files import measure_rows, stored_rows
+from jobs.snapshots.state_files import measure_rows, read_stored_rows
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from tests.jobs.snapshots.test_state_files import KEYS, made, manifest
@@ -29,7 +29,7 @@ def test_they_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) ->
     warehouse = Warehouse(spark, str(tmp_path))
     store.write(warehouse, manifest("walk-v1-0-abc"), made(spark, 7))  # another partition
     written = store.write(warehouse, manifest(), made(spark))
-    rows = stored_rows(warehouse, written, written.snapshots_version)
+    rows = read_stored_rows(warehouse, written, written.snapshots_version)
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
     assert rows_of(rows.frame) == rows_of(read_rows(warehouse, written.snapshot_id, "walk").select(*columns))
     assert measure_rows(rows) == (KEYS, written.checksum, written.rows)
@@ -43,7 +43,7 @@ def test_times_of_earlier_releases_that_nanoseconds_cannot_hold_are_read(
     written = store.write(warehouse, manifest(), far)
     rows = warehouse.read("snapshots").localCheckpoint()
     rows.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))  # Java's times are INT96
-    found = stored_rows(warehouse, written, written.snapshots_version + 1)
+    found = read_stored_rows(warehouse, written, written.snapshots_version + 1)
     assert rows_of(found.frame.select("key", "event_time")) == rows_of(far.select("key", "event_time"))
     assert measure_rows(found) == (3, written.checksum, written.rows)
 
@@ -76,4 +76,4 @@ def test_a_version_that_the_log_no_longer_has_gives_way_to_the_newest(
     table.create_checkpoint()
     for version in range(written.snapshots_version + 1):
         (Path(warehouse.path("snapshots")) / "_delta_log" / f"{version:020d}.json").unlink()
-    assert store.whole_version(warehouse, written) == table.version()
+    assert store.find_whole_states(warehouse, written) == table.version()

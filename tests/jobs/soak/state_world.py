@@ -87,7 +87,7 @@ class StateWorld(World):
         self.oracle.parts.append(frame)
 
     def checkpoint(self) -> Checkpoint:
-        live = generations.live(self.pipeline.warehouse, MODEL)
+        live = generations.find_live(self.pipeline.warehouse, MODEL)
         assert live is not None
         return Checkpoint(self.pipeline.warehouse, live.checkpoint)
 
@@ -111,7 +111,7 @@ class StateWorld(World):
             return aim
         folder, pattern = FILES[kill.moment_name]
         checkpoint = self.checkpoint()
-        batch = (checkpoint.last_commit() or 0) + 1 + len(kill.lead)
+        batch = (checkpoint.find_last_commit() or 0) + 1 + len(kill.lead)
         least = batch + 1 if folder.startswith("state") else batch
         place = Path(self.pipeline.settings.warehouse, "checkpoints", f"{MODEL}-g0001")
         folders = str(place / folder.format(partition=kill.partition))
@@ -139,7 +139,7 @@ class StateWorld(World):
             *(f"live estimates: {one}" for one in differences(live, expected)),
             *(f"states: {one}" for one in differences(states, last, ("mean", "covariance"))),
             *(f"measurements: {one}" for one in self._landed(landed)),
-            *self._counts(taken, states),
+            *self._count_packets(taken, states),
             *self._generations(),
         ]
 
@@ -148,7 +148,7 @@ class StateWorld(World):
         newest = max(part["at"].max() for part in self.oracle.parts[:parts]).tz_localize(None)
         return newest - DELAY if self.order == STRICT else newest + pd.Timedelta("1us")
 
-    def _counts(self, taken: str, states: pd.DataFrame) -> list[str]:
+    def _count_packets(self, taken: str, states: pd.DataFrame) -> list[str]:
         """Compare the rows that a snapshot counts for each key, applied or waiting, with the files that were landed."""
         sent = pd.concat(pd.read_parquet(file) for file in self.pipeline.folder.glob("landing-*.parquet"))
         wanted = sent.groupby(sent["id"].astype(str)).size()

@@ -173,16 +173,18 @@ class World:
 
     def generations(self) -> dict[str, str]:
         """Return the status of each generation."""
-        return {one.generation: one.status for one in generations.all_of(self.pipeline.warehouse, MODEL)}
+        return {
+            one.generation: one.status for one in generations.read_generations(self.pipeline.warehouse, MODEL)
+        }
 
     def _generations(self) -> list[str]:
         warehouse, known, said = self.pipeline.warehouse, self.generations(), []
         if sorted(set(known.values()) - {"retired", "removed"}) != ["live"]:
             said.append(f"the generations are {known}")
-        live = generations.live(warehouse, MODEL)
+        live = generations.find_live(warehouse, MODEL)
         if live is not None and live.model_version != self.version:
             said.append(f"{live.generation} is of version {live.model_version}, not {self.version}")
-        for one in manifests.all_of(warehouse, MODEL):
+        for one in manifests.read_manifests(warehouse, MODEL):
             try:
                 if one.status == manifests.GOOD and live is not None and one.snapshot_id == live.snapshot_id:
                     store.verify(warehouse, one)
@@ -275,7 +277,7 @@ class World:
 
     def _snapshot_is_right(self) -> None:
         """Compare the newest snapshot with the batch."""
-        newest = max(manifests.all_of(self.pipeline.warehouse, MODEL), key=lambda one: one.version)
+        newest = max(manifests.read_manifests(self.pipeline.warehouse, MODEL), key=lambda one: one.version)
         store.verify(self.pipeline.warehouse, newest)
         found = as_compared(self.pipeline.snapshot(newest.snapshot_id))
         wrong = differences(found, self.oracle.last(0), ("mean", "covariance"))

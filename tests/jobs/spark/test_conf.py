@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.spark.conf import with_local_paths
+from jobs.spark.conf import set_local_paths
 from jobs.spark.warehouse import Warehouse
 
 NOWHERE = "hdfs://127.0.0.1:9"
@@ -20,7 +20,7 @@ def test_a_warehouse_in_a_folder_stays_there_where_hadoops_default_is_another(
 ) -> None:
     session = spark.newSession()
     session.conf.set(KEY, NOWHERE)
-    warehouse = Warehouse(with_local_paths(session, str(tmp_path)), str(tmp_path))
+    warehouse = Warehouse(set_local_paths(session, str(tmp_path)), str(tmp_path))
     frame = session.createDataFrame([(1,)], "x int")
     warehouse.append(frame, "t")
     assert (warehouse.latest_version("t"), warehouse.read("t").count()) == (1, 1)
@@ -31,4 +31,4 @@ def test_a_warehouse_in_a_folder_stays_there_where_hadoops_default_is_another(
 def test_a_warehouse_in_a_store_keeps_hadoops_default(spark: SparkSession) -> None:
     session = spark.newSession()
     session.conf.set(KEY, NOWHERE)
-    assert with_local_paths(session, "hdfs:///warehouse").conf.get(KEY) == NOWHERE
+    assert set_local_paths(session, "hdfs:///warehouse").conf.get(KEY) == NOWHERE

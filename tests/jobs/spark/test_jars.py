@@ -12,20 +12,20 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.spark import jars
-from jobs.spark.compiled import source_digest
+from jobs.spark.compiled import compute_source_digest
 from jobs.spark.jars import (
     COORDINATES,
     OPTIONAL,
     Coordinate,
-    fetch,
-    jar_folder,
-    jar_paths,
+    fetch_jars,
+    fetch_optional_jars,
+    find_jar_folder,
+    list_jars,
     main,
-    optional_jars,
 )
 
 JAR = hashlib.sha256(b"jar").hexdigest()
-OWN = f"kalman-stores-{source_digest()}.jar"
+OWN = f"kalman-stores-{compute_source_digest()}.jar"
 """The jar of our own classes, which is compiled and not fetched."""
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,62 +52,62 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         jar.write_bytes(b"jar")
 
     monkeypatch.setattr(jars, "_run", ivy)
-    monkeypatch.setattr(jars, "compile_into", compiler)
-    monkeypatch.setattr(jars, "java_problem", lambda: "")
-    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR, OWN: JAR})
+    monkeypatch.setattr(jars, "compile_jar", compiler)
+    monkeypatch.setattr(jars, "find_java_problem", lambda: "")
+    monkeypatch.setattr(jars, "read_known_digests", lambda: {"delta-1.0.jar": JAR, OWN: JAR})
     return commands
 
 
 def test_the_folder_is_in_the_python_environment_unless_set(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    assert jar_folder() == folder
+    assert find_jar_folder() == folder
     monkeypatch.delenv("KALMAN_JARS")
-    assert jar_folder().parts[-3:] == ("share", "kalman-pipeline", "jars")
+    assert find_jar_folder().parts[-3:] == ("share", "kalman-pipeline", "jars")
 
 
 def test_missing_jars_name_the_command(folder: Path):
     with pytest.raises(UserError, match="make setup"):
-        jar_paths()
+        list_jars()
 
 
 def test_fetched_once_and_found(folder: Path, asked: list[list[str]]):
-    assert fetch() is True
-    assert jar_paths() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]
-    assert fetch() is False
+    assert fetch_jars() is True
+    assert list_jars() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]
+    assert fetch_jars() is False
     assert len(asked) == 1
     assert sorted(path.name for path in folder.parent.iterdir()) == ["jars"]
 
 
 def test_a_changed_jar_is_fetched_again(folder: Path, asked: list[list[str]]):
-    fetch()
+    fetch_jars()
     (folder / "delta-1.0.jar").write_bytes(b"half")
-    assert fetch() is True
+    assert fetch_jars() is True
     assert (folder / "delta-1.0.jar").read_bytes() == b"jar"
 
 
 def test_a_jar_with_other_content_is_not_started_with(folder: Path, asked: list[list[str]]):
-    fetch()
+    fetch_jars()
     # Whoever exchanges the jar can write its digest into the folder's own list as well.
     (folder / "delta-1.0.jar").write_bytes(b"evil")
     manifest = json.loads((folder / jars.MANIFEST).read_text())
     manifest["jars"]["delta-1.0.jar"] = hashlib.sha256(b"evil").hexdigest()
     (folder / jars.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="delta-1.0.jar is not the jar that this release was tested with"):
-        jar_paths()
+        list_jars()
 
 
 @pytest.mark.parametrize("known", [{}, {"delta-1.0.jar": "0" * 64}], ids=["unknown", "other content"])
 def test_a_jar_that_is_not_known_is_not_taken(
     folder: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, known: dict[str, str]
 ):
-    monkeypatch.setattr(jars, "known_digests", lambda: known)
+    monkeypatch.setattr(jars, "read_known_digests", lambda: known)
     with pytest.raises(UserError, match=r"delta-1.0.jar is not the jar .*jars.sha256"):
-        fetch()
+        fetch_jars()
     assert not folder.exists()
 
 
 def test_the_digest_of_every_fetched_jar_is_in_the_repository():
-    known = jars.known_digests()
-    there = sorted(jar_folder().rglob("*.jar"))
+    known = jars.read_known_digests()
+    there = sorted(find_jar_folder().rglob("*.jar"))
     assert there and all(known[path.name] == hashlib.sha256(path.read_bytes()).hexdigest() for path in there)
     assert all(len(digest) == 64 for digest in known.values())
     named = {
@@ -118,18 +118,18 @@ def test_the_digest_of_every_fetched_jar_is_in_the_repository():
 
 
 def test_jars_of_another_release_are_not_used(folder: Path, asked: list[list[str]]):
-    fetch([Coordinate("io.delta", "delta", "0.9")])
+    fetch_jars([Coordinate("io.delta", "delta", "0.9")])
     with pytest.raises(UserError, match="not those of this release"):
-        jar_paths()
-    assert fetch() is True
-    assert jar_paths()
+        list_jars()
+    assert fetch_jars() is True
+    assert list_jars()
 
 
 def test_a_folder_with_other_content_is_refused(folder: Path, asked: list[list[str]]):
     folder.mkdir()
     (folder / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="something other"):
-        fetch()
+        fetch_jars()
     assert (folder / "thesis.txt").read_text() == "mine"
 
 
@@ -149,7 +149,7 @@ def test_failure_is_one_sentence_and_leaves_nothing(
 ):
     monkeypatch.setattr(jars, "_run", lambda command: (said, True))
     with pytest.raises(UserError, match=sentence) as caught:
-        fetch()
+        fetch_jars()
     assert len(caught.value.message.splitlines()) == 1
     assert list(folder.parent.iterdir()) == []
 
@@ -158,12 +158,12 @@ def test_proxy_of_the_environment_reaches_java(
     folder: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    fetch()
+    fetch_jars()
     assert {"-Dhttps.proxyHost=proxy.example", "-Dhttps.proxyPort=3128"} <= set(asked[0])
 
 
 def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]]):
-    fetch()
+    fetch_jars()
     manifest = json.loads((folder / jars.MANIFEST).read_text())
     assert manifest["jars"] == {"delta-1.0.jar": JAR, OWN: JAR}
     assert [name.split(" ")[0] for name in manifest["coordinates"]] == list(map(str, COORDINATES))
@@ -171,12 +171,12 @@ def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]])
 
 def test_an_optional_set_is_fetched_by_its_first_use(folder: Path, asked: list[list[str]]):
     with pytest.raises(UserError, match="make setup"):
-        optional_jars("kafka")
-    fetch()
+        fetch_optional_jars("kafka")
+    fetch_jars()
     for _ in range(2):
-        assert optional_jars("kafka") == [str(folder / "kafka" / "delta-1.0.jar")]
+        assert fetch_optional_jars("kafka") == [str(folder / "kafka" / "delta-1.0.jar")]
     assert len(asked) == 2
-    assert jar_paths() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]  # the others see nothing of it
+    assert list_jars() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]  # the others see nothing of it
 
 
 def test_sets_are_fetched_beforehand_by_name(

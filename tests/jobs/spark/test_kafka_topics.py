@@ -12,7 +12,7 @@ from jobs.spark.kafka import (
     SERVERS,
     Bounds,
     Topic,
-    reading_options,
+    build_reading_options,
     refuse_lost,
     refuse_recreated,
 )
@@ -60,8 +60,8 @@ def test_committed_messages_are_read_unless_the_properties_say_otherwise(
 ) -> None:
     monkeypatch.setenv(SERVERS, "somewhere:9092")
     monkeypatch.delenv(PROPERTIES, raising=False)
-    assert reading_options()["kafka.isolation.level"] == "read_committed"
+    assert build_reading_options()["kafka.isolation.level"] == "read_committed"
     file = tmp_path_factory.mktemp("kafka-properties") / "client.properties"
     file.write_text("isolation.level=read_uncommitted\n")
     monkeypatch.setenv(PROPERTIES, str(file))
-    assert reading_options()["kafka.isolation.level"] == "read_uncommitted"
+    assert build_reading_options()["kafka.isolation.level"] == "read_uncommitted"

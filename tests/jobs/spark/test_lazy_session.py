@@ -11,8 +11,8 @@ from deltalake import write_deltalake
 
 from jobs.core.settings import Settings
 from jobs.spark import session
-from jobs.spark.conf import quick_java_conf
-from jobs.spark.session import warehouse_of
+from jobs.spark.conf import build_quick_java_conf
+from jobs.spark.session import open_warehouse
 from jobs.spark.warehouse import Warehouse
 
 
@@ -30,7 +30,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 def test_spark_starts_once_and_only_if_it_is_needed(tmp_path: Path, started: list[dict[str, str]]):
-    warehouse = warehouse_of(Settings.load(warehouse=str(tmp_path)), "test", {"a": "1"})
+    warehouse = open_warehouse(Settings.load(warehouse=str(tmp_path)), "test", {"a": "1"})
     other = warehouse.at(str(tmp_path / "other"))
     assert not warehouse.exists("measurements/walk") and not warehouse.has_spark and started == []
     assert other.spark is warehouse.spark is warehouse.spark and warehouse.has_spark
@@ -48,12 +48,12 @@ def test_few_measurements_need_no_optimising_compiler(
 ):
     def conf() -> dict[str, str]:
         settings = Settings.load(warehouse=str(tmp_path))
-        assert warehouse_of(settings, "test", reads_all_of="walk").spark
+        assert open_warehouse(settings, "test", reads_all_of="walk").spark
         return started.pop()
 
     assert conf() == {}  # there are no measurements yet
     write_deltalake(str(tmp_path / "measurements" / "walk"), pa.table({"id": [1, 2]}))
-    assert conf() == quick_java_conf()
-    assert "TieredStopAtLevel=1" in quick_java_conf()["spark.driver.extraJavaOptions"]
+    assert conf() == build_quick_java_conf()
+    assert "TieredStopAtLevel=1" in build_quick_java_conf()["spark.driver.extraJavaOptions"]
     monkeypatch.setattr(session, "QUICK_BYTES", 100)
     assert conf() == {}

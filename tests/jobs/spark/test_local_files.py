@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from jobs.spark import jars
-from jobs.spark.conf import spark_conf
+from jobs.spark.conf import build_spark_conf
 from tests.support.gateways import JavaProcess, errors_of_any_process
 
 _NEEDED = ("hadoop-client-", "slf4j-api", "py4j", "commons-", "log4j-", "scala-library", "jcl-")
@@ -26,7 +26,7 @@ class Files:
         self.jvm = process.jvm
         conf = self.jvm.org.apache.hadoop.conf.Configuration()
         if ours:
-            conf.set(_IMPLEMENTATION, spark_conf()[f"spark.hadoop.{_IMPLEMENTATION}"])
+            conf.set(_IMPLEMENTATION, build_spark_conf()[f"spark.hadoop.{_IMPLEMENTATION}"])
         root = self.jvm.java.net.URI("file:///")
         self._context: Any = self.jvm.org.apache.hadoop.fs.FileContext.getFileContext(root, conf)
         self.files: Any = self._context.getDefaultFileSystem()
@@ -70,9 +70,9 @@ class Files:
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcess]:
-    own = [str(path) for path in jars._pyspark_jars() if path.name.startswith(_NEEDED)]
+    own = [str(path) for path in jars._list_pyspark_jars() if path.name.startswith(_NEEDED)]
     nowhere = tmp_path_factory.mktemp("nowhere")
-    with JavaProcess([*own, *jars.jar_paths()], {"PATH": str(nowhere), "LC_ALL": "C.UTF-8"}) as process:
+    with JavaProcess([*own, *jars.list_jars()], {"PATH": str(nowhere), "LC_ALL": "C.UTF-8"}) as process:
         yield process
 
 

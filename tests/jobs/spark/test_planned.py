@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.spark.planned import planned_once
+from jobs.spark.planned import plan_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_rows_are_the_same_and_no_table_is_left_in_the_plan(spark: SparkSess
         "delta"
     ).save(table)
     rows = spark.read.format("delta").load(table).filter("id % 3 = 0").repartition(2, "id")
-    once = planned_once(spark, rows)
+    once = plan_once(spark, rows)
     assert once.schema == rows.schema
     assert sorted(once.collect()) == sorted(rows.collect())
     assert sorted(once.select("text").filter("id > 50").collect()) == sorted(

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.spark.queries import cause_of
+from jobs.spark.queries import find_cause
 
 FAILED = (
     "[STREAM_FAILED] Query [id = 2dfdf782-131a-4813, runId = 48776dbf-13d4-4273] terminated with exception: "
@@ -109,13 +109,13 @@ walk.Odd: the row is odd: 7
 def test_the_cause_of_a_micro_batch_that_failed_is_the_exception_that_was_raised(
     raised: str, cause: str
 ) -> None:
-    assert cause_of(RuntimeError(PROXY + raised + DETAILS)) == cause
+    assert find_cause(RuntimeError(PROXY + raised + DETAILS)) == cause
 
 
 def test_the_cause_of_a_task_that_failed_is_what_its_worker_or_java_said() -> None:
-    assert cause_of(RuntimeError(FAILED + TASK + DETAILS)) == "walk.Odd: the row is odd: 7"
+    assert find_cause(RuntimeError(FAILED + TASK + DETAILS)) == "walk.Odd: the row is odd: 7"
     java = FAILED + ABORTED + "java.io.IOException: the disk is gone\n\tat java.base/java.io.File" + DETAILS
-    assert cause_of(RuntimeError(java)).endswith("executor driver): org.apache.spark.SparkException: "
+    assert find_cause(RuntimeError(java)).endswith("executor driver): org.apache.spark.SparkException: "
         "java.io.IOException: the disk is gone")  # fmt: skip
 
 
@@ -155,5 +155,5 @@ def test_the_cause_of_a_query_that_failed_in_spark_is_told(
     query = started.trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException) as failed:
         query.awaitTermination()
-    assert cause_of(failed.value).endswith(cause)
-    assert "Traceback" not in cause_of(failed.value)
+    assert find_cause(failed.value).endswith(cause)
+    assert "Traceback" not in find_cause(failed.value)

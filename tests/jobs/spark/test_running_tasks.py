@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.spark.running_tasks import running_tasks
+from jobs.spark.running_tasks import build_task_counter
 from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_finished_tasks_are_counted_while_a_stage_runs(spark: SparkSession, tmp_path: Path):
-    count = running_tasks(Warehouse(spark, str(tmp_path)))
+    count = build_task_counter(Warehouse(spark, str(tmp_path)))
     assert count() == (0, 0)
 
     def work() -> None:

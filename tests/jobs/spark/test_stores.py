@@ -10,11 +10,11 @@ import pytest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.settings import Settings
 from jobs.spark import jars
-from jobs.spark.jars import OPTIONAL, fetch
+from jobs.spark.jars import OPTIONAL, fetch_jars
 from jobs.spark.session import spark_session
 from jobs.spark.stores import store_jars
 from jobs.storage import object_files
-from jobs.storage.files import files_of
+from jobs.storage.files import open_files
 from jobs.storage.object_files import ObjectFiles
 
 HERE = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ def without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "jars"
     monkeypatch.setenv("KALMAN_JARS", str(folder))
     monkeypatch.delenv("KALMAN_KAFKA_JARS", raising=False)
-    known = jars.known_digests()
+    known = jars.read_known_digests()
 
     def ivy(command: list[str]) -> tuple[str, bool]:
         pattern = Path(command[command.index("-retrieve") + 1])
@@ -40,13 +40,15 @@ def without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return "", False
 
     monkeypatch.setattr(jars, "_run", ivy)
-    monkeypatch.setattr(jars, "compile_into", lambda jar, class_path: jar.write_bytes(b"jar"))
-    monkeypatch.setattr(jars, "java_problem", lambda: "")
+    monkeypatch.setattr(jars, "compile_jar", lambda jar, class_path: jar.write_bytes(b"jar"))
+    monkeypatch.setattr(jars, "find_java_problem", lambda: "")
     monkeypatch.setattr(
-        jars, "known_digests", lambda: {**known, "delta-1.0.jar": jars._sha256(folder / "delta-1.0.jar")}
+        jars,
+        "read_known_digests",
+        lambda: {**known, "delta-1.0.jar": jars._hash_file(folder / "delta-1.0.jar")},
     )
-    monkeypatch.setattr(jars, "_checked", lambda folder, names: [str(folder / name) for name in names])
-    fetch()
+    monkeypatch.setattr(jars, "_check_jars", lambda folder, names: [str(folder / name) for name in names])
+    fetch_jars()
     monkeypatch.setattr(jars, "_run", lambda command: ("java.net.UnknownHostException: repository", True))
     return folder
 
@@ -59,7 +61,7 @@ def test_a_store_whose_client_cannot_be_had_is_one_sentence_before_spark_starts(
     monkeypatch.setattr(
         "jobs.spark.session.SparkSession", None
     )  # whoever came so far would fail with another error
-    monkeypatch.setattr("jobs.spark.session.ready", lambda root: pytest.fail("the store was asked"))
+    monkeypatch.setattr("jobs.spark.session.ensure_probed", lambda root: pytest.fail("the store was asked"))
     with pytest.raises(UserError) as caught:
         spark_session(Settings.load(warehouse=root), "test")
     said = caught.value.message
@@ -78,7 +80,7 @@ def test_a_folder_needs_no_client_besides_spark(without_network: Path, root: str
 def test_the_client_of_each_store_is_a_set_of_jars(
     monkeypatch: pytest.MonkeyPatch, root: str, part: str, store: str
 ):
-    monkeypatch.setattr("jobs.spark.stores.optional_jars", lambda name: [f"{name}.jar"])
+    monkeypatch.setattr("jobs.spark.stores.fetch_optional_jars", lambda name: [f"{name}.jar"])
     assert part in OPTIONAL and store_jars(root) == [f"{part}.jar"]
 
 
@@ -86,7 +88,7 @@ def test_s3_without_its_package_is_one_sentence_before_spark_starts(monkeypatch:
     monkeypatch.setattr("jobs.spark.session.store_jars", lambda root: [])
     monkeypatch.setattr("jobs.spark.session.SparkSession", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)  # as if it were not installed
-    object_files._client.cache_clear()
+    object_files._open_client.cache_clear()
     with pytest.raises(
         UserError, match=r"needs the package obstore: pip install 'kalman-pipeline\[s3\]'"
     ) as it:
@@ -99,15 +101,15 @@ def test_s3_without_its_package_is_one_sentence_before_spark_starts(monkeypatch:
 )
 def test_a_process_without_spark_names_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch, root: str):
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    object_files._client.cache_clear()
+    object_files._open_client.cache_clear()
     with pytest.raises(UserError, match="needs the package obstore: pip install") as caught:
-        files_of(f"{root}/_drivers/walk")
+        open_files(f"{root}/_drivers/walk")
     assert caught.value.exit_code == INPUT_ERROR
 
 
 @pytest.mark.parametrize("root", ["gs://bucket/dir", "abfss://box@account.dfs.core.windows.net/dir"])
 def test_each_store_has_a_client_for_small_files(root: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
-    object_files._client.cache_clear()
-    files = files_of(f"{root}/_drivers/walk")
+    object_files._open_client.cache_clear()
+    files = open_files(f"{root}/_drivers/walk")
     assert isinstance(files, ObjectFiles) and files._path("a.json") == "dir/_drivers/walk/a.json"

@@ -136,7 +136,7 @@ def test_rows_are_replaced_in_one_commit_and_other_rows_of_their_files_stay(ware
         *(("a", x, None) for x in range(3)), ("b", 7, "new"), *(("c", x, None) for x in range(3)),
     ]  # fmt: skip
     assert len(log_of(warehouse, "t", made)["remove"]) == 2 and len(log_of(warehouse, "t", made)["add"]) == 2
-    assert warehouse.log_entries("t")[0].detail == {"run": "b"}
+    assert warehouse.read_log_entries("t")[0].detail == {"run": "b"}
     assert warehouse.replace(more.limit(0), "t", [[("run", "=", "z")]]) == made  # no commit of nothing
     warehouse.replace(more.limit(0), "t", [[("run", "=", "b")]])
     assert {row["run"] for row in warehouse.read("t").collect()} == {"a", "c"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kalman
-from jobs.specs.functions import VARIABLE, why_refused
+from jobs.specs.functions import VARIABLE, find_refusal
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 
@@ -153,4 +153,4 @@ def test_a_spec_from_a_manifest_is_treated_alike(folder: Path) -> None:
         assert found.fingerprint()  # to compare it runs nothing
         with pytest.raises(SpecError, match="module pickle"):
             found.definition()
-    assert why_refused("swings:move", None) is not None
+    assert find_refusal("swings:move", None) is not None

@@ -14,9 +14,9 @@ import yaml
 
 from jobs import schema as schema_command
 from jobs.core.errors import UserError
-from jobs.core.times import duration_us
+from jobs.core.times import parse_duration_us
 from jobs.specs import yaml_text
-from jobs.specs.loading import load_all, load_spec, spec_files
+from jobs.specs.loading import list_spec_files, load_all, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.state.kernel import load_checked_spec
 
@@ -57,7 +57,7 @@ def refused(folder: Path, text: str | dict[str, Any], *, deep: bool = False) -> 
 # Specs of the project
 
 
-@pytest.mark.parametrize("path", spec_files(MODELS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", list_spec_files(MODELS), ids=lambda path: path.stem)
 def test_every_model_of_the_project_loads_and_builds(path: Path) -> None:
     spec = load_checked_spec(path.stem, MODELS)
     assert spec.name == path.stem and spec.source_path == path
@@ -82,7 +82,7 @@ def test_nile_is_the_model_of_the_design() -> None:
 
 
 def test_all_models_load_together() -> None:
-    assert [spec.name for spec in load_all(MODELS)] == [path.stem for path in spec_files(MODELS)]
+    assert [spec.name for spec in load_all(MODELS)] == [path.stem for path in list_spec_files(MODELS)]
 
 
 def test_reading_specs_needs_no_numpy_pandas_or_spark() -> None:
@@ -96,11 +96,11 @@ def test_reading_specs_needs_no_numpy_pandas_or_spark() -> None:
 
 def test_the_json_schema_is_fresh() -> None:
     kept = (ROOT / "docs" / "model.schema.json").read_text(encoding="utf-8")
-    assert kept == schema_command.text(), "run: kalman-pipeline schema > docs/model.schema.json"
+    assert kept == schema_command.format_schema(), "run: kalman-pipeline schema > docs/model.schema.json"
 
 
 def test_the_json_schema_describes_every_field() -> None:
-    schema = json.loads(schema_command.text())
+    schema = json.loads(schema_command.format_schema())
     sections = [schema, *schema["$defs"].values()]
     for section in sections:
         for name, field in section.get("properties", {}).items():
@@ -402,13 +402,13 @@ def test_the_fingerprint_is_the_same_in_every_release() -> None:
     ],
 )
 def test_durations(text: str, micros: int) -> None:
-    assert duration_us(text) == micros
+    assert parse_duration_us(text) == micros
 
 
 @pytest.mark.parametrize("text", ["", "d", "5", "0d", "-1d", "5 fortnights", "1e3s"])
 def test_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        duration_us(text)
+        parse_duration_us(text)
 
 
 def test_yaml_is_read_with_the_types_of_version_1_2() -> None:
@@ -421,10 +421,10 @@ def test_yaml_is_read_with_the_types_of_version_1_2() -> None:
 
 def test_a_stored_spec_names_only_those_settings_of_landing_that_it_gives() -> None:
     """A driver of a release that lacks a setting refuses a manifest that names it."""
-    plain = json.loads(ModelSpec.model_validate(NILE).stored_text())
+    plain = json.loads(ModelSpec.model_validate(NILE).format_stored_text())
     assert not {"files", "time_range"} & plain.keys()
     given = {"files": {"decimal": ",", "memory_mb": 512}, "time_range": {"latest": "2d"}}
     own = ModelSpec.model_validate(changed(**given))
-    stored = json.loads(own.stored_text())
+    stored = json.loads(own.format_stored_text())
     assert (stored["files"], stored["time_range"]) == ({"decimal": ","}, {"latest": "2d"})
-    assert ModelSpec.model_validate_json(own.stored_text()) == own
+    assert ModelSpec.model_validate_json(own.format_stored_text()) == own

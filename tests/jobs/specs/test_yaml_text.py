@@ -33,7 +33,7 @@ g: >-
 def read(loader: Any, text: str) -> tuple[str, list[Any]] | None:
     """Return what a parser reads, with its lines; None: it refuses the text."""
     try:
-        found = yaml_text._document(loader(text))
+        found = yaml_text._compose_document(loader(text))
     except (yaml_text.YamlError, yaml.YAMLError, ValueError):
         return None
     return repr(found.value), list(found.lines.items())

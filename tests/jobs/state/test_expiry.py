@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kalman
 from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.state.encoding.rows import unpack_rows
-from jobs.state.expiry import lives
+from jobs.state.expiry import split_lives
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from tests.jobs.support.event_time import (
@@ -362,6 +362,6 @@ def test_offline_every_life_is_a_key_of_its_own(batches: list[list[Row]], idle: 
         np.empty((0, len(rows))),
     )
     fresh = kalman.initial_states(KERNEL, 5)
-    apart, key_of_life = lives(KERNEL, fresh, sent, float(SECOND), idle * SECOND)
+    apart, key_of_life = split_lives(KERNEL, fresh, sent, float(SECOND), idle * SECOND)
     _, out = kalman.run(KERNEL, fresh.take(key_of_life), apart, float(SECOND))
     np.testing.assert_array_equal(out.mean[0], [mean for _, _, mean, _ in simulation.estimates])

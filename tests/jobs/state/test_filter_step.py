@@ -7,17 +7,22 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.snapshots.state_rows import state_rows
-from jobs.state.block_format import StateMismatch, state_format, state_layout
-from jobs.state.encoding.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
+from jobs.snapshots.state_rows import build_state_rows
+from jobs.state.block_format import StateMismatch, build_state_format, build_state_layout
+from jobs.state.encoding.estimates import (
+    EstimateFormat,
+    locate_packed_diagonal,
+    locate_packed_full,
+    pack_estimates,
+)
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import innovations
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 
 UNIT = 1e6
 DEFINITION = {
@@ -35,7 +40,7 @@ TEXT = RowFormat(KeyKind(("id",), ("string",), False), "at", ("a", "b"), ())
 
 
 def packet(fmt: RowFormat, keys: np.ndarray, time: np.ndarray, y: np.ndarray) -> bytes:
-    arrays = {"route": route_of(keys), "time": time, "y": y}
+    arrays = {"route": compute_routes(keys), "time": time, "y": y}
     text = None
     if not fmt.kind.integer:
         arrays["check"] = keys * 7
@@ -54,7 +59,7 @@ def some_rows(size: int = 400, keys: int = 30, seed: int = 1):  # noqa: ANN201
 @pytest.mark.parametrize("fmt", [INTEGER, TEXT], ids=["integer keys", "text keys"])
 def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(fmt.kind, kernel.size)
+    layout = build_state_layout(fmt.kind, kernel.size)
     keys, time, y = some_rows()
     whole = filter_step(
         RowFilter(kernel, UNIT), layout, layout.empty(), unpack_rows([packet(fmt, keys, time, y)], fmt)
@@ -78,7 +83,7 @@ def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) ->
 
 def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(INTEGER.kind, kernel.size)
+    layout = build_state_layout(INTEGER.kind, kernel.size)
     keys, time, y = some_rows()
     keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
     watching = RowFilter(kernel, UNIT, ("innovation",))
@@ -106,7 +111,7 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
 
 def test_the_index_of_a_row_counts_the_rows_in_its_keys_state_however_they_are_cut() -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(INTEGER.kind, kernel.size)
+    layout = build_state_layout(INTEGER.kind, kernel.size)
     keys, time, y = some_rows()
     y[0, 50:60] = np.inf  # flagged
     watching = RowFilter(kernel, UNIT, ("state_index",))
@@ -135,7 +140,7 @@ def test_the_index_of_a_row_counts_the_rows_in_its_keys_state_however_they_are_c
 
 def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(INTEGER.kind, kernel.size)
+    layout = build_state_layout(INTEGER.kind, kernel.size)
     one = np.zeros(1, np.int64)
     y = np.ones((2, 1))
     first = filter_step(
@@ -159,7 +164,7 @@ def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:
 
 def test_a_key_whose_only_row_was_refused_gets_no_state() -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(INTEGER.kind, kernel.size)
+    layout = build_state_layout(INTEGER.kind, kernel.size)
     keys, time = np.array([1, 2]), np.zeros(2, np.int64)
     y = np.array([[np.inf, 1.0], [1.0, 1.0]])
     result = filter_step(
@@ -168,14 +173,14 @@ def test_a_key_whose_only_row_was_refused_gets_no_state() -> None:
         layout.empty(),
         unpack_rows([packet(INTEGER, keys, time, y)], INTEGER),
     )
-    np.testing.assert_array_equal(result.records.arrays["route"], route_of(np.array([2])))
+    np.testing.assert_array_equal(result.records.arrays["route"], compute_routes(np.array([2])))
     assert sorted(result.outputs.flag.tolist())[0] == 0
     assert sorted(result.outputs.flag.tolist())[1] > 0
 
 
 def test_estimates_are_packed_for_accepted_rows_alone() -> None:
     kernel = kalman.build(DEFINITION)
-    layout = state_layout(TEXT.kind, kernel.size)
+    layout = build_state_layout(TEXT.kind, kernel.size)
     one = np.zeros(1, np.int64)
     y = np.ones((2, 1))
     first = filter_step(
@@ -203,8 +208,8 @@ def test_packed_triangles_unfold(n: int) -> None:
     full = np.arange(n * n).reshape(n, n)
     full = full + full.T
     packed = full[np.tril_indices(n)]
-    np.testing.assert_array_equal(packed[full_of_packed(n)].reshape(n, n), full)
-    np.testing.assert_array_equal(packed[diagonal_of_packed(n)], np.diag(full))
+    np.testing.assert_array_equal(packed[locate_packed_full(n)].reshape(n, n), full)
+    np.testing.assert_array_equal(packed[locate_packed_diagonal(n)], np.diag(full))
 
 
 def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_loss() -> None:
@@ -219,8 +224,10 @@ def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_los
     }
     kernel = kalman.build(definition)
     kind = KeyKind(("k",), ("string",), False)
-    stored = state_format("m", 1, ["level"], kernel.fields, kind, kernel.size, stored_as(kernel))
-    wide = state_format("m", 1, ["level"], kernel.fields, kind, kernel.size)
+    stored = build_state_format(
+        "m", 1, ["level"], kernel.fields, kind, kernel.size, find_storage_dtype(kernel)
+    )
+    wide = build_state_format("m", 1, ["level"], kernel.fields, kind, kernel.size)
     rng = np.random.default_rng(2)
 
     def rows(numbers: list[int], times: list[int]) -> KeyedRows:
@@ -253,5 +260,5 @@ def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_los
         np.testing.assert_array_equal(known.arrays["values"][:, at], final.values)
     with pytest.raises(StateMismatch, match="numbers"):
         stored.decode(wide.encode(advanced.records))
-    (snapshot,) = state_rows(kernel, known)
+    (snapshot,) = build_state_rows(kernel, known)
     assert snapshot.column("mean")[0].as_py() == known.arrays["values"][:1, 0].tolist()

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from jobs.state import key_states, local_copy
-from jobs.state.block_format import StateFormat, StateMismatch, state_format
+from jobs.state.block_format import StateFormat, StateMismatch, build_state_format
 from jobs.state.block_store import Blocks
 from jobs.state.changes import CHANGES_FROM, MARK, Entries, Mark
 from jobs.state.encoding import sorted_run
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packets import Records, merged
-from jobs.state.encoding.routing import block_of, route_of
+from jobs.state.encoding.packets import Records, merge_records
+from jobs.state.encoding.routing import compute_blocks, compute_routes
 from jobs.state.key_states import KeyStates
 from jobs.state.local_copy import LocalCopy
 
@@ -60,12 +60,12 @@ class Memory:
 
 
 def form(kind: KeyKind) -> StateFormat:
-    return state_format("m", 1, ["a"], {"mean": (1,)}, kind, SIZE)
+    return build_state_format("m", 1, ["a"], {"mean": (1,)}, kind, SIZE)
 
 
 def records(kind: KeyKind, keys: np.ndarray, stamp: int) -> Records:
     """States of distinct keys at a stamp, ordered by route. Every 50th text key shares its route with the next one."""
-    route = route_of(keys)
+    route = compute_routes(keys)
     arrays = {
         "event_time": np.full(len(keys), stamp),
         "count": keys % 7 + stamp,
@@ -74,7 +74,7 @@ def records(kind: KeyKind, keys: np.ndarray, stamp: int) -> Records:
     }
     text = None
     if not kind.integer:
-        route = route_of(np.where(keys % 50 == 1, keys - 1, keys))
+        route = compute_routes(np.where(keys % 50 == 1, keys - 1, keys))
         arrays["check"] = keys * 31
         text = pa.array([f"key {key}" * (key % 3 + 1) for key in keys.tolist()], pa.string())
     found = Records({"route": route, **arrays}, text)
@@ -104,7 +104,7 @@ def apply(states: KeyStates, new: Records) -> None:
     kept = by_key(known)
     wanted = by_key(new)
     rest = np.array([key not in wanted for key in kept], bool)
-    joined = merged(known.take(np.flatnonzero(rest)), new) if rest.any() else new
+    joined = merge_records(known.take(np.flatnonzero(rest)), new) if rest.any() else new
     states.save(present, joined)
 
 
@@ -164,7 +164,7 @@ def test_a_sparse_micro_batch_reads_and_writes_its_own_keys(kind: KeyKind, tmp_p
     state, blocks, keys = form(kind), 80, 20_000
     store = Memory()
     Blocks(store, state, blocks).add(records(kind, np.arange(keys), 0))
-    raw = np.dtype(sorted_run.row_type(state.layout)).itemsize + 8 + (15 if not kind.integer else 0)
+    raw = np.dtype(sorted_run.build_row_type(state.layout)).itemsize + 8 + (15 if not kind.integer else 0)
     rng = np.random.default_rng(1)
     changed, costs = 100, []
     for stamp in range(1, 400):
@@ -349,13 +349,13 @@ def test_the_bounds_of_blocks_are_those_of_the_routing() -> None:
     route = np.sort(rng.integers(0, 2**64, 5000, dtype=np.uint64))
     route[0], route[-1] = 0, 2**64 - 1
     for blocks in (1, 2, 3, 7, 256, 9767, 2**31):
-        found = block_of(route, blocks)
-        low = sorted_run._lowest_route(found, blocks)
-        high = sorted_run._lowest_route(found + 1, blocks) - np.uint64(1)
+        found = compute_blocks(route, blocks)
+        low = sorted_run._compute_lowest_route(found, blocks)
+        high = sorted_run._compute_lowest_route(found + 1, blocks) - np.uint64(1)
         assert (low <= route).all()
         assert (route <= high).all()
-        np.testing.assert_array_equal(block_of(low, blocks), found)
-        np.testing.assert_array_equal(block_of(high, blocks), found)
+        np.testing.assert_array_equal(compute_blocks(low, blocks), found)
+        np.testing.assert_array_equal(compute_blocks(high, blocks), found)
 
 
 def test_a_damaged_block_is_told_and_leaves_the_copy_to_the_next_task(tmp_path: Path):

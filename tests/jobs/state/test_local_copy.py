@@ -18,7 +18,7 @@ from jobs.state import key_states, local_copy
 from jobs.state.block_store import Blocks
 from jobs.state.changes import MARK, Mark
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packets import Records, merged
+from jobs.state.encoding.packets import Records, merge_records
 from jobs.state.local_copy import LocalCopy
 from tests.jobs.state.test_key_states import (
     KINDS,
@@ -91,7 +91,7 @@ def _replaced(known: Records, new: Records) -> Records:
     """Return known records with those of some keys replaced or added."""
     wanted = by_key(new)
     rest = np.array([key not in wanted for key in by_key(known)], bool)
-    return merged(known.take(np.flatnonzero(rest)), new) if rest.any() else new
+    return merge_records(known.take(np.flatnonzero(rest)), new) if rest.any() else new
 
 
 def test_a_copy_in_which_many_bytes_are_wrong_is_made_anew(kind: KeyKind, tmp_path: Path) -> None:

@@ -10,16 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.state.block_format import StateMismatch, state_format
+from jobs.state.block_format import StateMismatch, build_state_format
 from jobs.state.encoding.keys import CHECK, ROUTE, KeyKind, group, match
 from jobs.state.encoding.order import order_rows
-from jobs.state.encoding.packets import Column, Layout, Records, concat
-from jobs.state.encoding.routing import block_of, blocks_for, bucket_of, identity_of, make_routing, route_of
+from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
+from jobs.state.encoding.routing import (
+    compute_blocks,
+    compute_buckets,
+    compute_identities,
+    compute_routes,
+    count_blocks,
+    make_routing,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LAYOUT = Layout((Column("a", "<i8"), Column("m", "<f8", 3), Column("flag", "|u1")), text=True)
+LAYOUT = Layout(
+    (PacketColumn("a", "<i8"), PacketColumn("m", "<f8", 3), PacketColumn("flag", "|u1")), text=True
+)
 
 
 def records(size: int, seed: int = 0) -> Records:
@@ -56,24 +65,24 @@ def test_slices_and_selections_are_packed_as_what_they_show() -> None:
 def test_packets_join_end_to_end() -> None:
     whole = records(20)
     parts = [LAYOUT.decode(LAYOUT.encode(whole.slice(a, b))) for a, b in ((0, 5), (5, 5), (5, 20))]
-    same(concat(parts), whole)
+    same(join_records(parts), whole)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50))
 def test_routes_lose_nothing(identities: list[int]) -> None:
     array = np.array(identities, np.int64)
-    np.testing.assert_array_equal(identity_of(route_of(array)), array)
+    np.testing.assert_array_equal(compute_identities(compute_routes(array)), array)
 
 
 def test_blocks_follow_the_order_of_routes_and_buckets_are_even() -> None:
-    route = np.sort(route_of(np.arange(100_000)))
-    block = block_of(route, 37)
+    route = np.sort(compute_routes(np.arange(100_000)))
+    block = compute_blocks(route, 37)
     assert (np.diff(block) >= 0).all()
     assert set(block) == set(range(37))
-    counts = np.bincount(bucket_of(route, 8), minlength=8)
+    counts = np.bincount(compute_buckets(route, 8), minlength=8)
     assert counts.min() > 12_000
     for bucket in range(8):  # the bucket says nothing of the block
-        inside = np.bincount(block[bucket_of(route, 8) == bucket], minlength=37)
+        inside = np.bincount(block[compute_buckets(route, 8) == bucket], minlength=37)
         assert inside.min() > 200
 
 
@@ -109,7 +118,9 @@ def test_keys_are_found_among_others_that_share_their_route() -> None:
 
 def state_of(model: str = "m", version: int = 1, states: list[str] | None = None):  # noqa: ANN201
     kind = KeyKind(("k",), ("string",), False)
-    return state_format(model, version, states or ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2)
+    return build_state_format(
+        model, version, states or ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2
+    )
 
 
 def test_a_block_says_whose_states_it_holds() -> None:
@@ -130,7 +141,7 @@ def test_a_block_says_whose_states_it_holds() -> None:
 @pytest.mark.parametrize("dtype", ["<f8", "<f4"])
 def test_a_block_gives_back_its_states_and_those_of_earlier_releases_too(integer: bool, dtype: str) -> None:
     kind = KeyKind(("k",), ("bigint" if integer else "string",), integer)
-    format_ = state_format("m", 1, ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2, dtype)
+    format_ = build_state_format("m", 1, ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2, dtype)
     rng = np.random.default_rng(3)
     for size in (0, 1, 300):
         arrays = {
@@ -150,7 +161,7 @@ def test_a_block_gives_back_its_states_and_those_of_earlier_releases_too(integer
         apart = np.frombuffer(packet, np.uint8, numbers, 16).reshape(-1, 8).T.tobytes()
         earlier = b"KSB2" + header + packet[:16] + apart + packet[16 + numbers :]
         same(format_.decode(earlier), states)
-        same(format_.decode_all([block, earlier, block]), concat([states] * 3))
+        same(format_.decode_all([block, earlier, block]), join_records([states] * 3))
 
 
 @pytest.mark.parametrize("damage", [b"", b"XXXX", b"KSB0" + bytes(60)])
@@ -175,4 +186,4 @@ def test_each_bucket_has_a_spark_partition_of_its_own(spark: SparkSession, bucke
     [(0, 1), (1, 1), (29, 1), (30, 1), (31, 2), (60, 2), (61, 3), (3000, 100), (3001, 101)],
 )
 def test_a_block_has_no_more_than_the_wanted_number_of_keys(keys: int, blocks: int) -> None:
-    assert blocks_for(keys, buckets=3, keys_per_block=10) == blocks
+    assert count_blocks(keys, buckets=3, keys_per_block=10) == blocks

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.state.bucket_clock import Clock, LastSeenIndex
-from jobs.state.distinct import distinct
-from jobs.state.duplicates import Marks, resent
+from jobs.state.distinct import remove_duplicates
+from jobs.state.duplicates import Marks, find_resent
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.rows import RowFormat, RowId, keyed_rows
-from jobs.state.row_ids import ids_layout
+from jobs.state.encoding.rows import RowFormat, RowId, sort_by_key
+from jobs.state.row_ids import build_ids_layout
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand
 from tests.jobs.support.event_time import (
@@ -122,7 +122,7 @@ def test_as_arrived_rows_that_come_in_order_count_as_in_batch(
     assert in_words([row for _, row in stream.rows_of(OutputPacket.DUPLICATE_ID)]) == in_words(repeat)
     assert stream.rows_of(OutputPacket.LATE) == []
     # The batch pass is another piece of code.
-    keyed = distinct(keyed_rows(records_of(fmt, rows), fmt), fmt)
+    keyed = remove_duplicates(sort_by_key(records_of(fmt, rows), fmt), fmt)
     keys = np.array(keys_of(keyed.keys), np.int64)[keyed.rows.key]
     found = zip(keys.tolist(), (keyed.rows.time // SECOND).tolist(), keyed.rows.y[0].tolist(), strict=True)
     assert sorted(found) == sorted(tuple(row[:3]) for row in count)
@@ -214,7 +214,7 @@ def test_each_pair_of_rows_is_compared(
         ids = table[1:2] if width == 1 else np.stack([table[1] * 0, table[1]])
         return Marks(table[0], ids, table[2])
 
-    found = resent(marks(rows), within, marks(known), np.array(late, bool))
+    found = find_resent(marks(rows), within, marks(known), np.array(late, bool))
     assert found.tolist() == brute_force(rows, known, late, within)
 
 
@@ -265,7 +265,7 @@ def test_the_bytes_of_an_id_in_the_state(integer: bool, size: int) -> None:
     assert fmt.row_id is not None
     rows = [Row(key, 0, 0.0, key) for key in range(1000)]
     held = Records({**records_of(fmt, rows).arrays}, None)
-    packed = ids_layout(fmt.kind, fmt.row_id).encode(held)
+    packed = build_ids_layout(fmt.kind, fmt.row_id).encode(held)
     assert len(packed) == 16 + size * 1000
 
 

@@ -11,9 +11,16 @@ import pytest
 
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packet_kinds import RowPacket
-from jobs.state.encoding.packets import concat
-from jobs.state.encoding.routing import bucket_of, identity_of, make_routing, route_of
-from jobs.state.encoding.rows import RowFormat, RowId, by_bucket, ids_of, row_packer, unpack_rows
+from jobs.state.encoding.packets import join_records
+from jobs.state.encoding.routing import compute_buckets, compute_identities, compute_routes, make_routing
+from jobs.state.encoding.rows import (
+    RowFormat,
+    RowId,
+    build_row_packer,
+    group_by_bucket,
+    select_ids,
+    unpack_rows,
+)
 
 INTEGER = KeyKind(("id",), ("bigint",), True)
 TEXT = KeyKind(("id",), ("string",), False)
@@ -49,11 +56,11 @@ def batch_of(kind: KeyKind, ids: list[Any] | None = None) -> pa.RecordBatch:
 def packets(fmt: RowFormat, batch: pa.RecordBatch, buckets: int) -> dict[int, list[bytes]]:
     """The packets of a bucket's label, as a partition gets them."""
     routing = make_routing(buckets, 1)
-    out = list(row_packer(fmt, routing)(iter([batch.slice(0, 0), batch.slice(0, 5), batch.slice(5)])))
+    out = list(build_row_packer(fmt, routing)(iter([batch.slice(0, 0), batch.slice(0, 5), batch.slice(5)])))
     assert len(out) == 2  # of a batch without rows nothing
     held: dict[int, list[bytes]] = {}
     for part in out:
-        found = list(by_bucket(iter([part])))
+        found = list(group_by_bucket(iter([part])))
         labels = sorted(set(part.column("bucket").to_pylist()))
         assert len(found) == len(labels) == part.num_rows
         for label, payloads in zip(labels, found, strict=True):
@@ -69,14 +76,14 @@ def test_rows_come_in_their_bucket_and_in_the_order_in_which_they_are_applied(
     fmt = RowFormat(kind, "at", ("a", "b"), ("c",))
     held = packets(fmt, batch_of(kind), buckets)
     labels = make_routing(buckets, 1).labels
-    place = dict(zip(KEYS, bucket_of(route_of(np.array(KEYS)), buckets).tolist(), strict=True))
+    place = dict(zip(KEYS, compute_buckets(compute_routes(np.array(KEYS)), buckets).tolist(), strict=True))
     assert set(held) == {labels[place[key]] for key in KEYS}
     for bucket, label in enumerate(labels):
         if label not in held:
             continue
         keyed = unpack_rows(held[label], fmt)
-        mine = identity_of(keyed.keys.arrays["route"]).tolist()
-        assert mine == sorted(set(mine), key=lambda key: int(route_of(np.array([key]))[0]))
+        mine = compute_identities(keyed.keys.arrays["route"]).tolist()
+        assert mine == sorted(set(mine), key=lambda key: int(compute_routes(np.array([key]))[0]))
         assert all(place[key] == bucket for key in mine) and keyed.ids is None
         if not kind.integer:
             assert keyed.keys.text is not None and keyed.keys.text.to_pylist() == [f"k{key}" for key in mine]
@@ -107,10 +114,10 @@ def test_ids_come_back_with_their_rows(ids: list[Any], integer: bool) -> None:
     fmt = RowFormat(TEXT, "at", ("a", "b"), ("c",), row_id=RowId("id", integer, 10))
     (held,) = packets(fmt, batch_of(TEXT, ids), 1).values()
     keyed = unpack_rows(held, fmt)
-    at = [i for key in identity_of(keyed.keys.arrays["route"]).tolist() for i in _applied(key)]
-    assert keyed.ids is not None and ids_of(keyed.ids).to_pylist() == [ids[i] for i in at]
-    whole = concat([fmt.layout.decode(payload) for payload in held])
-    assert ids_of(whole).to_pylist() == ids
+    at = [i for key in compute_identities(keyed.keys.arrays["route"]).tolist() for i in _applied(key)]
+    assert keyed.ids is not None and select_ids(keyed.ids).to_pylist() == [ids[i] for i in at]
+    whole = join_records([fmt.layout.decode(payload) for payload in held])
+    assert select_ids(whole).to_pylist() == ids
     assert whole.arrays["named"].tolist() == [one is not None for one in ids]
     assert whole.arrays["id"].shape == ((1 if integer else 2), 8)
     bare = packets(fmt.bare, batch_of(TEXT, ids), 1)
@@ -120,7 +127,7 @@ def test_ids_come_back_with_their_rows(ids: list[Any], integer: bool) -> None:
 def test_typed_packets_say_that_they_hold_rows() -> None:
     fmt = RowFormat(INTEGER, "at", ("a", "b"), ("c",))
     for buckets in (1, 3):
-        (part,) = row_packer(fmt, make_routing(buckets, 1), typed=True)(iter([batch_of(INTEGER)]))
+        (part,) = build_row_packer(fmt, make_routing(buckets, 1), typed=True)(iter([batch_of(INTEGER)]))
         assert set(part.column("kind").to_pylist()) == {RowPacket.ROWS}
         assert part.schema.names == ["bucket", "kind", "payload"]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from jobs.state.block_format import StateFormat
 from jobs.state.bucket_clock import Clock
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
-from jobs.state.encoding.packets import Records, concat
+from jobs.state.encoding.packets import Records, join_records
 from jobs.state.encoding.routing import make_routing
-from jobs.state.encoding.rows import RowFormat, event_time_packer, max_event_time
+from jobs.state.encoding.rows import RowFormat, build_event_time_packer, find_max_event_time
 from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer
 from tests.jobs.support.event_time import (
     INTEGER,
@@ -180,7 +180,7 @@ def test_every_bucket_gets_the_maximum_event_time() -> None:
         "_reason": pa.nulls(5, pa.string()),  # of a topic's messages there are more columns
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    out = list(event_time_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
+    out = list(build_event_time_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
     packets = [
         (bucket, kind, payload)
         for part in out
@@ -192,8 +192,13 @@ def test_every_bucket_gets_the_maximum_event_time() -> None:
             for bucket, kind, payload in packets
             if (bucket, kind) == (label, RowPacket.MAX_EVENT_TIME)
         ]
-        assert max_event_time(ticks[:1]) == max_event_time(ticks) == 9 and max_event_time(ticks[1:]) == 5
-    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == RowPacket.ROWS])
+        assert (
+            find_max_event_time(ticks[:1]) == find_max_event_time(ticks) == 9
+            and find_max_event_time(ticks[1:]) == 5
+        )
+    rows = join_records(
+        [fmt.layout.decode(payload) for _, kind, payload in packets if kind == RowPacket.ROWS]
+    )
     assert rows.text is not None
     assert sorted(zip(rows.text.to_pylist(), rows.arrays["time"].tolist(), strict=True)) == sorted(
         [
@@ -202,4 +207,4 @@ def test_every_bucket_gets_the_maximum_event_time() -> None:
             for key, at in zip(keys[start:].to_pylist(), [3, 9, 1, 4, 5][start:], strict=True)
         ]
     )
-    assert max_event_time([]) == NEVER
+    assert find_max_event_time([]) == NEVER

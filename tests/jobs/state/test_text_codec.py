@@ -5,20 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.state.text_codec import DamagedText, of_text, stored_bytes, to_text
+from jobs.state.text_codec import DamagedText, decode_stored, from_text, to_text
 
 
 @given(st.binary(max_size=200))
 def test_every_value_comes_back(value: bytes) -> None:
     text = to_text(value)
     assert text.isascii()
-    assert of_text(text) == value
+    assert from_text(text) == value
 
 
 @pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 55, 56, 57, 100_003])
 def test_sizes_around_whole_groups_come_back(size: int) -> None:
     value = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
-    assert of_text(to_text(value)) == value
+    assert from_text(to_text(value)) == value
 
 
 def test_what_does_not_compress_is_longer_by_an_eighth() -> None:
@@ -27,8 +27,8 @@ def test_what_does_not_compress_is_longer_by_an_eighth() -> None:
 
 
 def test_bytes_of_the_first_release_are_passed_on() -> None:
-    assert stored_bytes(b"KSB1 and so on") == b"KSB1 and so on"
-    assert stored_bytes(to_text(b"KSB2 and so on")) == b"KSB2 and so on"
+    assert decode_stored(b"KSB1 and so on") == b"KSB1 and so on"
+    assert decode_stored(to_text(b"KSB2 and so on")) == b"KSB2 and so on"
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_bytes_of_the_first_release_are_passed_on() -> None:
 )
 def test_damage_is_found(damaged: str) -> None:
     with pytest.raises(DamagedText, match="a value of the state"):
-        of_text(damaged)
+        from_text(damaged)

@@ -26,11 +26,11 @@ def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     with Proxy(store.address).running() as proxy:
         for name, value in environment(proxy.address).items():
             monkeypatch.setenv(name, value)
-        object_files._client.cache_clear()
-        probe._ready.cache_clear()
+        object_files._open_client.cache_clear()
+        probe._ensure_probed.cache_clear()
         yield proxy
-    object_files._client.cache_clear()
-    probe._ready.cache_clear()
+    object_files._open_client.cache_clear()
+    probe._ensure_probed.cache_clear()
 
 
 @pytest.fixture(params=["folder", "s3"])

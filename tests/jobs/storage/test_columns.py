@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.spark.warehouse import Warehouse, ddl_of, struct_of
-from jobs.storage.columns import schema_of
-from jobs.storage.dictionary import comments
+from jobs.spark.warehouse import Warehouse, format_ddl, parse_struct
+from jobs.storage.columns import parse_schema
+from jobs.storage.dictionary import list_comments
 from jobs.storage.row_changes import describe_columns
 
 TEXTS = [
@@ -24,15 +24,15 @@ TEXTS = [
 @pytest.mark.spark
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_gives_the_columns_that_spark_reads_in_it(spark: SparkSession, text: str) -> None:
-    wanted = struct_of(text)
-    assert json.loads(schema_of(text).to_json()) == json.loads(wanted.json())
-    assert json.loads(schema_of(ddl_of(wanted)).to_json()) == json.loads(wanted.json())
+    wanted = parse_struct(text)
+    assert json.loads(parse_schema(text).to_json()) == json.loads(wanted.json())
+    assert json.loads(parse_schema(format_ddl(wanted)).to_json()) == json.loads(wanted.json())
 
 
 @pytest.mark.parametrize("text", ["id", "id varchar(3)", "a bigint, b what", "x array<nothing>"])
 def test_a_type_that_no_table_has_is_an_error(text: str) -> None:
     with pytest.raises(KeyError):
-        schema_of(text)
+        parse_schema(text)
 
 
 @pytest.mark.spark
@@ -47,7 +47,7 @@ def test_columns_get_the_comments_that_they_lack_and_spark_reads_them(
         fields = warehouse.read("generations").schema.fields
         return {field.name: field.metadata.get("comment") for field in fields}
 
-    about = comments("generations")["model"]
+    about = list_comments("generations")["model"]
     assert told() == {"model": about, "own": None}
     assert not describe_columns(warehouse, "generations")
     odd = {"model": "It's \\ a `name`", "own": "Ours", "none": "No column"}

@@ -35,7 +35,7 @@ def test_files_and_folders_are_renamed_and_removed(spark: SparkSession, tmp_path
     assert files.names("x") == []
     if isinstance(files, HadoopFiles):
         files.write("x/3", b"")
-        assert abs(files.modified_at("x/3") - datetime.now(UTC)) < timedelta(minutes=1)
+        assert abs(files.read_modified_time("x/3") - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_an_append_returns_the_size(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from jobs import ingest
 from jobs.core.errors import RUN_FAILED
 from jobs.core.settings import Settings
 from jobs.landing import csv_parquet, file_groups
-from jobs.landing.landed_files import path_number
+from jobs.landing.landed_files import hash_path
 from jobs.landing.workers import WorkerEnded, Workers
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
@@ -155,7 +155,7 @@ def test_a_landing_that_was_frozen_lands_nothing_that_another_has_landed_meanwhi
         pytest.skip("in a folder a lock lets no other process land until this one ends")
     # The other one lands copies, as a transaction stands for content and path: of either order of their numbers.
     files = [tmp_path / f"in-{number}" / "0.csv" for number in range(3)]
-    lower, own, higher = sorted(files, key=lambda one: path_number(str(one)))
+    lower, own, higher = sorted(files, key=lambda one: hash_path(str(one)))
     settings, folder = settings_at(root, tmp_path), own.parent
     for number in range(count):
         write_rows(folder / f"{number}.csv", number * 500, 500)

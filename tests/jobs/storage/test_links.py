@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.errors import BUSY, RUN_FAILED, UserError, show
-from jobs.core.report import rate
+from jobs.core.report import format_rate
 from jobs.lineage.leases import stream_lock
 from jobs.offline.result_files import save
-from jobs.spark.queries import cause_of
+from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import refuse_absent
@@ -78,7 +78,7 @@ def test_a_busy_machine_is_told_in_a_sentence() -> None:
         assert show(error, stream=out) == RUN_FAILED
     assert out.getvalue() == f"error: {BUSY}\n"
     failed = RuntimeError("Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: rooms")
-    assert cause_of(failed) == BUSY
+    assert find_cause(failed) == BUSY
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_busy_machine_is_told_in_a_sentence() -> None:
     ],
 )
 def test_a_rate_is_never_a_rounded_nothing(rows: int, seconds: float, said: str) -> None:
-    assert rate(rows, seconds) == said
+    assert format_rate(rows, seconds) == said
 
 
 def test_measurements_without_a_column_that_the_spec_has_now_are_told_with_what_they_have() -> None:

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from jobs.spark import jars
-from jobs.storage.settings import spark_store_conf
+from jobs.storage.settings import build_store_conf
 from tests.support import object_store
 from tests.support.gateways import JavaProcess, errors_of_any_process
 from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
@@ -42,15 +42,15 @@ class Java:
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
-        paths = [path for path in jars._pyspark_jars() if path.name.startswith(_NEEDED)]
-        found = [*map(str, paths), *jars.jar_paths(), *jars.optional_jars("s3")]
+        paths = [path for path in jars._list_pyspark_jars() if path.name.startswith(_NEEDED)]
+        found = [*map(str, paths), *jars.list_jars(), *jars.fetch_optional_jars("s3")]
         self._process = JavaProcess(found, {**os.environ, **environment(proxy.address)})
         self.jvm: Any = self._process.jvm
         self.conf = self.jvm.org.apache.hadoop.conf.Configuration()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment(proxy.address).items():
                 patch.setenv(name, value)
-            settings = spark_store_conf(ROOT)
+            settings = build_store_conf(ROOT)
         settings |= {
             f"spark.hadoop.fs.s3a.{name}": "1"
             for name in ("attempts.maximum", "retry.limit", "retry.throttle.limit")

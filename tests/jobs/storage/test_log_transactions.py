@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
 from jobs.storage import log_transactions
-from jobs.storage.columns import schema_of
+from jobs.storage.columns import parse_schema
 from jobs.storage.table_log import NO_HOOKS
-from jobs.storage.table_rows import open_log, place_of
+from jobs.storage.table_rows import build_location, open_log
 from jobs.storage.warehouse import Tables
 
 DAY = 24 * 3600 * 1000
@@ -28,7 +28,7 @@ def now() -> int:
 
 def made(root: str, settings: dict[str, str] | None = None) -> Tables:
     tables = Tables(root)
-    DeltaTable.create(**place_of(root, "t"), schema=schema_of("txn string"), configuration=settings)
+    DeltaTable.create(**build_location(root, "t"), schema=parse_schema("txn string"), configuration=settings)
     return tables
 
 
@@ -118,7 +118,7 @@ def test_expired_transactions_count_as_the_library_says(root: str, setting: str)
 def test_a_log_that_is_removed_while_it_is_read_is_read_again(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, read, left = made(root), log_transactions._named, [2]
+    tables, read, left = made(root), log_transactions._read_pointer, [2]
     files = tables.files("t/_delta_log")
     end(tables, Transaction("a", 1, now()))
 
@@ -134,7 +134,7 @@ def test_a_log_that_is_removed_while_it_is_read_is_read_again(
             return log_transactions._NONE
         return read(*arguments)
 
-    monkeypatch.setattr(log_transactions, "_named", overtaken)
+    monkeypatch.setattr(log_transactions, "_read_pointer", overtaken)
     assert tables.transactions("t") == {"a": 5}
 
 

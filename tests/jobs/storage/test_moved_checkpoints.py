@@ -48,7 +48,7 @@ def test_a_moved_warehouse_is_refused_with_the_way_on(tmp_path: Path, name: str,
     write_checkpoint(old, scheme=scheme).refuse_moved()
     shutil.move(old, new)
     moved = Checkpoint(Tables(str(new)), NAME)
-    assert moved.moved_from() == str(old)
+    assert moved.find_former_root() == str(old)
     with pytest.raises(UserError) as told:
         moved.refuse_moved("; or something else")
     assert f"was moved from {old} to {new}" in told.value.message
@@ -73,12 +73,12 @@ def test_a_copy_beside_the_original_and_other_checkpoints_go_on(tmp_path: Path) 
 @pytest.mark.parametrize("content", ["", "v2", "v2\n[]", "v2\n{}", 'v2\n{"stateStoreInfo": [7]}', "v2\n{"])
 def test_a_note_that_is_not_understood_is_left_to_spark(tmp_path: Path, content: str) -> None:
     checkpoint = write_checkpoint(tmp_path / "w", noted=tmp_path / "elsewhere")
-    assert checkpoint.moved_from() == str(tmp_path / "elsewhere")
+    assert checkpoint.find_former_root() == str(tmp_path / "elsewhere")
     (tmp_path / "w" / NAME / "state/0/_metadata/v2/10").write_text(content)
-    assert checkpoint.moved_from() is None
+    assert checkpoint.find_former_root() is None
 
 
 def test_a_file_that_is_gone_from_the_right_place_is_damage_not_a_move(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "w")
     shutil.rmtree(tmp_path / "w" / NAME / "state/0/_stateSchema")
-    assert checkpoint.moved_from() is None
+    assert checkpoint.find_former_root() is None

@@ -19,13 +19,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.core.roots import refuse_misread, warehouse_root
+from jobs.core.roots import parse_warehouse_root, refuse_misread
 from jobs.lineage import live_table
 from jobs.storage.part_files import write_parts
 from jobs.storage.row_changes import put_rows, replace_table
 from jobs.storage.table_log import FileTable
-from jobs.storage.table_rows import place_of
-from jobs.storage.warehouse import Tables, home_of
+from jobs.storage.table_rows import build_location
+from jobs.storage.warehouse import Tables, find_home
 
 TAKEN = [
     *("plain", "a b", " a", "a ", "ü", "e\u0301", "\u2028", "\u202e", "日本", "\U0001f40b", "x" * 200),
@@ -97,10 +97,12 @@ def made_by_every_step(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
             for place, name in enumerate(names)
         ]
         with monkeypatch.context() as patch:
-            patch.setattr(live_table, "rows_of", lambda *_, rows=rows: rows)
-            patch.setattr(live_table.generations, "all_of", lambda *_: [])
-            patch.setattr(live_table.manifests, "all_of", lambda *_: [])
-            assert live_table.refresh(tables, "m") and not live_table.refresh(tables, "m")
+            patch.setattr(live_table, "build_live_rows", lambda *_, rows=rows: rows)
+            patch.setattr(live_table.generations, "read_generations", lambda *_: [])
+            patch.setattr(live_table.manifests, "read_manifests", lambda *_: [])
+            assert live_table.refresh_live_table(tables, "m") and not live_table.refresh_live_table(
+                tables, "m"
+            )
         assert sorted(tables.rows("live"), key=lambda row: row["place"]) == rows
     tables.files("").write("small", b"file")
     assert tables.files("").names("") == ["_locks", "inputs", "live", "small", "t"]
@@ -118,17 +120,17 @@ def check(base: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     root = f"{home}/{name}"
     uri = f"file://{quote(os.fsencode(root))}"
     try:
-        used = warehouse_root(root)
+        used = parse_warehouse_root(root)
     except UserError as error:
         for text in (uri, f"{home}/x/../{name}"):
             with pytest.raises(UserError, match="a warehouse cannot be at"):
-                warehouse_root(text)
+                parse_warehouse_root(text)
         with pytest.raises(UserError, match="a Delta table cannot be at .* rename the folder"):
-            place_of(root, "t")  # one that a spec names
+            build_location(root, "t")  # one that a spec names
         assert error.message.isprintable() and "rename the folder or choose another one" in error.message
         assert sorted(os.listdir(home)) == before, "nothing is written"
         return False
-    assert used == root == warehouse_root(uri)
+    assert used == root == parse_warehouse_root(uri)
     made_by_every_step(used, monkeypatch)
     assert sorted(os.listdir(home)) == sorted({*before, name}), "nothing is written beside it"
     assert all(not os.listdir(home / one) for one in before if one != name)
@@ -226,5 +228,5 @@ def test_verbs_refuse_at_once_and_make_no_folder(tmp_path: Path, verb: str) -> N
     ],
 )
 def test_a_table_that_a_spec_names_is_where_its_name_says(name: str, root: str) -> None:
-    home, table = home_of(Tables("/w"), name)
+    home, table = find_home(Tables("/w"), name)
     assert (home.root, table) == (root, "t" if root != "/w" else "inputs/t")

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.storage.files import files_of
-from jobs.storage.part_files import PartFile, partition_of, remove_of, write_parts
+from jobs.storage.files import open_files
+from jobs.storage.part_files import PartFile, parse_partition, remove_of, write_parts
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -68,7 +68,7 @@ def test_statistics_bound_every_value_and_leave_out_what_json_cannot_say(tmp_pat
     assert part.size == file.stat().st_size
     assert pq.read_schema(file).field("same").type == pa.string()
     assert PartFile.decode(part.encode()) == part
-    assert partition_of(part.path) == 7
+    assert parse_partition(part.path) == 7
 
 
 def test_a_text_that_no_prefix_bounds_has_no_bounds(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_file_of_a_store_is_there_as_a_whole_or_not_at_all() -> None:
 
     with pytest.raises(RuntimeError, match="the task failed"):
         write_parts(place, "part-00001-a-1.1", failing(), full=1)
-    files = files_of(place)
+    files = open_files(place)
     assert files.names("") == []
     (part,) = write_parts(place, "part-00001-b-1.1", [rows])
     seen = files.seen(part.path)

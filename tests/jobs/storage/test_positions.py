@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from jobs.storage.positions import delta_position, name_of, rank, reached, topic_position
+from jobs.storage.positions import build_delta_position, build_topic_position, is_reached, name_position, rank
 
 TABLE = "measurements/walk"
 
 
 def at(*offsets: int, topic: str = "t", topic_id: str | None = None) -> dict[str, Any]:
-    return topic_position(topic, dict(enumerate(offsets)), topic_id=topic_id)
+    return build_topic_position(topic, dict(enumerate(offsets)), topic_id=topic_id)
 
 
 @pytest.mark.parametrize(
@@ -29,27 +29,27 @@ def at(*offsets: int, topic: str = "t", topic_id: str | None = None) -> dict[str
         (at(30, topic_id="A"), at(30, topic_id="A"), True),
         (at(99, topic_id="B"), at(30, topic_id="A"), False),  # the topic was made anew
         (at(30, topic_id="B"), at(30), True),  # an earlier release did not record the id
-        (delta_position(TABLE, 7), delta_position(TABLE, 7, "t1"), True),
-        (delta_position(TABLE, 6), delta_position(TABLE, 7), False),
-        (delta_position(TABLE, 9, "t2"), delta_position(TABLE, 7, "t1"), False),
-        (delta_position(TABLE, 9), at(7), False),
+        (build_delta_position(TABLE, 7), build_delta_position(TABLE, 7, "t1"), True),
+        (build_delta_position(TABLE, 6), build_delta_position(TABLE, 7), False),
+        (build_delta_position(TABLE, 9, "t2"), build_delta_position(TABLE, 7, "t1"), False),
+        (build_delta_position(TABLE, 9), at(7), False),
     ],
 )
 def test_reached(position: dict[str, Any], wanted: dict[str, Any], expected: bool) -> None:
-    assert reached(position, wanted) is expected
+    assert is_reached(position, wanted) is expected
     if expected and position["source"] == wanted["source"]:
         assert rank(position) >= rank(wanted)
 
 
 def test_each_partition_counts_in_the_rank() -> None:
-    assert rank(at(30, 10)) == 40 and rank(at()) == 0 and rank(delta_position(TABLE, 7)) == 7
+    assert rank(at(30, 10)) == 40 and rank(at()) == 0 and rank(build_delta_position(TABLE, 7)) == 7
     for further in (at(31, 10), at(30, 11), at(30, 10, 1)):
-        assert reached(further, at(30, 10)) and rank(further) > rank(at(30, 10))
-    assert name_of(at(30, 10)).startswith("40-")
+        assert is_reached(further, at(30, 10)) and rank(further) > rank(at(30, 10))
+    assert name_position(at(30, 10)).startswith("40-")
 
 
 def test_two_cuts_of_the_same_sum_have_two_names() -> None:
     cuts = [at(30, 10), at(10, 30), at(30, 10, topic_id="A"), at(30, 10, topic_id="B")]
-    assert len({name_of(one) for one in cuts}) == 4
-    assert name_of(at(30, 10)) == name_of(at(30, 10))
-    assert name_of(delta_position(TABLE, 7, "t1")) == "7"
+    assert len({name_position(one) for one in cuts}) == 4
+    assert name_position(at(30, 10)) == name_position(at(30, 10))
+    assert name_position(build_delta_position(TABLE, 7, "t1")) == "7"

@@ -15,7 +15,7 @@ import yaml
 
 from demo.ports import HOST, free_ports
 from jobs.core.errors import UserError
-from jobs.core.roots import warehouse_root
+from jobs.core.roots import parse_warehouse_root
 from jobs.core.settings import Settings
 from jobs.doctor import run as doctor
 from jobs.storage import object_files, probe
@@ -28,23 +28,23 @@ COMPOSE = Path(__file__).resolve().parents[3] / "docker-compose.yml"
 
 
 def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy, tmp_path: Path):
-    found = probe.ready(f"{ROOT}/fine")
+    found = probe.ensure_probed(f"{ROOT}/fine")
     assert found == (probe.ROUNDS, probe.WRITERS)
     created = [status for (method, _, condition), status in proxy.seen if method == "PUT" and condition]
     assert created.count(200) == probe.ROUNDS  # each of the writers has asked, and one of them got it
     assert len(created) == probe.ROUNDS * probe.WRITERS
-    probe._ready.cache_clear()
+    probe._ensure_probed.cache_clear()
     proxy.seen.clear()
-    assert probe.ready(f"{ROOT}/fine") is None
+    assert probe.ensure_probed(f"{ROOT}/fine") is None
     assert [asked[0] for asked, _ in proxy.seen] == ["GET"]  # the note is read, and nothing else is done
     assert ObjectFiles(f"{ROOT}/fine").names("_store") == ["probed.json"]
-    assert probe.ready(str(tmp_path)) is None  # a folder has no store
+    assert probe.ensure_probed(str(tmp_path)) is None  # a folder has no store
 
 
 def test_a_store_without_the_condition_is_refused(proxy: Proxy):
     proxy.without_condition = True
     with pytest.raises(UserError, match=r"8 of 8 writers created the same object .*If-None-Match") as refused:
-        probe.ready(f"{ROOT}/broken")
+        probe.ensure_probed(f"{ROOT}/broken")
     assert "kalman-pipeline doctor --warehouse" in refused.value.message
     assert ObjectFiles(f"{ROOT}/broken").names("_store") == []  # neither a note nor what the probe wrote
     with pytest.raises(UserError, match="8 of 8 writers"):
@@ -55,7 +55,7 @@ def test_a_store_whose_listings_lag_is_refused(proxy: Proxy, monkeypatch: pytest
     names = ObjectFiles.names
     monkeypatch.setattr(ObjectFiles, "names", lambda files, folder: names(files, folder)[1:])
     with pytest.raises(UserError, match="an object that had been created was not listed, .*lists .*later"):
-        probe.ready(f"{ROOT}/lagging")
+        probe.ensure_probed(f"{ROOT}/lagging")
     monkeypatch.undo()
     assert ObjectFiles(f"{ROOT}/lagging").names("_store") == []
 
@@ -104,13 +104,13 @@ def test_an_outcome_that_nobody_knows_is_said_and_not_tried_again(
 
 def test_files_behave_as_those_of_a_folder(proxy: Proxy):
     files = ObjectFiles(f"{ROOT}/folder")
-    assert files.read("a") is None and files.first_line("a") is None and not files.exists("a")
+    assert files.read("a") is None and files.read_first_line("a") is None and not files.exists("a")
     assert files.names("") == [] and files.remove_tree("nothing")
     files.write("one/a.json", b"1\n2")
     files.write("one/two/b.json", b"b")
     files.write("one/.hidden", b"")
     files.write("one/a.json", b"3\n4")
-    assert files.read("one/a.json") == b"3\n4" and files.first_line("one/a.json") == b"3"
+    assert files.read("one/a.json") == b"3\n4" and files.read_first_line("one/a.json") == b"3"
     assert files.names("one") == ["a.json", "two"] and files.names("") == ["one"]
     assert files.exists("one") and files.exists("one/a.json") and not files.exists("one/a")
     assert files.rename("one/two", "three") and files.names("three") == ["b.json"]
@@ -137,7 +137,7 @@ def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
 
 def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-than-the-stores")
-    object_files._client.cache_clear()
+    object_files._open_client.cache_clear()
     with pytest.raises(UserError, match="the store did not do it") as refused:
         ObjectFiles(ROOT).read("a")
     assert "another-secret" not in refused.value.message and object_store.KEY not in refused.value.message
@@ -155,11 +155,11 @@ def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 )
 def test_other_spellings_are_refused_by_name(text: str, said: str):
     with pytest.raises(UserError, match=said):
-        warehouse_root(text)
+        parse_warehouse_root(text)
 
 
 def test_a_folder_of_a_bucket_is_a_warehouse():
-    assert warehouse_root("S3A://bucket/a/b/") == "s3a://bucket/a/b"
+    assert parse_warehouse_root("S3A://bucket/a/b/") == "s3a://bucket/a/b"
 
 
 def test_the_store_of_the_compose_file_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -183,12 +183,12 @@ def test_the_store_of_the_compose_file_passes(tmp_path: Path, monkeypatch: pytes
         assert answer(health) == 200
         for name, value in environment(f"http://{HOST}:{port}").items():
             monkeypatch.setenv(name, value)
-        object_files._client.cache_clear()
-        assert probe.probe(f"{ROOT}/compose") == (probe.ROUNDS, probe.WRITERS)
+        object_files._open_client.cache_clear()
+        assert probe.probe_store(f"{ROOT}/compose") == (probe.ROUNDS, probe.WRITERS)
     finally:
         process.kill()
         process.wait()
-        object_files._client.cache_clear()
+        object_files._open_client.cache_clear()
 
 
 def answer(address: str) -> int:

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
 from jobs.core.errors import UserError
-from jobs.storage.queries import among, literal, open_queries, quoted
-from jobs.storage.table_rows import UTC_MICROSECONDS, place_of
+from jobs.storage.queries import build_in_condition, open_queries, quote_name, quote_text
+from jobs.storage.table_rows import UTC_MICROSECONDS, build_location
 
 AT = [datetime(1500, 1, 1, 0, 0, 0, 1, tzinfo=UTC), datetime(2400, 3, 1, tzinfo=UTC)]
 NAME = 'it\'s "x"'
@@ -28,7 +28,7 @@ ROWS = pa.table(
 
 
 def wrote(root: str, name: str) -> None:
-    place = place_of(root, name)
+    place = build_location(root, name)
     write_deltalake(
         place["table_uri"], ROWS, partition_by=["model"], storage_options=place.get("storage_options")
     )
@@ -40,13 +40,15 @@ def test_tables_are_joined_and_kept_in_a_folder_and_in_a_store(root: str) -> Non
         schema = queries.add("t", "some/rows")
         assert schema is not None and schema.names == ROWS.column_names
         assert queries.add("u", "some/others") is None
-        found = queries.run(f"SELECT *, {quoted(NAME)} AS x FROM t WHERE {among('model', ['a', 'c'])}")
+        found = queries.run(
+            f"SELECT *, {quote_name(NAME)} AS x FROM t WHERE {build_in_condition('model', ['a', 'c'])}"
+        )
         assert found["at"].to_pylist() == AT[:1] and found.schema.field("at").type == UTC_MICROSECONDS
         assert found["x"].to_pylist() == ["'"] and found.schema.field("x").type == pa.string()
         assert str(found["numbers"].to_pylist()) == "[[1.0, nan]]"
-        queries.name_rows("all_rows", "SELECT model, at FROM t")
+        queries.register_view("all_rows", "SELECT model, at FROM t")
         queries.keep("kept", "SELECT l.model FROM all_rows l JOIN t r ON l.model = r.model AND l.at = r.at")
-        queries.keep("nothing", f"SELECT model FROM t WHERE model = {literal(NAME)}")
+        queries.keep("nothing", f"SELECT model FROM t WHERE model = {quote_text(NAME)}")
         assert sorted(queries.run("SELECT model FROM kept")["model"].to_pylist()) == ["a", "b"]
         assert sum(batch.num_rows for batch in queries.batches("SELECT model FROM kept")) == 2
         assert queries.run("SELECT count(*) AS n FROM nothing")["n"].to_pylist() == [0]

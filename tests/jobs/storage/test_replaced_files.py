@@ -16,7 +16,7 @@ from jobs.core.errors import UserError
 from jobs.storage import replaced_files
 from jobs.storage.part_files import write_parts
 from jobs.storage.replaced_files import KeptRows, Overtaken, ReplacingTable, delete_rows
-from jobs.storage.row_filters import Filter, Met, find_files, time_of
+from jobs.storage.row_filters import Filter, Met, convert_time, find_files
 from jobs.storage.table_log import Conflict, FileTable
 from jobs.storage.table_rows import EPOCH, UTC_MICROSECONDS
 from jobs.storage.warehouse import Tables
@@ -71,7 +71,7 @@ FILTERS: list[tuple[Filter, Callable[[Any, Any, Any], bool]]] = [
     ([[("n", ">=", 99)]], lambda word, n, when: False),
     ([[("at", "<", at(4))]], lambda word, n, when: when is not None and when < at(4)),
     (
-        [[("at", ">=", time_of((at(5) - EPOCH) // timedelta(microseconds=1)))]],
+        [[("at", ">=", convert_time((at(5) - EPOCH) // timedelta(microseconds=1)))]],
         lambda word, n, when: when is not None and when >= at(5),
     ),
     ([[("word", "=", "a")], [("n", "=", 5)]], lambda word, n, when: word == "a" or n == 5),

@@ -73,7 +73,7 @@ def test_rows_are_appended_once_a_transaction_and_their_detail_is_kept(tmp_path:
     left = len(list(tmp_path.rglob("*.parquet")))
     assert [append_rows(to, some_rows(3), ("app", number)) for number in (5, 4)] == [None, None]
     assert len(list(tmp_path.rglob("*.parquet"))) == left and rows(tmp_path) == [1, 2]
-    assert Tables(str(tmp_path)).log_entries(to.name)[0].detail == {"rows": 2}
+    assert Tables(str(tmp_path)).read_log_entries(to.name)[0].detail == {"rows": 2}
 
 
 def test_one_commit_ends_several_transactions_or_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import key_types_in
+from jobs.storage.measurements_table import read_key_types
 from tests.jobs.support.pipeline import random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -42,4 +42,4 @@ def test_the_types_of_keys_are_found_whatever_the_case_of_their_names(
     spec = ModelSpec.model_validate(random_walk_spec(key=["station"]))
     warehouse = Warehouse(spark, str(tmp_path))
     warehouse.create("measurements/walk", "Station bigint, AT timestamp, a double, b double")
-    assert key_types_in(warehouse, spec) == {"station": "bigint"}
+    assert read_key_types(warehouse, spec) == {"station": "bigint"}

@@ -10,13 +10,13 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.lineage.joined_inputs import copied, inputs_layout, mapped
+from jobs.lineage.joined_inputs import build_inputs_layout, map_records, read_copied_records
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import delta_options
-from jobs.storage.table_rows import column_types, file_sizes, read_table, written_at
+from jobs.storage.settings import build_delta_options
+from jobs.storage.table_rows import find_write_time, measure_files, read_column_types, read_table
 from tests.support.object_store import BUCKET, ObjectStore, Proxy
 
 ROOT = f"s3a://{BUCKET}/tables"
@@ -28,7 +28,7 @@ def test_tables_in_s3_are_read_as_those_of_a_folder(
 ) -> None:
     # Not through the proxy: delta-rs lets no other thread of the process run while it asks for a table's history.
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.address)
-    for place, options in ((f"s3://{BUCKET}/tables/t", delta_options()), (str(tmp_path / "t"), None)):
+    for place, options in ((f"s3://{BUCKET}/tables/t", build_delta_options()), (str(tmp_path / "t"), None)):
         for _ in range(2):
             write_deltalake(place, ROWS, mode="append", partition_by=["model"], storage_options=options)
     roots = ROOT, str(tmp_path)
@@ -40,12 +40,12 @@ def test_tables_in_s3_are_read_as_those_of_a_folder(
         read_table(root, "t", ["x", "key"], version=0, among=("key", ["k", "m"])) for root in roots
     )
     assert there is not None and here is not None and there.num_rows == here.num_rows == 2
-    assert column_types(ROOT, "t") == column_types(str(tmp_path), "t") == {
+    assert read_column_types(ROOT, "t") == read_column_types(str(tmp_path), "t") == {
         "model": "string", "x": "double", "key": "string",
     }  # fmt: skip
-    assert file_sizes(ROOT, "t") == file_sizes(str(tmp_path), "t")
-    assert written_at(ROOT, "t") is not None
-    assert (read_table(ROOT, "absent", ["x"]), column_types(ROOT, "absent")) == (None, {})
+    assert measure_files(ROOT, "t") == measure_files(str(tmp_path), "t")
+    assert find_write_time(ROOT, "t") is not None
+    assert (read_table(ROOT, "absent", ["x"]), read_column_types(ROOT, "absent")) == (None, {})
 
 
 def test_wrong_credentials_are_a_sentence(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +57,17 @@ def test_wrong_credentials_are_a_sentence(proxy: Proxy, monkeypatch: pytest.Monk
 
 def test_a_worker_copies_the_inputs_that_a_folder_lets_it_map(proxy: Proxy, tmp_path: Path) -> None:
     keys = np.arange(200)
-    layout = inputs_layout(KeyKind(("id",), ("bigint",), True), 2)
-    values = {"route": np.sort(route_of(keys)), "u": np.arange(400.0).reshape(2, 200)}
+    layout = build_inputs_layout(KeyKind(("id",), ("bigint",), True), 2)
+    values = {"route": np.sort(compute_routes(keys)), "u": np.arange(400.0).reshape(2, 200)}
     packet = layout.encode(Records({name: values[name] for name in ("route", "u")}, None))
     (tmp_path / "p.packet").write_bytes(packet)
     ObjectFiles(f"{ROOT}/checkpoints/g/inputs").write("p.packet", packet)
-    here = mapped(tmp_path / "p.packet", layout)
-    there = copied(f"{ROOT}/checkpoints/g/inputs/p.packet", layout)
+    here = map_records(tmp_path / "p.packet", layout)
+    there = read_copied_records(f"{ROOT}/checkpoints/g/inputs/p.packet", layout)
     assert {name: values.tolist() for name, values in there.arrays.items()} == {
         name: values.tolist() for name, values in here.arrays.items()
     }
     with pytest.raises(
         RuntimeError, match="the table of inputs that was pinned for this micro-batch is gone"
     ):
-        copied(f"{ROOT}/checkpoints/g/inputs/other.packet", layout)
+        read_copied_records(f"{ROOT}/checkpoints/g/inputs/other.packet", layout)

@@ -39,14 +39,14 @@ def sparse_rows(days: int, text: bool) -> list[pd.DataFrame]:
 
 def changes_in(pipeline: Pipeline) -> int:
     """Return how many changes the live generation's state holds after its last micro-batch."""
-    live = generations.live(pipeline.warehouse, "walk")
+    live = generations.find_live(pipeline.warehouse, "walk")
     assert live is not None
     last = max(
         int(one)
         for one in files(Path(pipeline.settings.warehouse, live.checkpoint, "commits"))
         if one.isdigit()
     )
-    values = state_reader.state_of(
+    values = state_reader.read_state_variable(
         pipeline.warehouse, live.generation, live.checkpoint, StateVariable.STATES, last
     )
     return values.filter(values["user_map_key.block"] >= CHANGES_FROM).count()

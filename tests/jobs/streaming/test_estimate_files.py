@@ -17,21 +17,21 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.key_texts import arrow_type, key_columns
-from jobs.state.encoding.keys import KeyKind, columns_of, text_of
+from jobs.state.encoding.key_texts import find_arrow_type, parse_key_columns
+from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_text
 from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.state.encoding.packets import Records
-from jobs.storage.part_files import partition_of, remove_of
+from jobs.storage.part_files import parse_partition, remove_of
 from jobs.streaming.operators.estimate_files import (
     PROPERTY,
     EstimateRows,
+    EstimateTarget,
     EstimateWriter,
-    Target,
-    file_reader,
-    last_of_runs,
-    unchanged,
+    build_file_reader,
+    pass_unchanged,
+    select_last_of_runs,
 )
-from jobs.streaming.sinks.written_files import written_parts
+from jobs.streaming.sinks.written_files import list_written_parts
 
 LIST = pa.list_(pa.float64())
 SCHEMA = pa.schema(
@@ -106,9 +106,9 @@ def put_out(monkeypatch: pytest.MonkeyPatch, told: str | None, attempt: int = 1)
 def test_of_two_attempts_of_a_task_only_the_one_whose_rows_arrive_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Target(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    told = EstimateTarget(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
     both = [put_out(monkeypatch, told, attempt) for attempt in (1, 2)]
-    parts = [written_parts(rows) for rows in both]  # type: ignore[arg-type]
+    parts = [list_written_parts(rows) for rows in both]  # type: ignore[arg-type]
     names = [one.file.path for some in parts for one in some]
     assert len(set(names)) == len(names) == len(list(tmp_path.iterdir())) == 4
     assert [(row["kind"], row["rows"]) for row in both[1]] == [
@@ -142,7 +142,9 @@ def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Packets, "handleInputRows", failing)
     monkeypatch.setattr("jobs.storage.part_files._GROUP_ROWS", 1)
     with pytest.raises(OSError, match="no space left"):
-        put_out(monkeypatch, Target(str(tmp_path), "a1", 1, {"batch_id": 5, "generation": "g1"}).encode())
+        put_out(
+            monkeypatch, EstimateTarget(str(tmp_path), "a1", 1, {"batch_id": 5, "generation": "g1"}).encode()
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -152,10 +154,10 @@ def test_the_files_of_all_tasks_of_an_attempt_and_no_others_are_removed(
     """As the driver does when a task fails, after others of the same micro-batch have ended."""
     mark = {"batch_id": 5, "generation": "g1"}
     for name, attempt in (("a1", 1), ("a1", 2), ("a2", 3)):
-        put_out(monkeypatch, Target(str(tmp_path), name, 1 << 28, mark).encode(), attempt)
+        put_out(monkeypatch, EstimateTarget(str(tmp_path), name, 1 << 28, mark).encode(), attempt)
     remove_of(str(tmp_path), "a1")
     assert len(left := list(tmp_path.iterdir())) == 2
-    assert {partition_of(one.name) for one in left} == {3} and all("-a2-" in one.name for one in left)
+    assert {parse_partition(one.name) for one in left} == {3} and all("-a2-" in one.name for one in left)
     remove_of(str(tmp_path / "absent"), "a2")
 
 
@@ -163,18 +165,18 @@ def test_the_files_of_all_tasks_of_an_attempt_and_no_others_are_removed(
 def test_files_are_read_in_the_order_of_the_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int
 ) -> None:
-    told = Target(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    told = EstimateTarget(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
     names = [
         one.file.path
         for attempt in (1, 2)
-        for one in written_parts(put_out(monkeypatch, told, attempt))  # type: ignore[arg-type]
+        for one in list_written_parts(put_out(monkeypatch, told, attempt))  # type: ignore[arg-type]
         if one.kind == OutputPacket.ESTIMATES_FILE
     ]
     monkeypatch.setattr("jobs.streaming.operators.estimate_files.ROWS_A_PACKET", cuts)
     columns = pa.schema([SCHEMA.field("mean"), SCHEMA.field("key")])
     numbers = [pa.RecordBatch.from_pydict({"id": [0, 3]})]
-    for along, expected in ((unchanged, [0, 1, 2, 3, 4] * 2), (last_of_runs, [1, 3, 4] * 2)):
-        found = list(file_reader(str(tmp_path), {3: names}, columns, along)(iter(numbers)))
+    for along, expected in ((pass_unchanged, [0, 1, 2, 3, 4] * 2), (select_last_of_runs, [1, 3, 4] * 2)):
+        found = list(build_file_reader(str(tmp_path), {3: names}, columns, along)(iter(numbers)))
         assert all(one.schema.equals(columns) for one in found)
         assert [value for one in found for (value,) in one.column("mean").to_pylist()] == expected
 
@@ -187,20 +189,22 @@ def test_columns_of_a_key_come_from_its_text() -> None:
         "[null,null,null,null]",
     ]
     for some in (texts, texts[:1] * 3):
-        found = key_columns(kind, pa.array(some))
+        found = parse_key_columns(kind, pa.array(some))
         assert found["site"].to_pylist() == (["a", 'q"\\u', None] if some is texts else ["a"] * 3)
         assert found["n"].type == pa.int16() and found["n"][0].as_py() == -7
         assert found["day"][0].as_py().isoformat() == "2024-02-29" and found["on"][0].as_py() is True
-    assert key_columns(KeyKind(("name",), ("string",), False), pa.array(["x", "y"]))["name"].to_pylist() == [
+    assert parse_key_columns(KeyKind(("name",), ("string",), False), pa.array(["x", "y"]))[
+        "name"
+    ].to_pylist() == [
         "x",
         "y",
     ]
     far = pa.array(["+12345-01-01", "-0044-03-15", None, "2024-02-29"])
-    days = key_columns(KeyKind(("day",), ("date",), False), far)["day"].cast(pa.int32()).to_pylist()
+    days = parse_key_columns(KeyKind(("day",), ("date",), False), far)["day"].cast(pa.int32()).to_pylist()
     assert days == [3_789_391, -735_525, None, 19_782]
-    assert key_columns(KeyKind((), (), False), pa.array(["[]"])) == {}
+    assert parse_key_columns(KeyKind((), (), False), pa.array(["[]"])) == {}
     with pytest.raises(UserError, match="a key column has the type array<int>: convert it to string"):
-        arrow_type("array<int>")
+        find_arrow_type("array<int>")
 
 
 AWKWARD = {
@@ -247,11 +251,11 @@ def test_a_key_of_any_type_has_the_columns_that_spark_reads_from_its_text(
     given = spark.sql(f"SELECT a, a AS b FROM VALUES {values} AS t(a)")
     for names in (("a",), ("a", "b")):
         kind = KeyKind(names, (type_,) * len(names), False)
-        text = given.select(text_of(kind).alias("text"))
-        table = text.select("text", *columns_of(kind, F.col("text"))).toArrow()
-        found = key_columns(kind, table["text"].combine_chunks())
+        text = given.select(build_key_text(kind).alias("text"))
+        table = text.select("text", *build_key_columns(kind, F.col("text"))).toArrow()
+        found = parse_key_columns(kind, table["text"].combine_chunks())
         for name in names:
-            expected = table[name].combine_chunks().cast(arrow_type(type_))
+            expected = table[name].combine_chunks().cast(find_arrow_type(type_))
             assert found[name].type == expected.type
             assert repr(found[name].view(_bits(expected.type)).to_pylist()) == repr(
                 expected.view(_bits(expected.type)).to_pylist()

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.state.encoding.packets import Records, concat
-from jobs.state.encoding.routing import route_of
-from jobs.state.encoding.rows import RowId, tick
+from jobs.state.encoding.packets import Records, join_records
+from jobs.state.encoding.routing import compute_routes
+from jobs.state.encoding.rows import RowId, encode_tick
 from jobs.state.plan import Plan
-from jobs.state.text_codec import stored_bytes
+from jobs.state.text_codec import decode_stored
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter
@@ -25,7 +25,7 @@ BUCKET = 7
 
 def rows_and_tick(rows: list[Row], newest: int) -> pd.DataFrame:
     packets = [(RowPacket.ROWS, packet(INTEGER, rows))] if rows else []
-    packets.append((RowPacket.MAX_EVENT_TIME, tick(newest * SECOND)))
+    packets.append((RowPacket.MAX_EVENT_TIME, encode_tick(newest * SECOND)))
     return pd.DataFrame(
         {"kind": [kind for kind, _ in packets], "payload": [payload for _, payload in packets]}
     )
@@ -88,10 +88,12 @@ def test_states_and_waiting_rows_of_a_snapshot_are_added() -> None:
     first = TwsTester(EventTimeProcessor(plan))
     first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
     held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
-    states = [plan.state.layout.encode(plan.state.decode(stored_bytes(value))) for (value,) in held["blocks"]]
+    states = [
+        plan.state.layout.encode(plan.state.decode(decode_stored(value))) for (value,) in held["blocks"]
+    ]
     assert plan.event_time is not None
     waiting = [
-        INTEGER.layout.encode(plan.event_time.row_format.decode(stored_bytes(value)))
+        INTEGER.layout.encode(plan.event_time.row_format.decode(decode_stored(value)))
         for (value,) in held["waiting"]
     ]
     assert (len(states), sum(INTEGER.layout.decode(packet).size for packet in waiting)) == (1, 2)
@@ -117,7 +119,7 @@ def test_row_ids_of_a_snapshot_are_added() -> None:
     assert plan.event_time is not None and plan.event_time.id_format is not None
 
     def rows(*some: Row) -> pd.DataFrame:
-        newest = tick(max(row.time for row in some) * SECOND)
+        newest = encode_tick(max(row.time for row in some) * SECOND)
         return pd.DataFrame(
             {"kind": [RowPacket.ROWS, RowPacket.MAX_EVENT_TIME], "payload": [packet(fmt, list(some)), newest]}
         )
@@ -128,12 +130,12 @@ def test_row_ids_of_a_snapshot_are_added() -> None:
     }
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 5, 1.0, 8)))) == {OutputPacket.ESTIMATES: 1}
     states = [
-        plan.state.layout.encode(plan.state.decode(stored_bytes(one)))
+        plan.state.layout.encode(plan.state.decode(decode_stored(one)))
         for (one,) in first.peekMapState("blocks", BUCKET).values()
     ]
     stored = plan.event_time.id_format
     ids = [
-        stored.layout.encode(stored.decode(stored_bytes(one)))
+        stored.layout.encode(stored.decode(decode_stored(one)))
         for (one,) in first.peekMapState("remembered", BUCKET).values()
     ]
     kinds = [RowPacket.STATES] * len(states) + [RowPacket.ROW_IDS] * len(ids)
@@ -152,7 +154,7 @@ def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
     values[0] = 4.0
     time = np.full(n, at * SECOND, np.int64)
     arrays = {"event_time": time, "count": np.ones(n, np.int64), "log_likelihood": np.zeros(n)}
-    records = Records({"route": route_of(np.array(keys, np.int64)), **arrays, "values": values}, None)
+    records = Records({"route": compute_routes(np.array(keys, np.int64)), **arrays, "values": values}, None)
     return plan.state.layout.encode(records.take(np.argsort(records.arrays["route"])))
 
 
@@ -186,8 +188,10 @@ def test_new_keys_are_imported_before_their_rows_and_known_keys_keep_their_state
     }
     assert batch([], [2, 3]) == {OutputPacket.KEYS_HELD: 2}
     blocks = tester.peekMapState("blocks", BUCKET)
-    held = concat([plan.state.decode(stored_bytes(value[0])) for value in blocks.values()])
-    order = [int(np.flatnonzero(held.arrays["route"] == route_of(np.array([key])))[0]) for key in (1, 2, 3)]
+    held = join_records([plan.state.decode(decode_stored(value[0])) for value in blocks.values()])
+    order = [
+        int(np.flatnonzero(held.arrays["route"] == compute_routes(np.array([key])))[0]) for key in (1, 2, 3)
+    ]
     assert held.size == 3
     assert held.arrays["count"][order].tolist() == [1, 2, 1]
     mean = plan.kernel.moments(np.ascontiguousarray(held.arrays["values"], np.float64))[0][0][order]

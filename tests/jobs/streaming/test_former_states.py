@@ -17,15 +17,15 @@ import yaml
 from jobs import export, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.generations import origin
+from jobs.lineage.generations import read_origin_manifest
 from jobs.lineage.live import live_estimates
-from jobs.lineage.missing_rows import missing_rows
+from jobs.lineage.missing_rows import find_missing_rows
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests, store
 from jobs.spark import session
-from jobs.spark.conf import STATE_FORMAT, spark_conf
+from jobs.spark.conf import STATE_FORMAT, build_spark_conf
 from jobs.storage.checkpoints import Checkpoint
-from jobs.streaming.state_reader import states_at
+from jobs.streaming.state_reader import read_states
 from tests.fixtures.make_format1 import TARGET
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -60,7 +60,7 @@ def pipeline_of(folder: Path, model: str, **changes: Any) -> Pipeline:
 
 
 def live_of(pipeline: Pipeline) -> generations.Generation:
-    live = generations.live(pipeline.warehouse, pipeline.name)
+    live = generations.find_live(pipeline.warehouse, pipeline.name)
     assert live is not None
     return live
 
@@ -125,7 +125,9 @@ def test_a_shadow_of_format_1_is_made_anew(folder: Path) -> None:
         pipeline.stream(generation="sound-g0002")
     data = upgrade.run(pipeline.settings, "sound", promote=False).data
     assert data["generation"] == "sound-g0003"
-    statuses = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "sound")}
+    statuses = {
+        one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "sound")
+    }
     assert statuses == {"sound-g0001": "live", "sound-g0002": "retired", "sound-g0003": "shadow"}
 
 
@@ -155,10 +157,10 @@ def test_a_hand_over_that_is_killed_is_done_by_the_next_start(folder: Path, mome
 def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> None:
     pipeline = pipeline_of(folder, "sound")
     former, warehouse = live_of(pipeline), pipeline.warehouse
-    begun, spark = origin(warehouse, former), warehouse.spark
+    begun, spark = read_origin_manifest(warehouse, former), warehouse.spark
 
     def states() -> list[tuple[Any, ...]]:
-        rows = states_at(DeployedModel(pipeline.spec, warehouse), former, begun, 2).frame
+        rows = read_states(DeployedModel(pipeline.spec, warehouse), former, begun, 2).frame
         return sorted(map(tuple, rows.drop("extras").collect()))
 
     assert spark.conf.get(STATE_FORMAT) == "2"
@@ -176,7 +178,7 @@ def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) 
     pipeline.land(frames[0])
     pipeline.pretrain()
     pipeline.land(frames[1])
-    with mock.patch.object(session, "spark_conf", lambda: {**spark_conf(), STATE_FORMAT: "1"}):
+    with mock.patch.object(session, "build_spark_conf", lambda: {**build_spark_conf(), STATE_FORMAT: "1"}):
         pipeline.stream()
     checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
     assert "1.changelog" in files(checkpoint / "state" / "0" / "0")
@@ -201,6 +203,8 @@ def test_rows_that_the_filter_left_out_are_not_missing(tmp_path: Path) -> None:
     manifest = manifests.find(pipeline.warehouse, export.run(pipeline.settings, "walk").data["snapshot"])
     assert manifest is not None
     assert pipeline.estimates()["flags"].notna().sum() >= 2
-    assert missing_rows(pipeline.warehouse, live_of(pipeline), manifest) is None
-    lacking = missing_rows(pipeline.warehouse, live_of(pipeline), replace(manifest, rows=manifest.rows - 1))
+    assert find_missing_rows(pipeline.warehouse, live_of(pipeline), manifest) is None
+    lacking = find_missing_rows(
+        pipeline.warehouse, live_of(pipeline), replace(manifest, rows=manifest.rows - 1)
+    )
     assert lacking is None  # the totals differ, the keys do not

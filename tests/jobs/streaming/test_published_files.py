@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark.hadoop_files import HadoopFiles
-from jobs.storage.files import files_of
-from jobs.streaming.sinks.file_folders import FileSink, _remove_others
+from jobs.storage.files import open_files
+from jobs.streaming.sinks.file_folders import FolderSink, _remove_others
 from jobs.streaming.sinks.published_batch import MicroBatch
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ def rows_of(
 
 
 def publish(folder: Path, rows: DataFrame, epoch: int, kind: str = "parquet", plan: str = "a1") -> None:
-    FileSink(rows.sparkSession, str(folder), kind).write(rows, MicroBatch("g", 0, lambda: plan, epoch))
+    FolderSink(rows.sparkSession, str(folder), kind).write(rows, MicroBatch("g", 0, lambda: plan, epoch))
 
 
 def found(spark: SparkSession, folder: Path, kind: str = "parquet") -> list[tuple[str, float]]:
@@ -147,14 +147,14 @@ def test_a_random_id_that_holds_the_mark_of_the_plan_is_of_other_rows(tmp_path: 
     ]
     for name in (*ours, *others):
         (tmp_path / name).touch()
-    _remove_others(files_of(str(tmp_path.parent)), tmp_path.name, "a1")
+    _remove_others(open_files(str(tmp_path.parent)), tmp_path.name, "a1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ours
 
 
 def test_files_through_the_file_system_of_hadoop(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.streaming.sinks.file_folders._files", HadoopFiles)
+    monkeypatch.setattr("jobs.streaming.sinks.file_folders._open_files", HadoopFiles)
     folder = tmp_path / "handed"
     for epoch in (1, 2):
         publish(folder, rows_of(spark), epoch)

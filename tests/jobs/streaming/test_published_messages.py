@@ -71,7 +71,7 @@ def test_a_reader_drops_messages_that_come_twice_and_no_others(feed: Feed, tmp_p
     pipeline.stream()
 
     spark = pipeline.warehouse.spark
-    reader = spark.read.format("kafka").option("subscribe", "doubled").options(**kafka.spark_options())
+    reader = spark.read.format("kafka").option("subscribe", "doubled").options(**kafka.build_spark_options())
     estimate = F.from_json(F.col("value").cast("string"), ESTIMATE)
     messages = reader.load().select(estimate.alias("estimate")).select("estimate.*")
     once = messages.dropDuplicates(["generation", "batch_id", "ordinal"])

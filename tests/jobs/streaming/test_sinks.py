@@ -23,9 +23,9 @@ from jobs.lineage.live import live_latest
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sinks import Sinks
 from jobs.storage.tables import estimates
-from jobs.streaming.operators.estimate_files import last_of_runs
+from jobs.streaming.operators.estimate_files import select_last_of_runs
 from jobs.streaming.sinks.published_batch import MicroBatch
-from jobs.streaming.sinks.publishing import Publisher, sinks_of
+from jobs.streaming.sinks.publishing import Publisher, open_sinks
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -59,7 +59,9 @@ def test_the_last_row_of_each_key_is_kept_wherever_batches_end() -> None:
     for cuts in ([], [0, 1], [7, 8, 50], list(range(n))):
         edges = [0, *cuts, n]
         batches = [rows.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
-        found = [value for one in last_of_runs(iter(batches)) for value in one.column("mean").to_pylist()]
+        found = [
+            value for one in select_last_of_runs(iter(batches)) for value in one.column("mean").to_pylist()
+        ]
         assert found == last.to_list()
 
 
@@ -171,7 +173,7 @@ def test_an_error_names_a_missing_sink(tmp_path: Path) -> None:
         ("no_shelf:take", "sinks.functions: there is no module no_shelf"),
     ):
         with pytest.raises(kalman.ModelError, match=said):
-            sinks_of(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
+            open_sinks(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
     with pytest.raises(ValueError, match="does not name a function; write module:function"):
         Sinks(functions=["take"])
 

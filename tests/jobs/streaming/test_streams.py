@@ -14,7 +14,7 @@ from jobs.lineage import generations, pausing
 from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming import several
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import driver_status
+from jobs.supervision.driver_status import read_driver_status
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver
 
@@ -82,15 +82,15 @@ def test_one_stream_is_stopped_while_the_other_continues_and_a_kill_of_both_lose
     driver = Driver(walk, "stream", *both, "--trigger", "1")
 
     def committed(one: Pipeline) -> int:
-        return Checkpoint(one.warehouse, f"checkpoints/{one.name}-g0001").last_commit() or -1
+        return Checkpoint(one.warehouse, f"checkpoints/{one.name}-g0001").find_last_commit() or -1
 
     driver.wait_for(lambda: all(committed(one) >= 1 for one in pipelines.values()))
-    live = generations.live(walk.warehouse, "walk")
+    live = generations.find_live(walk.warehouse, "walk")
     assert live is not None
-    with pausing.exclusive_stream(walk.warehouse, live, "a trial", drain=True):
-        assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
+    with pausing.hold_stream(walk.warehouse, live, "a trial", drain=True):
+        assert not read_driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     stop.run(walk.settings, "walk")  # it has stopped already
-    assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
+    assert not read_driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     for name, one in pipelines.items():
         one.land(rows[name][3])
     driver.wait_for(lambda: committed(drift) >= 2)

@@ -197,7 +197,7 @@ def test_a_driver_of_the_former_release_is_struck_and_this_one_goes_on(
     assert "hurt-g0002 continues them" in taken.said()
     if how != "killed":
         world.wakes(driver)
-    live = generations.live(world.pipeline.warehouse, "hurt")
+    live = generations.find_live(world.pipeline.warehouse, "hurt")
     assert live is not None and (live.generation, live.parent_batch) == ("hurt-g0002", STRUCK - 1)
     world.check()
 

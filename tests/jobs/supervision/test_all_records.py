@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import all_records
+from jobs.supervision.progress_log import read_all_records
 
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def test_micro_batches_of_the_table_and_of_the_files_are_in_one_order(tmp_path: 
         for batch in (3, 2)
     ]
     (files / "walk-g0001.000001.000002.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = all_records(Tables(str(tmp_path)), "walk")
+    found = read_all_records(Tables(str(tmp_path)), "walk")
     assert [one["batch_id"] for one in found] == [0, 1, 2, 3]
     assert [one["started_at"] for one in found] == times
     assert max(times) - found[0]["started_at"] == timedelta(seconds=15)

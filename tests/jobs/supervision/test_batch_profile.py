@@ -13,13 +13,13 @@ from jobs.supervision.batch_profile import (
     TO_DELTA,
     Lap,
     Profiled,
-    in_order,
-    mean_of,
-    profile_of,
-    table_of,
+    average_profiles,
+    build_profile_table,
+    compute_profile,
+    sort_steps,
 )
-from jobs.supervision.job_times import Job, Stage, covered, shares
-from jobs.supervision.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
+from jobs.supervision.job_times import Job, Stage, compute_covered_seconds, share_seconds
+from jobs.supervision.verb_profile import BEFORE, BETWEEN, DELTAS, list_steps
 from tests.conftest import ROOT
 
 
@@ -53,7 +53,7 @@ WRITING = Lap(TO_DELTA, (11.3, 11.7), {})
 
 
 def test_the_time_of_a_stage_is_divided_by_the_work_of_its_tasks() -> None:
-    found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [FILTERING])
+    found = compute_profile(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [FILTERING])
     assert (found.batch_id, found.rows, found.seconds) == (7, 5, 1.6)
     assert found.steps == pytest.approx({
         "planning": 0.1, "WAL": 0.03, "commit log": 0.04,
@@ -70,7 +70,7 @@ def test_the_time_of_a_stage_is_divided_by_the_work_of_its_tasks() -> None:
 
 def test_the_commit_of_the_estimates_is_a_step_of_its_own() -> None:
     whole = progress(triggerExecution=2000, addBatch=1800, **PHASES)
-    found = profile_of(
+    found = compute_profile(
         whole, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
     )
     steps = {name: found.steps[name] for name in ("commit", "latest states")}
@@ -80,19 +80,19 @@ def test_the_commit_of_the_estimates_is_a_step_of_its_own() -> None:
 
 def test_parts_that_exceed_the_task_leave_no_remainder() -> None:
     laps = [Lap(FILTER, (9.95, 11.3), {name: 10 * seconds for name, seconds in MARKS.items()})]
-    found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, laps, [FILTERING])
+    found = compute_profile(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, laps, [FILTERING])
     assert found.steps["hand-over"] == pytest.approx(0.0) and found.steps["read"] == pytest.approx(0.0)
     assert sum(found.steps.values()) == pytest.approx(1.52)
 
 
 def test_time_of_jobs_that_spark_no_longer_keeps_counts_for_the_driver() -> None:
-    found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [])
+    found = compute_profile(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [])
     assert found.steps["scheduling"] == pytest.approx(1.35)
     assert found.rest == pytest.approx(0.08)
 
 
 def test_what_spark_does_around_the_sink_counts_for_the_driver() -> None:
-    found = profile_of(progress(triggerExecution=1600, addBatch=1410, **PHASES), 5, LAPS, [FILTERING])
+    found = compute_profile(progress(triggerExecution=1600, addBatch=1410, **PHASES), 5, LAPS, [FILTERING])
     assert found.steps["scheduling"] == pytest.approx(0.15 + 0.06)
     assert found.rest == pytest.approx(0.02)
 
@@ -100,17 +100,17 @@ def test_what_spark_does_around_the_sink_counts_for_the_driver() -> None:
 def test_only_the_stage_that_reads_rows_counts_as_packing() -> None:
     seeds = stage(0, 9.96, 9.99, 0.05)
     begun = FILTERING._replace(stages=(seeds, *FILTERING.stages), span=(9.96, 11.25))
-    found = profile_of(progress(triggerExecution=1600, addBatch=1350), 5, LAPS, [begun])
+    found = compute_profile(progress(triggerExecution=1600, addBatch=1350), 5, LAPS, [begun])
     assert found.steps["pack rows"] == pytest.approx(0.1)
     assert found.steps["read"] == pytest.approx(0.05 + 0.03)
 
 
 def test_the_mean_adds_up_too() -> None:
-    one = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 6, LAPS, [FILTERING])
-    other = profile_of(
+    one = compute_profile(progress(triggerExecution=1600, addBatch=1350, **PHASES), 6, LAPS, [FILTERING])
+    other = compute_profile(
         progress(triggerExecution=400, addBatch=200, queryPlanning=100, newPhase=50), 0, [], []
     )
-    mean = mean_of([(one, 2), (other, 1)])
+    mean = average_profiles([(one, 2), (other, 1)])
     assert (mean.rows, mean.seconds) == (4, pytest.approx(1.2))
     assert mean.steps["planning"] == pytest.approx((0.1 + 0.1 + 0.1) / 3)
     assert mean.steps["newPhase"] == pytest.approx(0.05 / 3)
@@ -119,14 +119,14 @@ def test_the_mean_adds_up_too() -> None:
 
 def test_every_step_is_explained_and_the_table_shows_all() -> None:
     whole = progress(triggerExecution=2000, addBatch=1800, **PHASES)
-    found = profile_of(
+    found = compute_profile(
         whole, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
     )
     assert set(found.steps) - set(MEANING) == {"latest states"}
-    order = in_order(found.steps)
+    order = sort_steps(found.steps)
     assert order.index("commit") + 1 == order.index("latest states")
     assert (order[0], order[-1]) == ("planning", "commit log")
-    table = table_of(Profiled(1, found, (found,)), "walk")
+    table = build_profile_table(Profiled(1, found, (found,)), "walk")
     names, seconds = (list(column.cells) for column in table.columns[:2])
     assert names == [*order, REST, "micro-batch"]
     assert sum(float(str(one)) for one in seconds[:-1]) == pytest.approx(2.0, abs=0.001 * len(seconds))
@@ -138,10 +138,10 @@ def test_the_page_explains_the_steps_in_their_order() -> None:
 
 
 def test_overlapping_time_counts_once() -> None:
-    assert covered([(1.0, 2.0), (1.5, 1.7), (3.0, 4.0), (1.8, 2.5)]) == pytest.approx(2.5)
-    assert covered([]) == 0.0
+    assert compute_covered_seconds([(1.0, 2.0), (1.5, 1.7), (3.0, 4.0), (1.8, 2.5)]) == pytest.approx(2.5)
+    assert compute_covered_seconds([]) == 0.0
     parallel = [stage(1, 0.0, 2.0, 1.0), stage(2, 1.0, 3.0, 1.0)]
-    assert [seconds for _, seconds in shares(parallel)] == pytest.approx([2.0, 1.0])
+    assert [seconds for _, seconds in share_seconds(parallel)] == pytest.approx([2.0, 1.0])
 
 
 def test_the_time_of_a_verb_is_that_of_its_jobs_by_label_and_of_its_driver() -> None:
@@ -151,7 +151,7 @@ def test_the_time_of_a_verb_is_that_of_its_jobs_by_label_and_of_its_driver() -> 
         job(3, "pretrain walk: learn", stage(3, 14.0, 15.0, 1.0, shuffle_write=0.25)),
         job(4, "pretrain walk", stage(4, 14.5, 15.5, 1.0)),
     ]
-    steps = steps_of(jobs, (10.0, 16.0))
+    steps = list_steps(jobs, (10.0, 16.0))
     assert [(one.name, one.jobs, one.seconds) for one in steps] == [
         (BEFORE, 0, 2.0),
         ("learn", 2, 2.0),
@@ -160,4 +160,4 @@ def test_the_time_of_a_verb_is_that_of_its_jobs_by_label_and_of_its_driver() -> 
         (BETWEEN, 0, 1.0),
     ]
     assert (steps[1].task_seconds, steps[1].shuffle_seconds, steps[1].gc_seconds) == (3.0, 0.25, 0.5)
-    assert steps_of([], (10.0, 16.0))[0].seconds == 6.0
+    assert list_steps([], (10.0, 16.0))[0].seconds == 6.0

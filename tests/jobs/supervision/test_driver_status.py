@@ -17,13 +17,13 @@ import pytest
 
 from jobs import resume, stop
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.core.processes import started_at
+from jobs.core.processes import read_start_time
 from jobs.core.settings import Settings
 from jobs.lineage import pausing
-from jobs.storage.files import Files, LocalFiles
-from jobs.supervision.driver_identity import DriverIdentity, machine
+from jobs.storage.files import LocalFiles, SmallFiles
+from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
-from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, driver_status
+from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, read_driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,8 +37,8 @@ def log(tmp_path: Path) -> DriverLog:
 
 def drive(epoch: int = 1, pid: int | None = None, host: str | None = None, **changes: object) -> DriverRecord:
     pid = pid or os.getpid()
-    at = started_at(pid) or 0.0
-    owner = DriverIdentity(host or machine(), pid, at, pid, at, "t")
+    at = read_start_time(pid) or 0.0
+    owner = DriverIdentity(host or read_machine_name(), pid, at, pid, at, "t")
     made = DriverRecord("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC))
     return replace(made, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -51,7 +51,7 @@ def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
 
 
 def test_small_files(tmp_path: Path) -> None:
-    files: Files = LocalFiles(tmp_path)
+    files: SmallFiles = LocalFiles(tmp_path)
     assert files.read("a/b.json") is None and files.names("a") == []
     files.remove("a/b.json")
     files.write("a/b.json", b"1")
@@ -84,30 +84,30 @@ def test_the_log_forgets_old_drivers(log: DriverLog) -> None:
 
 
 def test_the_status_of_a_driver(log: DriverLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert driver_status(log).state == NONE
+    assert read_driver_status(log).state == NONE
     log.write(drive(1, ended_at=NOW, how="stopped"))
-    assert (driver_status(log).state, driver_status(log).how) == (ENDED, "stopped")
+    assert (read_driver_status(log).state, read_driver_status(log).how) == (ENDED, "stopped")
     log.write(drive(2))
-    assert driver_status(log).state == RUNNING
+    assert read_driver_status(log).state == RUNNING
     old = datetime.now(UTC) - timedelta(seconds=100)
     log.write(drive(3, beat_at=old))
-    assert driver_status(log).state == SILENT
+    assert read_driver_status(log).state == SILENT
     log.write(drive(4, host="elsewhere"))
-    assert driver_status(log).state == RUNNING
+    assert read_driver_status(log).state == RUNNING
     log.write(drive(5, host="elsewhere", beat_at=old))
-    assert driver_status(log).state == ENDED and driver_status(log).killed
+    assert read_driver_status(log).state == ENDED and read_driver_status(log).killed
     gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     log.write(drive(6, pid=gone.pid))
-    assert driver_status(log).state == RUNNING
+    assert read_driver_status(log).state == RUNNING
     gone.kill()
     gone.wait()
-    assert driver_status(log).state == ENDED and driver_status(log).killed
-    assert driver_status(log).text() == "the driver of tiny-g0001 was killed"
+    assert read_driver_status(log).state == ENDED and read_driver_status(log).killed
+    assert read_driver_status(log).text() == "the driver of tiny-g0001 was killed"
     shadow = drive(1, generation="tiny-g0002", status="shadow")
     log.write(shadow)
-    assert driver_status(log).state == ENDED
+    assert read_driver_status(log).state == ENDED
     log.write(replace(shadow, status="live"))  # promoted
-    assert driver_status(log).state == RUNNING
+    assert read_driver_status(log).state == RUNNING
 
 
 SCRIPT = f"""
@@ -134,10 +134,10 @@ def launched(tmp_path: Path, seconds: float, what: str) -> LaunchRecord:
 def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 1.0, "1")
     assert launch.pid is not None and os.getsid(launch.pid) not in (launch.pid, os.getsid(0))
-    sight = driver_status(log)
+    sight = read_driver_status(log)
     assert (sight.state, sight.launch) == (STARTING, launch)
     wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
-    sight = driver_status(log)
+    sight = read_driver_status(log)
     assert (sight.state, sight.exit_code, sight.error, sight.killed) == (ENDED, 1, "it is full", False)
     assert sight.launch and sight.launch.about == "about" and 0.5 < sight.seconds < 60
     assert sight.driver is not None
@@ -146,33 +146,33 @@ def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: Driver
 
 def test_a_launched_driver_that_is_killed(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
-    wait_for(lambda: driver_status(log).state == RUNNING)
+    wait_for(lambda: read_driver_status(log).state == RUNNING)
     assert launch.pid is not None
     os.kill(launch.pid, signal.SIGKILL)
     wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
-    sight = driver_status(log)
+    sight = read_driver_status(log)
     assert (sight.exit_code, sight.killed) == (-9, True)
 
 
 def test_a_driver_outlives_its_launcher(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
-    wait_for(lambda: driver_status(log).state == RUNNING)
+    wait_for(lambda: read_driver_status(log).state == RUNNING)
     assert launch.pid is not None
     launcher = psutil.Process(os.getsid(launch.pid))
     launcher.kill()
     wait_for(lambda: not launcher.is_running() or launcher.status() == psutil.STATUS_ZOMBIE)
-    sight = driver_status(log)
+    sight = read_driver_status(log)
     assert sight.state == RUNNING and sight.driver
     log.ask_to_stop(sight.driver, "test")
-    wait_for(lambda: driver_status(log).state == ENDED)
-    assert driver_status(log).how == "stopped" and not driver_status(log).killed
+    wait_for(lambda: read_driver_status(log).state == ENDED)
+    assert read_driver_status(log).how == "stopped" and not read_driver_status(log).killed
 
 
 def test_a_driver_that_has_not_begun_is_stopped_by_sigterm(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 60.0, "stays")
     log.ask_to_stop(launch, "test")
-    wait_for(lambda: driver_status(log).state == ENDED)
-    assert driver_status(log).exit_code == -signal.SIGTERM
+    wait_for(lambda: read_driver_status(log).state == ENDED)
+    assert read_driver_status(log).exit_code == -signal.SIGTERM
 
 
 def test_a_command_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_stop_and_resume(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT.replace('"tiny"', '"nile"'), str(tmp_path), "0.5", "stays"]
     detach(str(tmp_path), "nile", command, os.environ, tmp_path / "log", ROOT)
     said = stop.run(settings, "nile")
-    assert said.data["stopped"] and said.data["held"] and driver_status(log).state == ENDED
+    assert said.data["stopped"] and said.data["held"] and read_driver_status(log).state == ENDED
     assert "Airflow does not restart it until `kalman-pipeline resume --model nile`" in said.lines
     assert not stop.run(settings, "nile", hold="1h").data["stopped"]
     held = log.hold()
@@ -209,8 +209,8 @@ def test_a_stream_is_paused_and_resumed(
     monkeypatch.setattr(pausing, "RENEW_SECONDS", 0.05)
     launched(tmp_path, 0.5, "stays")
     with pytest.raises(ValueError, match="it failed"):
-        with pausing.paused_stream(log, "an upgrade") as was:
-            assert was.driven and driver_status(log).state == ENDED
+        with pausing.pause_stream(log, "an upgrade") as was:
+            assert was.driven and read_driver_status(log).state == ENDED
             held = log.hold()
             assert held is not None and held.reason == "an upgrade" and held.until is not None
             # Killed here, it would be held for some minutes and no longer.
@@ -221,7 +221,7 @@ def test_a_stream_is_paused_and_resumed(
 
     mine = Hold("a person", NOW)
     log.put_hold(mine)
-    with pausing.paused_stream(log, "an upgrade") as was:
+    with pausing.pause_stream(log, "an upgrade") as was:
         assert not was.driven
     assert log.hold() == mine
     log.put_hold(None)
@@ -232,7 +232,7 @@ def test_a_stream_is_paused_and_resumed(
         renewals.append(first)
 
     monkeypatch.setattr(pausing._PauseHold, "renew", counted)
-    with pausing.paused_stream(log, "an upgrade"):
+    with pausing.pause_stream(log, "an upgrade"):
         log.put_hold(mine)  # a person stops it meanwhile
         before = len(renewals)
         wait_for(lambda: len(renewals) >= before + 2)  # the second one began after that

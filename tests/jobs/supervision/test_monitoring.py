@@ -70,7 +70,7 @@ def test_progress_is_compacted_into_its_table_once(
         patch.setattr(ProgressLog, "_complete", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.compact()
-    assert not warehouse.exists(progress_log.table_of("other"))
+    assert not warehouse.exists(progress_log.format_table_name("other"))
     folder = next(name for name in mine.names() if name.startswith("fold-"))
     kept = Path(mine.path, folder)
     shutil.copytree(kept, streamed.folder / folder)
@@ -83,7 +83,7 @@ def test_progress_is_compacted_into_its_table_once(
     ]
     after = [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()]
     assert after == before
-    newest = progress_log.newest_record(warehouse, "other", "walk-g0001")
+    newest = progress_log.read_newest_record(warehouse, "other", "walk-g0001")
     assert newest is not None and newest["batch_id"] == 3
 
     monkeypatch.setattr(progress_log, "PART_BYTES", 10)

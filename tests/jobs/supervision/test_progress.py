@@ -16,10 +16,10 @@ from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.generations import Generation
 from jobs.streaming.recorder import Recorder
-from jobs.streaming.sinks.micro_batch import Totals
+from jobs.streaming.sinks.micro_batch import StreamTotals
 from jobs.supervision.lag import TableLag
 from jobs.supervision.metrics import Metrics
-from jobs.supervision.progress import COLUMNS, Lag, ended_at, executed, offsets_behind, record
+from jobs.supervision.progress import COLUMNS, Lag, count_offsets_behind, has_executed, parse_end_time, record
 
 NOW = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -65,14 +65,14 @@ def test_a_record_counts_the_rows_by_outcome() -> None:
     )
     assert one["watermark"] is None  # 1970 is none
     assert json.loads(one["position"])["reservoirVersion"] == 5
-    assert ended_at(one) == datetime(2024, 5, 1, 11, 59, 2, 500000, UTC)
+    assert parse_end_time(one) == datetime(2024, 5, 1, 11, 59, 2, 500000, UTC)
     unknown = record(progress(8), {}, Lag(), "walk", "walk-g0001", "3")
     assert (unknown["rows"], unknown["estimated"], unknown["late"]) == (99, None, None)
 
 
 def test_an_idle_trigger_is_not_a_micro_batch() -> None:
-    assert executed(progress(1))
-    assert not executed(progress(2, durationMs={"latestOffset": 3, "triggerExecution": 4}))
+    assert has_executed(progress(1))
+    assert not has_executed(progress(2, durationMs={"latestOffset": 3, "triggerExecution": 4}))
 
 
 def test_messages_behind_are_summed_over_partitions() -> None:
@@ -80,8 +80,11 @@ def test_messages_behind_are_summed_over_partitions() -> None:
         "latestOffset": {"t": {"0": 10, "1": 7}, "s": {"0": 5}},
         "endOffset": {"t": {"0": 4, "1": 7}},
     }
-    assert offsets_behind(source) == 6  # a topic that has just come is not guessed at
-    assert offsets_behind({"latestOffset": None, "endOffset": {"reservoirVersion": 5, "index": -1}}) is None
+    assert count_offsets_behind(source) == 6  # a topic that has just come is not guessed at
+    assert (
+        count_offsets_behind({"latestOffset": None, "endOffset": {"reservoirVersion": 5, "index": -1}})
+        is None
+    )
 
 
 def commit(rows: int, at: float, operation: str = "WRITE") -> str:
@@ -248,19 +251,19 @@ class Query:
         return self.recent
 
 
-def recorder(query: Query, totals: Totals, *outlets: Any, lag: Any = lambda source: Lag()) -> Recorder:
+def recorder(query: Query, totals: StreamTotals, *outlets: Any, lag: Any = lambda source: Lag()) -> Recorder:
     made = Generation("walk-g0001", "walk", 1, "f", "s", "c", {"version": 1}, 1, 1, "live", epoch=4)
     return Recorder(cast(Any, query), totals, made, lag, list(outlets))
 
 
-def ran(query: Query, totals: Totals, batch: int) -> None:
+def ran(query: Query, totals: StreamTotals, batch: int) -> None:
     totals.batches += 1
     totals.of_batch[batch] = {"estimated": batch, "quarantined": 0}
     query.recent.append(Report(progress(batch)))
 
 
 def test_each_micro_batch_is_recorded_once() -> None:
-    query, totals = Query(), Totals()
+    query, totals = Query(), StreamTotals()
     found: list[dict[str, Any]] = []
     one = recorder(query, totals, found.extend)
     one.take()
@@ -280,7 +283,7 @@ def test_each_micro_batch_is_recorded_once() -> None:
 
 
 def test_a_failing_outlet_does_not_reach_the_query() -> None:
-    query, totals = Query(), Totals()
+    query, totals = Query(), StreamTotals()
     found: list[dict[str, Any]] = []
 
     def full(records: list[dict[str, Any]]) -> None:
@@ -298,7 +301,7 @@ def test_a_failing_outlet_does_not_reach_the_query() -> None:
 
 def test_a_disk_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.streaming.recorder.FINISH_SECONDS", 0.2)
-    query, totals, release = Query(), Totals(), threading.Event()
+    query, totals, release = Query(), StreamTotals(), threading.Event()
     ran(query, totals, 0)
     before = time.monotonic()
     with recorder(query, totals, lambda records: release.wait(60)) as one:

@@ -10,17 +10,17 @@ import pandas as pd
 import pyarrow as pa
 
 import kalman
-from jobs.state.block_format import StateFormat, state_format
+from jobs.state.block_format import StateFormat, build_state_format
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import bucket_of, route_of
-from jobs.state.encoding.rows import RowFormat, ids_of
+from jobs.state.encoding.routing import compute_buckets, compute_routes
+from jobs.state.encoding.rows import RowFormat, select_ids
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.plan import Plan
-from jobs.state.row_ids import ids_layout
+from jobs.state.row_ids import build_ids_layout
 
 SECOND = 1_000_000
 BUCKETS, BLOCKS = 2, 3
@@ -77,11 +77,11 @@ class DictStore:
 
 def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **policy: Any) -> Plan:
     kernel = kalman.build(definition)
-    state = state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
+    state = build_state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
     out = EstimateFormat(fmt.kind, len(definition["states"]), False, ())
     stored = StateFormat(b"rows of m", fmt.layout)
     if fmt.row_id is not None:
-        policy["id_format"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
+        policy["id_format"] = StateFormat(b"ids of m", build_ids_layout(fmt.kind, fmt.row_id))
     return Plan(
         kernel,
         float(SECOND),
@@ -100,7 +100,7 @@ def packet(fmt: RowFormat, rows: list[Row]) -> bytes:
 def records_of(fmt: RowFormat, rows: list[Row]) -> Records:
     keys = np.array([row.key for row in rows], np.int64)
     arrays = {
-        "route": route_of(keys),
+        "route": compute_routes(keys),
         "time": np.array([row.time * SECOND for row in rows], np.int64),
         "y": np.array([[row.y for row in rows]]),
     }
@@ -132,7 +132,7 @@ class EventTimeStream:
         fmt = self.plan.rows
         self.sent += rows
         records = records_of(fmt, rows)
-        bucket = bucket_of(records.arrays["route"], BUCKETS)
+        bucket = compute_buckets(records.arrays["route"], BUCKETS)
         newest = int(records.arrays["time"].max(initial=NEVER))
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             mine = np.flatnonzero(bucket == number)
@@ -195,7 +195,7 @@ class EventTimeStream:
                 read = self.plan.rows.layout.decode(payload)
                 keys = keys_of(read)
                 times, y = read.arrays["time"] // SECOND, read.arrays["y"][0]
-                ids = [-1] * read.size if self.plan.rows.row_id is None else ids_of(read).to_pylist()
+                ids = [-1] * read.size if self.plan.rows.row_id is None else select_ids(read).to_pylist()
                 ids = [-1 if one is None else int(str(one).removeprefix("r")) for one in ids]
                 found += [
                     (batch, Row(*one)) for one in zip(keys, times.tolist(), y.tolist(), ids, strict=True)
@@ -208,10 +208,10 @@ class EventTimeStream:
 
 
 def keys_of(records: Records) -> list[int]:
-    from jobs.state.encoding.routing import identity_of
+    from jobs.state.encoding.routing import compute_identities
 
     if records.text is None:
-        return identity_of(np.array(records.arrays["route"])).tolist()
+        return compute_identities(np.array(records.arrays["route"])).tolist()
     return [int(text[1:]) for text in records.text.to_pylist()]
 
 

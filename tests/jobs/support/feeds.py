@@ -51,7 +51,7 @@ class Feed:
         """Give a topic more partitions."""
         wanted = self.jvm.java.util.HashMap()
         wanted.put(topic, self.jvm.org.apache.kafka.clients.admin.NewPartitions.increaseTo(partitions))
-        with kafka.admin(self.spark) as client:
+        with kafka.open_admin(self.spark) as client:
             client.createPartitions(wanted).all().get()
 
     def lose(self, topic: str, partition: int, before: int) -> None:
@@ -59,7 +59,7 @@ class Feed:
         wanted = self.jvm.java.util.HashMap()
         place = self.jvm.org.apache.kafka.common.TopicPartition(topic, partition)
         wanted.put(place, self._before(before))
-        with kafka.admin(self.spark) as client:
+        with kafka.open_admin(self.spark) as client:
             client.deleteRecords(wanted).all().get()
 
     def send(self, topic: str, messages: Iterable[Message]) -> None:
@@ -87,7 +87,7 @@ class Feed:
     def read(self, topic: str) -> pd.DataFrame:
         """Return a topic's messages: key and value as text, partition, offset."""
         reader = self.spark.read.format("kafka").option("subscribe", topic)
-        for name, value in kafka.spark_options().items():
+        for name, value in kafka.build_spark_options().items():
             reader = reader.option(name, value)
         return (
             reader.load()
@@ -110,7 +110,7 @@ class Feed:
     def _ask(self, what: Any, one: Any) -> None:
         some = self.jvm.java.util.ArrayList()
         some.add(one)
-        with kafka.admin(self.spark) as client:
+        with kafka.open_admin(self.spark) as client:
             what(client, some).all().get()
 
     @contextmanager
@@ -118,7 +118,7 @@ class Feed:
         properties = self.jvm.java.util.Properties()
         coder = "org.apache.kafka.common.serialization.ByteArraySerializer"
         wanted = {"key.serializer": coder, "value.serializer": coder, "linger.ms": "5", "acks": "all"}
-        for name, value in {**wanted, **further, **kafka.client_properties()}.items():
+        for name, value in {**wanted, **further, **kafka.read_client_properties()}.items():
             properties.put(name, value)
         producer = self.jvm.org.apache.kafka.clients.producer.KafkaProducer(properties)
         try:

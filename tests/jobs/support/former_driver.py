@@ -13,7 +13,7 @@ import pytest
 from jobs import export, verify
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED
 from jobs.lineage import generations
-from jobs.lineage.generations import lineage_of
+from jobs.lineage.generations import trace_live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.storage.tables import estimates
 from tests.conftest import ROOT
@@ -71,7 +71,7 @@ class Meeting:
         warehouse, table = self.pipeline.warehouse, estimates(self.pipeline.name)
         if not warehouse.exists(table):
             return False
-        ends = dict(lineage_of(generations.all_of(warehouse, self.pipeline.name)))
+        ends = dict(trace_live_lineage(generations.read_generations(warehouse, self.pipeline.name)))
         rows = warehouse.columns(table, ("generation", "batch_id")).to_pylist()
         mine = [one for one in rows if one["generation"] in ends]
         live = [one for one in mine if (end := ends[one["generation"]]) is None or one["batch_id"] <= end]
@@ -79,7 +79,7 @@ class Meeting:
 
     def kill_in_a_micro_batch(self, driver: Driver) -> None:
         """Land days, and kill a driver once it has planned the first of them."""
-        live = generations.live(self.pipeline.warehouse, self.pipeline.name)
+        live = generations.find_live(self.pipeline.warehouse, self.pipeline.name)
         assert live is not None
         checkpoint = self.pipeline.warehouse.files(live.checkpoint)
         before = checkpoint.names("offsets")

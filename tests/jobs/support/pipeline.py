@@ -15,7 +15,7 @@ import yaml
 import kalman
 from jobs import filter as offline
 from jobs import ingest, pretrain, stream
-from jobs.batch.batch_filter import Batch, bucket_rows, packed_estimates
+from jobs.batch.batch_filter import Batch, compute_packed_estimates, pack_buckets
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.snapshots import verified_rows
@@ -23,8 +23,8 @@ from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.estimates import estimate_format, unpack_estimates
-from jobs.state.encoding.keys import key_kind
-from jobs.state.encoding.rows import row_format
+from jobs.state.encoding.keys import build_key_kind
+from jobs.state.encoding.rows import build_row_format
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import estimates, measurements
 from jobs.storage.warehouse import Tables
@@ -120,13 +120,13 @@ class Pipeline:
         """Filter all measurements in one uninterrupted batch pass."""
         spec, warehouse = self.spec, self.warehouse
         frame = warehouse.read(measurements(self.name), version).select(*spec.columns)
-        fmt = row_format(spec, key_kind(spec.key, frame.schema), frame.schema)
+        fmt = build_row_format(spec, build_key_kind(spec.key, frame.schema), frame.schema)
         kernel = kalman.build(spec.definition(), parameters or {})
-        packed = bucket_rows(frame, fmt, frame.count())
+        packed = pack_buckets(frame, fmt, frame.count())
         out = estimate_format(fmt.kind, spec, kernel)
         return ordered(
             unpack_estimates(
-                packed_estimates(packed, kernel, Batch(fmt, spec.unit_us, spec.idle_us), out), out
+                compute_packed_estimates(packed, kernel, Batch(fmt, spec.unit_us, spec.idle_us), out), out
             ).toPandas()
         )
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.keys import key_kind, text_of
+from jobs.state.encoding.keys import build_key_kind, build_key_text
 from jobs.storage.queries import open_queries
 from jobs.storage.tables import LATE_COPIES
 from jobs.storage.warehouse import Tables
@@ -20,10 +20,10 @@ from jobs.upgrades.comparison.common_rows import (
     BOTH,
     PAIRED,
     SUMS,
-    common_rows,
+    build_key_text_sql,
     count_unequal_rows,
     keep_paired_sums,
-    key_text,
+    open_common_rows,
 )
 from jobs.upgrades.comparison.statistics import judge_all_keys
 from tests.jobs.support.pipeline import random_walk_spec
@@ -144,7 +144,7 @@ def test_the_sums_are_those_of_the_rows_that_count(tmp_path: Path) -> None:
     expected = expected_sums(old, new, landed)
     assert len(expected) > 50 and expected["b_degrees"].sum() > 0 and (expected["scored"] == 0).any()
     with open_queries(str(tmp_path)) as queries:
-        keep_paired_sums(tables, spec, common_rows(queries, "walk", OLD, NEW, FIRST))
+        keep_paired_sums(tables, spec, open_common_rows(queries, "walk", OLD, NEW, FIRST))
         found = queries.run(f"SELECT * FROM {PAIRED}").to_pandas().set_index(["key", "micros"]).sort_index()
         np.testing.assert_array_equal(found.index.to_list(), expected.index.to_list())
         for name in BOTH:
@@ -171,7 +171,7 @@ def test_rows_that_differ_in_one_bit_are_counted(tmp_path: Path) -> None:
         root = tmp_path / str(number)
         write(root, "estimates/walk", pd.concat([old, side]))
         with open_queries(str(root)) as queries:
-            found = count_unequal_rows(common_rows(queries, "walk", OLD, NEW, FIRST))
+            found = count_unequal_rows(open_common_rows(queries, "walk", OLD, NEW, FIRST))
         if (
             unequal is None
         ):  # of rows at one time all but one may be missing; a time without rows is not compared
@@ -183,7 +183,7 @@ def test_rows_that_differ_in_one_bit_are_counted(tmp_path: Path) -> None:
 
 def test_without_estimates_there_is_nothing_to_compare(tmp_path: Path) -> None:
     with open_queries(str(tmp_path)) as queries:
-        rows = common_rows(queries, "walk", OLD, NEW, FIRST)
+        rows = open_common_rows(queries, "walk", OLD, NEW, FIRST)
         keep_paired_sums(Tables(str(tmp_path)), ModelSpec.model_validate(random_walk_spec()), rows)
         assert judge_all_keys(queries, 5).numbers["rows"] == count_unequal_rows(rows) == 0
 
@@ -197,8 +197,12 @@ def test_the_texts_of_keys_are_those_of_spark(tmp_path: Path, spark: Any) -> Non
     with open_queries(str(tmp_path)) as queries:
         queries.add("t", "t")
         for key in (["k"], ["my col"], ["k", "my col"], []):
-            found = queries.run(f"SELECT {key_text(key)} AS text FROM t ORDER BY k")["text"].to_pylist()
+            found = queries.run(f"SELECT {build_key_text_sql(key)} AS text FROM t ORDER BY k")[
+                "text"
+            ].to_pylist()
             wanted = (
-                frame.select("k", text_of(key_kind(key, frame.schema)).alias("text")).orderBy("k").collect()
+                frame.select("k", build_key_text(build_key_kind(key, frame.schema)).alias("text"))
+                .orderBy("k")
+                .collect()
             )
             assert found == [row["text"] for row in wanted]

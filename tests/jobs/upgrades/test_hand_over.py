@@ -126,7 +126,7 @@ def test_a_snapshot_within_a_micro_batch_or_ahead_of_the_stream_is_refused(
 ) -> None:
     pipeline, snapshots = streamed
     rows = len(DAYS[1]) + len(DAYS[2])
-    known = len(generations.all_of(pipeline.warehouse, "walk"))
+    known = len(generations.read_generations(pipeline.warehouse, "walk"))
     with pytest.raises(UserError, match=f"{rows} rows up to measurements version 3 would have no") as refused:
         pipeline.stream(adopt=snapshots[3])
     assert "A snapshot at version 1 or 4 misses none: `kalman-pipeline pretrain" in refused.value.message
@@ -135,7 +135,7 @@ def test_a_snapshot_within_a_micro_batch_or_ahead_of_the_stream_is_refused(
     ahead = pipeline.pretrain().data["snapshot"]
     with pytest.raises(UserError, match=f"{len(DAYS[4])} rows up to measurements version 5 .*catch up first"):
         pipeline.stream(adopt=ahead)
-    assert len(generations.all_of(pipeline.warehouse, "walk")) == known
+    assert len(generations.read_generations(pipeline.warehouse, "walk")) == known
     assert_once(pipeline, DAYS[1:4])
 
     pipeline.stream()
@@ -205,7 +205,9 @@ def test_a_stream_that_stopped_within_a_version_is_replaced(
             delta_table(pipeline, "manifests").update(mine, {"status": F.lit("removed")})
     stop_after(pipeline, 2, monkeypatch)
     assert (
-        generations.position_of(pipeline.warehouse, generations.named(pipeline.warehouse, "walk"))["version"]
+        generations.read_position(pipeline.warehouse, generations.read_named(pipeline.warehouse, "walk"))[
+            "version"
+        ]
         == 4
     )
     pipeline.write_spec(spec(2, version=2))

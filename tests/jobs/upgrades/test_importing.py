@@ -15,7 +15,7 @@ import kalman
 from jobs import export, import_states, migrate, verify
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
-from jobs.upgrades.migration.state_tables import checker, table_of
+from jobs.upgrades.migration.state_tables import build_checker, plan_table
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 DAYS = random_rows(3, keys=24, rows=60)
@@ -70,9 +70,9 @@ def batch_of(changes: list[dict[str, Any]], fields: dict[str, Any]) -> pa.Record
 @pytest.mark.parametrize("kind", ["linear", "unscented"])
 def test_every_problem_of_a_state_is_named(kind: str, form: str, spark_columns: Any) -> None:
     model = kalman.build({**TREND, "filter": kind, "form": form})
-    table = table_of(model, ["id"], ["id", "event_time", "mean", "covariance"], "--input x")
+    table = plan_table(model, ["id"], ["id", "event_time", "mean", "covariance"], "--input x")
     batch = batch_of([change for _, change in STATES], {"mean": [1.0, -2.0], "covariance": GOOD})
-    (out,) = checker(model, table.form)(iter([batch]))
+    (out,) = build_checker(model, table.form)(iter([batch]))
     assert out.column("problem").to_pylist() == [problem or None for problem, _ in STATES]
     assert out.column("mean").to_pylist()[0] == [1.0, -2.0]
     np.testing.assert_allclose(out.column("covariance").to_pylist()[0], GOOD, rtol=1e-15)
@@ -85,11 +85,11 @@ def test_every_problem_of_a_state_is_named(kind: str, form: str, spark_columns: 
 def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> None:
     adaptive = kalman.build({**TREND, "filter": "extended", "adaptive": {"R": 0.02}})
     columns = ["id", "event_time", "mean", "covariance", "parameters"]
-    table = table_of(adaptive, ["id"], columns, "--input x")
+    table = plan_table(adaptive, ["id"], columns, "--input x")
     batch = batch_of(
         [{}, {"parameters": [float("inf")]}], {"mean": [1.0, 2.0], "covariance": GOOD, "parameters": [7.0]}
     )
-    (out,) = checker(adaptive, table.form)(iter([batch]))
+    (out,) = build_checker(adaptive, table.form)(iter([batch]))
     assert dict(out.column("extras").to_pylist()[0])["parameters"] == [7.0]
     assert out.column("problem").to_pylist() == [None, "parameters is not 1 finite numbers"]
     mixture = kalman.build(
@@ -100,11 +100,11 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
             "mixture": {"rates": [3.0, 9.0]},
         }
     )
-    table = table_of(
+    table = plan_table(
         mixture, ["id"], ["id", "event_time", "weights_0", "weights_1", "rates_0", "rates_1"], "x"
     )
     batch = batch_of([{}, {"weights": [0.5, 0.6]}], {"weights": [0.25, 0.75], "rates": [4.0, 8.0]})
-    (out,) = checker(mixture, table.form)(iter([batch]))
+    (out,) = build_checker(mixture, table.form)(iter([batch]))
     assert out.column("problem").to_pylist() == [None, "weights are below 0, or do not sum to 1"]
     np.testing.assert_allclose(out.column("mean").to_pylist()[0], [7.0], rtol=1e-15)
 
@@ -123,7 +123,7 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
 def test_a_table_with_other_columns_is_refused(columns: list[str], problem: str, spark_columns: Any) -> None:
     model = kalman.build(TREND)
     with pytest.raises(UserError) as error:
-        table_of(model, ["id"], columns, "--input states.csv")
+        plan_table(model, ["id"], columns, "--input states.csv")
     said = str(error.value)
     assert said.startswith(f"--input states.csv: {problem}")
     assert "It may have id, event_time, mean, covariance; and state_index, log_likelihood" in said
@@ -171,7 +171,9 @@ def test_imported_states_go_on_as_those_of_pretrain(tmp_path: Path, monkeypatch:
         patch.setattr(store, "_commit", killed)
         with pytest.raises(KeyboardInterrupt):
             import_states.run(pipeline.settings, "walk", **run)
-    assert [one.snapshot_id for one in manifests.all_of(pipeline.warehouse)] == [made]  # nothing is visible
+    assert [one.snapshot_id for one in manifests.read_manifests(pipeline.warehouse)] == [
+        made
+    ]  # nothing is visible
 
     done = import_states.run(pipeline.settings, "walk", **run)
     again = import_states.run(pipeline.settings, "walk", **run)

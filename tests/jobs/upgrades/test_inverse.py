@@ -10,9 +10,9 @@ import pytest
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.migration.inverse import path_back, reverse_rules
+from jobs.upgrades.migration.inverse import reverse_path, reverse_rules
 from jobs.upgrades.migration.state_map import build_migration
-from jobs.upgrades.migration.versions import Step, path_between
+from jobs.upgrades.migration.versions import MigrationStep, find_path_between
 from tests.jobs.upgrades.test_migration import spec, states
 
 UNITS = np.diag([1.0, 3.6, 1e3]) @ np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]])
@@ -24,8 +24,8 @@ def there_and_back(*specs: ModelSpec, keys: int = 40) -> tuple[Any, Any, Any, An
     known = {one.version: one for one in specs}
     first, last = specs[0].version, specs[-1].version
     mean, covariance = states(len(specs[0].states), keys, 7)
-    there = build_migration(path_between(known, first, last), {}, {}).apply(mean, covariance, {})
-    back = build_migration(path_back(known, last, first), {}, {}).apply(
+    there = build_migration(find_path_between(known, first, last), {}, {}).apply(mean, covariance, {})
+    back = build_migration(reverse_path(known, last, first), {}, {}).apply(
         there.mean, there.covariance, there.extras
     )
     assert not there.wrong.any() and not back.wrong.any()
@@ -80,7 +80,7 @@ def test_a_path_back_goes_through_every_version_in_between() -> None:
         spec(5, ["w", "a"], migrate={"drop": ["c"]}),
     )
     assert_same(*there_and_back(*specs))
-    back = path_back({one.version: one for one in specs}, 5, 1)
+    back = reverse_path({one.version: one for one in specs}, 5, 1)
     assert [(step.old.version, step.new.version) for step in back] == [(5, 4), (4, 2), (2, 1)]
 
 
@@ -101,7 +101,7 @@ def test_a_dropped_state_starts_from_the_earlier_versions_initial() -> None:
 
     diffuse = spec(1, ["a", "b"], initial={"diffuse": True})
     second = spec(2, ["a"], migrate={"drop": ["b"]}, initial={"diffuse": True})
-    (step,) = path_back({1: diffuse, 2: second}, 2, 1)
+    (step,) = reverse_path({1: diffuse, 2: second}, 2, 1)
     model = kalman.build(second.definition())
     after = build_migration([step], {}, {}).apply(*model.snapshot(model.from_moments(*states(1, 3))))
     A = after.extras["diffuse"].reshape(2, 2, 3)
@@ -161,7 +161,7 @@ KEYS = {"keys": {"function": "m:f"}}
 )
 def test_a_step_without_inverse_is_refused_with_what_to_write(new: ModelSpec, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        reverse_rules(Step.forward(spec(1, ["a", "b"]), new))
+        reverse_rules(MigrationStep.forward(spec(1, ["a", "b"]), new))
     assert "Say in the spec of version 2, under migrate.reverse" in raised.value.message
 
 
@@ -169,9 +169,9 @@ def test_other_keys_and_unknown_versions_are_refused() -> None:
     old = spec(1, ["a"])
     for new in (spec(2, ["a"], key=["k", "l"], migrate=KEYS), spec(2, ["a"], migrate=KEYS)):
         with pytest.raises(UserError, match="gave the keys other names"):
-            reverse_rules(Step.forward(old, new))
+            reverse_rules(MigrationStep.forward(old, new))
     with pytest.raises(UserError, match="the spec of version 2 is not known"):
-        path_back({1: old, 3: spec(3, ["a"])}, 3, 1)
+        reverse_path({1: old, 3: spec(3, ["a"])}, 3, 1)
 
 
 def test_an_error_in_migrate_reverse_names_that_section() -> None:
@@ -179,8 +179,8 @@ def test_an_error_in_migrate_reverse_names_that_section() -> None:
     with pytest.raises(
         UserError, match=r"version 2 of m: migrate.reverse.states.b.from: version 2 has no state q"
     ):
-        build_migration(path_back({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
+        build_migration(reverse_path({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
     lms = spec(1, ["a", "b"], filter="lms", process=None, lms={"step": 0.1}, observation={"H": [[1.0, 0.5]]},
                initial={"mean": [1.0, 2.0]})  # fmt: skip
     with pytest.raises(UserError, match=r"of version 1 \(lms\) the filter keeps"):
-        build_migration(path_back({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})
+        build_migration(reverse_path({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})

@@ -42,7 +42,7 @@ def test_keys_without_a_number_are_left_out_listed_and_start_anew(tmp_path: Path
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
     pipeline.pretrain()
-    (good,) = manifests.all_of(pipeline.warehouse)
+    (good,) = manifests.read_manifests(pipeline.warehouse)
     seen = DAYS[0]["id"].unique()
     later = [str(key) for key in DAYS[1]["id"].unique() if key in seen]
     nan, inf = later[:1], later[1:2]
@@ -50,7 +50,7 @@ def test_keys_without_a_number_are_left_out_listed_and_start_anew(tmp_path: Path
     broken(pipeline, good, "ruined", [str(key) for key in seen[: len(seen) // 2 + 1]], [])
     pipeline.write_spec(random_walk_spec(**PERCENT))
     assert migrate.run(pipeline.settings, "walk", snapshot=good.snapshot_id).data["change"]["left_out"] == 0
-    sound = pipeline.snapshot(manifests.all_of(pipeline.warehouse)[-1].snapshot_id)
+    sound = pipeline.snapshot(manifests.read_manifests(pipeline.warehouse)[-1].snapshot_id)
 
     said = f"left out 2 of {len(seen)} keys, whose state is not a number (such as {', '.join(sorted(nan + inf))})"
     preview = migrate.run(pipeline.settings, "walk", snapshot="broken", dry_run=True)

@@ -10,9 +10,9 @@ import pytest
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.migration.state_map import SYMMETRY, build_migration, state_map_of, wrong_states
-from jobs.upgrades.migration.versions import Step, path_between
-from kalman.filters.affine import Affine, moved
+from jobs.upgrades.migration.state_map import SYMMETRY, build_migration, build_state_map, find_wrong_states
+from jobs.upgrades.migration.versions import MigrationStep, find_path_between
+from kalman.filters.affine import Affine, move_moments
 from kalman.linalg.packing import pack, unpack
 from kalman.types import Rows
 
@@ -56,7 +56,7 @@ def test_a_linear_map_moves_mean_and_covariance() -> None:
         T, b = rng.normal(size=(m, n)), rng.normal(size=m)
         root = rng.normal(size=(m, m))
         to = Affine(rows_of(T), tuple(b.tolist()), rows_of(root @ root.T))
-        found, P = moved(mean, covariance, to)
+        found, P = move_moments(mean, covariance, to)
         full = covariance.reshape(n, n, 7)
         np.testing.assert_allclose(found, T @ mean + b[:, None], rtol=1e-12)
         for k in range(7):
@@ -75,7 +75,7 @@ def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
         "drop": ["c"],
     }
     new = spec(2, ["y", "per_cent", "a", "x", "z"], migrate=rules)
-    built = build_migration([Step.forward(old, new)], {}, {})
+    built = build_migration([MigrationStep.forward(old, new)], {}, {})
     mean, covariance = states(3, 11)
     after = built.apply(mean, covariance, {})
     P, Q = covariance.reshape(3, 3, 11), after.covariance.reshape(5, 5, 11)
@@ -96,9 +96,9 @@ def test_a_rescaling_and_its_inverse_give_the_states_to_the_last_bit() -> None:
     )
     back = spec(3, ["a", "b"], migrate={"states": {"b": {"from": "b2", "scale": 0.25}}})
     mean, covariance = states(2, 50)
-    after = build_migration([Step.forward(old, new), Step.forward(new, back)], {}, {}).apply(
-        mean, covariance, {}
-    )
+    after = build_migration(
+        [MigrationStep.forward(old, new), MigrationStep.forward(new, back)], {}, {}
+    ).apply(mean, covariance, {})
     assert np.array_equal(after.mean, mean) and np.array_equal(after.covariance, covariance)
 
 
@@ -106,7 +106,7 @@ def test_an_identity_passes_extras_unchanged() -> None:
     learn = {"parameters": ["R"], "scope": "key"}
     old, new = spec(1, ["a"], learn=learn), spec(2, ["a"], learn=learn)
     extras = {"parameters": np.array([[1.0, 2.0]])}
-    after = build_migration([Step.forward(old, new)], {}, {}).apply(*states(1, 2), extras)
+    after = build_migration([MigrationStep.forward(old, new)], {}, {}).apply(*states(1, 2), extras)
     assert after.extras["parameters"] is extras["parameters"]
 
 
@@ -146,7 +146,7 @@ def test_another_filter_continues_from_the_state(changes: dict[str, Any], rtol: 
     rng = np.random.default_rng(3)
     mean, root = rng.normal(size=(2, 9)), rng.normal(size=(9, 2, 2))
     covariance = unpack(pack(np.moveaxis(root @ root.transpose(0, 2, 1), 0, 2).reshape(4, 9)))
-    after = build_migration([Step.forward(old, new)], {}, {}).apply(mean, covariance, {})
+    after = build_migration([MigrationStep.forward(old, new)], {}, {}).apply(mean, covariance, {})
     assert not after.wrong.any()
     target = kalman.build(new.definition())
     y = rng.normal(size=(1, 9))
@@ -162,7 +162,7 @@ def test_another_filter_continues_from_the_state(changes: dict[str, Any], rtol: 
         np.testing.assert_allclose(found[:, key], expected, rtol=rtol, atol=rtol)
         wanted = (np.eye(2) - np.outer(K, H)) @ P
         np.testing.assert_allclose(packed[:, key], wanted[[0, 1, 1], [0, 0, 1]], rtol=rtol, atol=rtol)
-    again = build_migration([Step.forward(new, back)], {}, {}).apply(
+    again = build_migration([MigrationStep.forward(new, back)], {}, {}).apply(
         after.mean, after.covariance, after.extras
     )
     np.testing.assert_allclose(again.mean, mean, rtol=rtol, atol=rtol)
@@ -189,12 +189,12 @@ def test_a_filter_whose_state_is_more_than_moments_follows_only_its_own_kind(cha
     old, new = spec(1, ["a", "b"], **changes), spec(2, ["a", "b"], **changes)
     model = kalman.build(old.definition())
     parts = model.snapshot(model.initial(4))
-    after = build_migration([Step.forward(old, new)], {}, {}).apply(*parts)
+    after = build_migration([MigrationStep.forward(old, new)], {}, {}).apply(*parts)
     assert not after.wrong.any()  # though its covariance is not finite
     np.testing.assert_array_equal(model.restore(after.mean, after.covariance, after.extras), model.initial(4))
     for steps in (
-        [Step.forward(old, spec(2, ["a", "b"]))],
-        [Step.forward(spec(1, ["a", "b"]), new)],
+        [MigrationStep.forward(old, spec(2, ["a", "b"]))],
+        [MigrationStep.forward(spec(1, ["a", "b"]), new)],
     ):
         with pytest.raises(
             UserError, match=r"from version 1 to 2: of version [12] \([lr].s\) the filter keeps"
@@ -207,9 +207,9 @@ def test_parameters_learned_per_key_are_kept_with_the_key() -> None:
     old = spec(1, ["a"], learn=learn)
     new = spec(2, ["b", "a"], learn=learn, migrate={"states": {"b": {"mean": 0.0, "variance": 1.0}}})
     extras, learned = {"parameters": np.array([[1.0, 2.0]])}, {"R": [[3.0]]}
-    kept = build_migration([Step.forward(old, new)], learned, learned).apply(*states(1, 2), extras)
+    kept = build_migration([MigrationStep.forward(old, new)], learned, learned).apply(*states(1, 2), extras)
     assert kept.extras["parameters"].tolist() == [[1.0, 2.0]]
-    given_up = build_migration([Step.forward(old, new)], learned, {}).apply(*states(1, 2), extras)
+    given_up = build_migration([MigrationStep.forward(old, new)], learned, {}).apply(*states(1, 2), extras)
     assert given_up.extras["parameters"].tolist() == [[1.0, 1.0]]  # the spec's
 
 
@@ -226,17 +226,17 @@ def test_diffuse_states_stay_diffuse() -> None:
     assert parts[2]["diffuse"].any(axis=0).tolist() == [True, True, True]  # H sees only a + b
 
     swapped = spec(2, ["b", "c"], migrate={"states": {"c": {"from": "a", "scale": 2.0}}}, **diffuse)
-    after = build_migration([Step.forward(old, swapped)], {}, {}).apply(*parts)
+    after = build_migration([MigrationStep.forward(old, swapped)], {}, {}).apply(*parts)
     assert not after.wrong.any()
     A, B = parts[2]["diffuse"].reshape(2, 2, 3), after.extras["diffuse"].reshape(2, 2, 3)
     np.testing.assert_allclose(B[0], A[1])
     np.testing.assert_allclose(B[1], 2 * A[0])
 
     proper = spec(2, ["a", "b"])
-    assert build_migration([Step.forward(old, proper)], {}, {}).apply(*parts).wrong.all()
+    assert build_migration([MigrationStep.forward(old, proper)], {}, {}).apply(*parts).wrong.all()
     grown = spec(2, ["a", "b", "c"], migrate={"states": {"c": {"initial": True}}}, **diffuse)
     known = kalman.build(old.definition()).from_moments(*states(2, 4))
-    after = build_migration([Step.forward(old, grown)], {}, {}).apply(*model.snapshot(known))
+    after = build_migration([MigrationStep.forward(old, grown)], {}, {}).apply(*model.snapshot(known))
     assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
 
 
@@ -273,7 +273,7 @@ def test_what_a_start_determines_only_just_is_carried_over(changes: dict[str, An
     states = kalman.run(model, kalman.initial_states(model, 1), rows, 1.0)[0]
     parts = model.snapshot(states.values)
     assert parts[2]["diffuse"].any()
-    after = build_migration([Step.forward(old, new)], {}, {}).apply(*parts)
+    after = build_migration([MigrationStep.forward(old, new)], {}, {}).apply(*parts)
     assert not after.wrong.any() and after.extras.get("diffuse", np.zeros(1)).any() == apart
     state = target.restore(after.mean, after.covariance, after.extras)
     mean, covariance = target.moments(state)
@@ -291,7 +291,7 @@ def test_keys_with_an_invalid_state_are_found() -> None:
     mean[0, 1] = np.nan
     covariance[1, 2] += 1.0  # the lower triangle is what counts, and it is still right
     covariance[[1, 2], 3] = 10 * np.sqrt(covariance[0, 3] * covariance[3, 3])
-    after = build_migration([Step.forward(old, new)], {}, {}).apply(mean, covariance, {})
+    after = build_migration([MigrationStep.forward(old, new)], {}, {}).apply(mean, covariance, {})
     assert after.wrong.tolist() == [False, True, False, True]
 
 
@@ -318,15 +318,15 @@ def test_keys_with_an_invalid_state_are_found() -> None:
 def test_a_state_is_wrong_or_right_by_its_own_covariance(covariance: list[list[float]], wrong: bool) -> None:
     P = np.array(covariance).reshape(4, 1)
     sound = np.array([4.0, 1.0, 1.0, 1.0]).reshape(4, 1)
-    assert wrong_states(np.zeros((2, 1)), P).tolist() == [wrong]
+    assert find_wrong_states(np.zeros((2, 1)), P).tolist() == [wrong]
     among = np.concatenate([sound, P, sound, P], axis=1)
-    assert wrong_states(np.zeros((2, 4)), among).tolist() == [False, wrong, False, wrong]
+    assert find_wrong_states(np.zeros((2, 4)), among).tolist() == [False, wrong, False, wrong]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_state_is_wrong_by_its_mean(value: float) -> None:
     mean = np.array([[0.0, value, 0.0, -1e300], [value, 0.0, 0.0, 1e300]])
-    assert wrong_states(mean, np.tile(np.eye(2).reshape(4, 1), 4)).tolist() == [True, True, False, False]
+    assert find_wrong_states(mean, np.tile(np.eye(2).reshape(4, 1), 4)).tolist() == [True, True, False, False]
 
 
 def test_new_states_that_begin_as_the_spec_says_keep_their_covariances() -> None:
@@ -338,7 +338,7 @@ def test_new_states_that_begin_as_the_spec_says_keep_their_covariances() -> None
     rules = {"states": {name: {"initial": True} for name in ("w", "y", "z")}}
     new = spec(2, ["w", "a", "y", "z"], initial=initial, migrate=rules)
     mean, covariance = states(1, 3)
-    after = build_migration([Step.forward(spec(1, ["a"]), new)], {}, {}).apply(mean, covariance, {})
+    after = build_migration([MigrationStep.forward(spec(1, ["a"]), new)], {}, {}).apply(mean, covariance, {})
     expected = np.tile(np.array(initial["covariance"])[..., None], 3)
     expected[1, :] = expected[:, 1] = 0.0  # the state that is kept has nothing to do with the new ones
     expected[1, 1] = covariance[0]
@@ -355,7 +355,7 @@ def test_a_covariance_of_new_states_may_be_said_at_either_of_them() -> None:
     ):
         new = spec(2, ["x", "a", "y"], migrate={"states": said})
         P = (
-            build_migration([Step.forward(spec(1, ["a"]), new)], {}, {})
+            build_migration([MigrationStep.forward(spec(1, ["a"]), new)], {}, {})
             .apply(mean, covariance, {})
             .covariance
         )
@@ -379,7 +379,9 @@ def test_an_impossible_covariance_of_new_states_is_refused(value: float, other: 
         "y": {"mean": 3.0, "variance": 9.0},
     }
     with pytest.raises(UserError, match=message):
-        state_map_of(Step.forward(spec(1, ["a"]), spec(2, ["x", "a", "y"], migrate={"states": said})))
+        build_state_map(
+            MigrationStep.forward(spec(1, ["a"]), spec(2, ["x", "a", "y"], migrate={"states": said}))
+        )
 
 
 @pytest.mark.parametrize(
@@ -397,20 +399,20 @@ def test_an_impossible_covariance_of_new_states_is_refused(value: float, other: 
 )  # fmt: skip
 def test_an_impossible_migration_is_refused_with_the_reason(new: ModelSpec, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        state_map_of(Step.forward(spec(1, ["a", "b"]), new))
+        build_state_map(MigrationStep.forward(spec(1, ["a", "b"]), new))
 
 
 def test_the_path_between_versions_is_found() -> None:
     known = {1: spec(1, ["a"]), 2: spec(2, ["a"]), 3: spec(3, ["a"]), 5: spec(5, ["a"], migrate={"from": 3})}
-    assert [step.new.version for step in path_between(known, 1, 5)] == [2, 3, 5]
-    assert path_between(known, 3, 3) == []
+    assert [step.new.version for step in find_path_between(known, 1, 5)] == [2, 3, 5]
+    assert find_path_between(known, 3, 3) == []
     with pytest.raises(UserError, match="has no version 4"):
-        path_between(known, 4, 5)
+        find_path_between(known, 4, 5)
     with pytest.raises(UserError, match="cannot be migrated from version 5 to 2"):
-        path_between(known, 5, 2)
+        find_path_between(known, 5, 2)
     del known[3]
     with pytest.raises(UserError, match="the spec of version 3 is not known"):
-        path_between(known, 1, 5)
+        find_path_between(known, 1, 5)
 
 
 MIXTURE = {
@@ -450,7 +452,7 @@ def test_a_sliding_window_is_begun_kept_or_removed_and_all_else_of_a_state_stays
     )
     held, _ = kalman.run(source, kalman.initial_states(source, 4), rows, 1e6)
     mean, covariance, extras = source.snapshot(held.values)
-    after = build_migration([Step.forward(one, other)], {}, {}).apply(mean, covariance, extras)
+    after = build_migration([MigrationStep.forward(one, other)], {}, {}).apply(mean, covariance, extras)
     assert not after.wrong.any()
     found = target.restore(after.mean, after.covariance, after.extras)
     size = source.size - (windows[0] + 1 if windows[0] else 0)
@@ -469,6 +471,6 @@ def test_a_new_state_cannot_start_from_a_column() -> None:
         initial={"mean": [0.0, "start"], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
         migrate={"states": {"b": {"initial": True}}},
     )
-    (step,) = path_between({1: first, 2: second}, 1, 2)
+    (step,) = find_path_between({1: first, 2: second}, 1, 2)
     with pytest.raises(UserError, match="takes it from column start of a key's first row"):
-        state_map_of(step)
+        build_state_map(step)

@@ -26,9 +26,9 @@ from jobs.upgrades.comparison.paired import (
     PairedSums,
     Squares,
     answer_of,
-    gain_of,
-    long_run_variance,
-    rows_needed,
+    compute_gain,
+    compute_long_run_variance,
+    compute_rows_needed,
 )
 
 Floats = NDArray[Any]
@@ -140,7 +140,7 @@ def test_a_version_against_its_like_is_rarely_called_better_or_worse() -> None:
     for number in range(1000):
         name, (keys, rows) = cases[number % len(cases)]
         lengths = None if number % 3 else rng.integers(max(rows // 5, 1), rows + 1, keys)
-        gain = gain_of(sums_of(WORLDS[name][0](rng, keys, rows), lengths))
+        gain = compute_gain(sums_of(WORLDS[name][0](rng, keys, rows), lengths))
         # No loss is allowed, so that each difference counts.
         alarms[name] += answer_of(gain, 0.0) in (Answer.BETTER, Answer.WORSE)
         seen[name] += 1
@@ -173,11 +173,13 @@ def test_a_worse_version_is_called_worse_once_there_are_the_predicted_rows(
     def gains(rows: int) -> Gain:
         # Of unlike keys, more rows of the same keys tell nothing new: there are more keys.
         size = (rows // first, first) if name == "unlike keys" else (keys, rows // keys)
-        return gain_of(sums_of(make(rng, *size) - loss))
+        return compute_gain(sums_of(make(rng, *size) - loss))
 
     # The number of rows is predicted from a first look, in which the true loss happens to be the one seen.
     looks = [gains(first * keys) for _ in range(40)]
-    needed = [rows_needed(one._replace(mean=-loss), allowed) for one in looks if one.deviation is not None]
+    needed = [
+        compute_rows_needed(one._replace(mean=-loss), allowed) for one in looks if one.deviation is not None
+    ]
     predicted = float(np.median([one for one in needed if one is not None]))
     rows = int(predicted)
     answers = Counter(answer_of(gains(rows), allowed) for _ in range(400))
@@ -191,27 +193,27 @@ def test_a_worse_version_is_called_worse_once_there_are_the_predicted_rows(
 def test_a_better_version_and_one_that_is_as_good_are_called_so() -> None:
     rng = np.random.default_rng(3)
     x = 0.2 * rng.standard_normal((4, 3000))
-    assert answer_of(gain_of(sums_of(x + 0.02)), 0.01) == Answer.BETTER
-    assert answer_of(gain_of(sums_of(x)), 0.01) == Answer.NOT_WORSE
-    assert answer_of(gain_of(sums_of(x - 0.03)), 0.01) == Answer.WORSE
-    assert answer_of(gain_of(sums_of(x - 0.03)), 0.1) == Answer.NOT_WORSE
-    assert answer_of(gain_of(sums_of(x - 0.01)), 0.01) == Answer.UNKNOWN
+    assert answer_of(compute_gain(sums_of(x + 0.02)), 0.01) == Answer.BETTER
+    assert answer_of(compute_gain(sums_of(x)), 0.01) == Answer.NOT_WORSE
+    assert answer_of(compute_gain(sums_of(x - 0.03)), 0.01) == Answer.WORSE
+    assert answer_of(compute_gain(sums_of(x - 0.03)), 0.1) == Answer.NOT_WORSE
+    assert answer_of(compute_gain(sums_of(x - 0.01)), 0.01) == Answer.UNKNOWN
 
 
 def test_too_few_rows_have_no_answer() -> None:
-    nothing = gain_of(sums_of(np.empty((0, 0))))
+    nothing = compute_gain(sums_of(np.empty((0, 0))))
     assert (nothing.rows, nothing.mean, nothing.low) == (0, None, None)
-    assert answer_of(nothing, 0.01, 0, 0) == Answer.UNKNOWN and rows_needed(nothing, 0.01) == 20
+    assert answer_of(nothing, 0.01, 0, 0) == Answer.UNKNOWN and compute_rows_needed(nothing, 0.01) == 20
     # Ten rows of one key, of which each loses a little: the interval would be a guess.
-    ten = gain_of(sums_of(np.full((1, 10), -0.002249) + 0.001 * (-1.0) ** np.arange(10)))
+    ten = compute_gain(sums_of(np.full((1, 10), -0.002249) + 0.001 * (-1.0) ** np.arange(10)))
     assert ten.low is None and answer_of(ten, 0.0) == Answer.UNKNOWN
-    assert (rows_needed(ten, 0.0), rows_needed(ten, 0.0, 50)) == (20, 50)
+    assert (compute_rows_needed(ten, 0.0), compute_rows_needed(ten, 0.0, 50)) == (20, 50)
     # Many keys at few moments: they can be told apart only if they do not move together.
     rng = np.random.default_rng(1)
     alone, together = rng.standard_normal((300, 12)), rng.standard_normal((1, 12)) + np.zeros((300, 1))
-    assert gain_of(sums_of(alone)).low is not None
-    assert gain_of(sums_of(together)).low is None
-    enough = gain_of(sums_of(rng.standard_normal((1, 200))))
+    assert compute_gain(sums_of(alone)).low is not None
+    assert compute_gain(sums_of(together)).low is None
+    enough = compute_gain(sums_of(rng.standard_normal((1, 200))))
     assert answer_of(enough, 9.0, 200, 1) == Answer.NOT_WORSE
     assert answer_of(enough, 9.0, 201, 1) == answer_of(enough, 9.0, 200, 2) == Answer.UNKNOWN
 
@@ -220,14 +222,14 @@ def test_a_likelihood_that_is_no_number_is_worse() -> None:
     x = np.zeros((1, 100))
     for bad in (-np.inf, np.nan):
         x[0, 40] = bad
-        assert answer_of(gain_of(sums_of(x)), 0.01) == Answer.WORSE
+        assert answer_of(compute_gain(sums_of(x)), 0.01) == Answer.WORSE
 
 
 def test_the_long_run_variance_is_the_mean_of_the_lowest_cosine_coefficients() -> None:
     rest = np.random.default_rng(2).standard_normal(50)
     coefficients: Any = dct(rest, type=2)  # twice the sum of rest x cosine
     expected = 2.0 * np.mean((coefficients[1:9] / 2.0) ** 2)
-    np.testing.assert_allclose(long_run_variance(rest, 8), expected, rtol=1e-12)
+    np.testing.assert_allclose(compute_long_run_variance(rest, 8), expected, rtol=1e-12)
 
 
 def test_the_variance_by_key_is_that_of_clustered_standard_errors() -> None:
@@ -235,7 +237,7 @@ def test_the_variance_by_key_is_that_of_clustered_standard_errors() -> None:
     x = rng.standard_normal((60, 40)) + 2.0 * rng.standard_normal(
         (60, 1)
     )  # keys differ: by key is the larger
-    found = gain_of(sums_of(x))
+    found = compute_gain(sums_of(x))
     model = sm.OLS(x.ravel(), np.ones(x.size))
     fit = model.fit(
         cov_type="cluster",
@@ -250,7 +252,7 @@ def test_the_variance_by_key_is_that_of_clustered_standard_errors() -> None:
 
 def test_one_long_key_has_the_interval_over_time() -> None:
     x = np.asarray(lfilter([1.0], [1.0, -0.9], np.random.default_rng(5).standard_normal((1, 6400)), axis=1))
-    found = gain_of(sums_of(x))
+    found = compute_gain(sums_of(x))
     rest = (x - x.mean()).reshape(BLOCKS, -1).sum(1)
     coefficients: Any = dct(rest, type=2)
     error = math.sqrt(np.mean(coefficients[1 : FREQUENCIES + 1] ** 2) / 2.0) / x.size
@@ -261,4 +263,4 @@ def test_one_long_key_has_the_interval_over_time() -> None:
     needed = (
         (t.ppf(0.5 + LEVEL / 2, FREQUENCIES) + t.ppf(POWER, FREQUENCIES)) * error / abs(found.mean + 0.01)
     )
-    assert rows_needed(found, 0.01) == math.ceil(needed**2 * x.size)
+    assert compute_rows_needed(found, 0.01) == math.ceil(needed**2 * x.size)

@@ -10,14 +10,14 @@ import pytest
 import kalman
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.migration.parameters import (
-    carried_over,
-    carried_without_states,
-    changes_of,
-    changes_of_retraining,
-    parameter_lines,
+    carry_over_parameters,
+    carry_over_without_states,
+    format_parameters,
+    list_parameter_changes,
+    list_retraining_changes,
 )
 from jobs.upgrades.migration.state_map import build_migration
-from jobs.upgrades.migration.versions import Step
+from jobs.upgrades.migration.versions import MigrationStep
 
 LEARNED = {"variance": 0.426, "R": [[3.0]]}
 TREND = {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.01}
@@ -52,8 +52,8 @@ def spec(version: int, **changes: Any) -> ModelSpec:
     )
 
 
-def steps(*specs: ModelSpec) -> list[Step]:
-    return [Step.forward(old, new) for old, new in zip(specs[:-1], specs[1:], strict=True)]
+def steps(*specs: ModelSpec) -> list[MigrationStep]:
+    return [MigrationStep.forward(old, new) for old, new in zip(specs[:-1], specs[1:], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def steps(*specs: ModelSpec) -> list[Step]:
 def test_a_parameter_stays_where_it_means_the_same(
     changes: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
-    assert carried_over(steps(spec(1), spec(2, **changes)), LEARNED).parameters == parameters
+    assert carry_over_parameters(steps(spec(1), spec(2, **changes)), LEARNED).parameters == parameters
 
 
 def test_the_same_name_in_another_process_is_another_parameter() -> None:
     noise = {"kind": "ornstein_uhlenbeck", "rate": 0.1, "variance": 0.5}
-    found = carried_over(steps(spec(1), spec(2, process=noise)), LEARNED)
+    found = carry_over_parameters(steps(spec(1), spec(2, process=noise)), LEARNED)
     assert found.parameters == {"R": [[3.0]]}
     assert found.given_up == {"variance": "it belongs to another process in version 2"}
     back = steps(spec(1), spec(2, process=noise), spec(3))
-    assert carried_over(back, LEARNED).parameters == {"R": [[3.0]]}
+    assert carry_over_parameters(back, LEARNED).parameters == {"R": [[3.0]]}
 
 
 def test_parameters_by_group_are_carried_over_name_by_name() -> None:
@@ -106,15 +106,15 @@ def test_parameters_by_group_are_carried_over_name_by_name() -> None:
     }
     learned = {**LEARNED, "groups": groups}
     old = spec(1, learn=by_site)
-    assert carried_over(steps(old, spec(2, learn=by_site)), learned).parameters == learned
+    assert carry_over_parameters(steps(old, spec(2, learn=by_site)), learned).parameters == learned
     fewer = spec(2, process=TREND, **TWO, learn={**by_site, "parameters": ["level_variance", "R"]})
     only_R = [{"R": [[3.0]]}, {"R": [[9.0]]}]
-    assert carried_over(steps(old, fewer), learned).parameters == {
+    assert carry_over_parameters(steps(old, fewer), learned).parameters == {
         "R": [[3.0]],
         "groups": {**groups, "parameters": only_R},
     }
     by_id = spec(2, learn={**by_site, "by": ["id"]})
-    found = carried_over(steps(old, by_id), learned)
+    found = carry_over_parameters(steps(old, by_id), learned)
     assert found.parameters == LEARNED and found.given_up == {"groups": "version 2 does not learn by site"}
 
 
@@ -123,7 +123,7 @@ def own(changes: dict[str, Any], learned: dict[str, Any] | None = None) -> np.nd
     by_key = {"parameters": ["variance", "R"], "scope": "key"}
     path = steps(spec(1, learn=by_key), spec(2, **{"learn": by_key, **changes}))
     before = LEARNED if learned is None else learned
-    found = carried_over(path, before)
+    found = carry_over_parameters(path, before)
     built = build_migration(path, before, found.parameters, found.names)
     model = kalman.build(spec(1, learn=by_key).definition(), before)
     moments = np.array([[1.0, 2.0]]), np.array([[0.5, 0.7]])
@@ -166,7 +166,7 @@ def test_each_key_keeps_its_own_parameters(changes: dict[str, Any], expected: li
 def test_keys_begin_with_the_pooled_value_that_was_learned_before_each_had_its_own() -> None:
     """From pooled to each key its own: every key begins with the pooled value."""
     path = steps(spec(1), spec(2, learn={"parameters": ["variance"], "scope": "key"}))
-    found = carried_over(path, LEARNED)
+    found = carry_over_parameters(path, LEARNED)
     after = build_migration(path, LEARNED, found.parameters, found.names).apply(
         np.zeros((1, 2)), np.ones((1, 2)), {}
     )
@@ -176,9 +176,9 @@ def test_keys_begin_with_the_pooled_value_that_was_learned_before_each_had_its_o
 def test_every_parameter_is_listed_with_both_values_and_where_the_new_one_comes_from() -> None:
     wide = spec(2, process=TREND, **TWO, learn={"parameters": ["level_variance", "slope_variance", "R"]})
     path = steps(spec(1), wide)
-    found = carried_over(path, LEARNED)
-    changes = changes_of(spec(1), wide, LEARNED, found.parameters, found)
-    assert parameter_lines("walk", changes) == [
+    found = carry_over_parameters(path, LEARNED)
+    changes = list_parameter_changes(spec(1), wide, LEARNED, found.parameters, found)
+    assert format_parameters("walk", changes) == [
         "parameter       before   after  from",
         "level_variance       -     0.5  the spec",
         "slope_variance       -    0.01  the spec",
@@ -188,8 +188,8 @@ def test_every_parameter_is_listed_with_both_values_and_where_the_new_one_comes_
         "--model walk --mode retrain`",
     ]
     scaled = spec(2, migrate={"states": {"level": {"from": "level", "scale": 2.0}}})
-    found = carried_over(steps(spec(1), scaled), LEARNED)
-    listed = changes_of(spec(1), scaled, LEARNED, found.parameters, found)
+    found = carry_over_parameters(steps(spec(1), scaled), LEARNED)
+    listed = list_parameter_changes(spec(1), scaled, LEARNED, found.parameters, found)
     assert [(one["name"], one["before"], one["after"], one["from"], one["to_learn"]) for one in listed] == [
         ("variance", 0.426, 0.5, "the spec: not carried over, as a state changed its unit", True),
         ("R", [[3.0]], [[1.0]], "the spec: not carried over, as a state changed its unit", True),
@@ -199,16 +199,16 @@ def test_every_parameter_is_listed_with_both_values_and_where_the_new_one_comes_
 def test_a_version_that_starts_without_states_keeps_what_was_learned_and_one_that_is_retrained_does_not() -> (
     None
 ):
-    assert carried_without_states(spec(1), spec(2), LEARNED).parameters == LEARNED
+    assert carry_over_without_states(spec(1), spec(2), LEARNED).parameters == LEARNED
     unmapped = spec(2, process=TREND, **{**TWO, "migrate": None}, learn={"parameters": ["R"]})
-    found = carried_without_states(spec(1), unmapped, LEARNED)
+    found = carry_over_without_states(spec(1), unmapped, LEARNED)
     assert found.parameters == {} and "state slope is new" in found.given_up["R"]
-    before = changes_of_retraining(spec(1), spec(2), LEARNED, None)
+    before = list_retraining_changes(spec(1), spec(2), LEARNED, None)
     assert [(one["name"], one["before"], one["after"], one["from"]) for one in before] == [
         ("variance", 0.426, None, "is learned from history"),
         ("R", [[3.0]], None, "is learned from history"),
     ]
-    done = changes_of_retraining(spec(1), spec(2), LEARNED, {"variance": 0.3, "R": [[2.0]]})
+    done = list_retraining_changes(spec(1), spec(2), LEARNED, {"variance": 0.3, "R": [[2.0]]})
     assert [(one["after"], one["from"]) for one in done] == [
         (0.3, "learned by version 2 from history"),
         ([[2.0]], "learned by version 2 from history"),

@@ -14,12 +14,12 @@ import kalman
 from jobs import export, migrate, upgrade
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.live import live_estimates
-from jobs.spark.queries import cause_of
+from jobs.spark.queries import find_cause
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
-from jobs.upgrades.migration.rekey import Rekey, merge_states, new_keys
-from jobs.upgrades.migration.state_map import state_map_of
-from jobs.upgrades.migration.versions import Step
+from jobs.upgrades.migration.rekey import Rekey, compute_new_keys, merge_states
+from jobs.upgrades.migration.state_map import build_state_map
+from jobs.upgrades.migration.versions import MigrationStep
 from kalman.models.named import Named
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 
@@ -97,7 +97,7 @@ def rekey(folder: Path, function: str, *names: str, whole: tuple[bool, ...] = ()
 
 def test_key_columns_are_split(folder: Path) -> None:
     old = pd.DataFrame({"id": KEYS})
-    found = new_keys(rekey(folder, "split", "room", "sensor", whole=(False, True)), old)
+    found = compute_new_keys(rekey(folder, "split", "room", "sensor", whole=(False, True)), old)
     assert [f"{room}-{sensor}" for room, sensor in zip(*found, strict=True)] == KEYS
 
 
@@ -120,7 +120,7 @@ def test_an_invalid_key_function_is_refused(
     folder: Path, function: str, names: tuple[str, ...], whole: tuple[bool, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        new_keys(rekey(folder, function, *names, whole=whole), pd.DataFrame({"id": KEYS}))
+        compute_new_keys(rekey(folder, function, *names, whole=whole), pd.DataFrame({"id": KEYS}))
 
 
 def test_a_merge_function_gets_all_colliding_states(folder: Path) -> None:
@@ -149,9 +149,9 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
     old = ModelSpec.model_validate(random_walk_spec())
     new = random_walk_spec(version=2, key=["room", "sensor"])
     with pytest.raises(UserError, match="Say in migrate.keys how the old keys become the new ones"):
-        state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
+        build_state_map(MigrationStep.forward(old, ModelSpec.model_validate(new)))
     new["migrate"] = {"keys": {"function": "walk_keys:split"}}
-    state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
+    build_state_map(MigrationStep.forward(old, ModelSpec.model_validate(new)))
 
 
 def test_the_cause_of_a_failed_query_is_the_message_it_raised() -> None:
@@ -159,7 +159,7 @@ def test_the_cause_of_a_failed_query_is_the_message_it_raised() -> None:
         "An exception was raised\nCaused by: org.x.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
     )
     for more in (" SQLSTATE: P0001", " SQLSTATE: P0001\n\tat org.apache.spark", ""):
-        assert cause_of(RuntimeError(text + " has no key" + more)) == "a row of m has no key"
+        assert find_cause(RuntimeError(text + " has no key" + more)) == "a row of m has no key"
 
 
 def prepared(folder: Path) -> tuple[Pipeline, list[pd.DataFrame]]:

@@ -47,7 +47,7 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
 
 def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
     """Return a generation's partitions and blocks, and the partitions in its checkpoint."""
-    one = generations.named(pipeline.warehouse, "walk", name)
+    one = generations.read_named(pipeline.warehouse, "walk", name)
     return (
         one.partitions,
         one.blocks,
@@ -124,9 +124,9 @@ def test_a_repartitioning_killed_after(tmp_path: Path, moment: str) -> None:
     driver.wait_for(lambda: commits(folder) >= before + more)
     driver.kill()
     upgrade.run(pipeline.settings, "walk", mode="repartition")
-    known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    known = {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 2
+    assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == 2
     pipeline.land(days[2])
     assert pipeline.stream().data["rows"] == len(days[2])
     assert layout(pipeline, "walk-g0002")[::2] == (3, "3")

@@ -15,7 +15,7 @@ import pytest
 from jobs import rollback, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.generations import live_lineage
+from jobs.lineage.generations import read_live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
@@ -112,7 +112,7 @@ def upgraded(folder: Path, rows: list[pd.DataFrame], second: dict[str, Any] = SE
 
 
 def statuses(pipeline: Pipeline) -> dict[str, str]:
-    return {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    return {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
 
 
 @pytest.mark.slow
@@ -136,8 +136,8 @@ def test_a_version_is_rolled_back_with_its_state(tmp_path: Path) -> None:
         "walk-g0002": "retired",
         "walk-g0003": "live",
     }
-    assert generations.named(pipeline.warehouse, "walk").partitions == 2  # as the spec says
-    links = [(link.generation, link.last_batch) for link in live_lineage(pipeline.warehouse, "walk")]
+    assert generations.read_named(pipeline.warehouse, "walk").partitions == 2  # as the spec says
+    links = [(link.generation, link.last_batch) for link in read_live_lineage(pipeline.warehouse, "walk")]
     assert links == [("walk-g0003", None), ("walk-g0002", 0), ("walk-g0001", 0)]
 
     pipeline.land(rows[3])
@@ -190,7 +190,7 @@ def test_migrate_reverse_can_be_added_later_and_without_it_a_roll_back_is_refuse
     upgrade.run(settings, "walk", mode="stop-start")
     pipeline.land(rows[2])
     pipeline.stream()
-    before = len(manifests.all_of(pipeline.warehouse, "walk"))
+    before = len(manifests.read_manifests(pipeline.warehouse, "walk"))
     with pytest.raises(UserError, match="the way from version 1 to 2 has no inverse") as raised:
         rollback.run(settings, "walk", last_state=True)
     assert "under migrate.reverse" in raised.value.message
@@ -199,13 +199,13 @@ def test_migrate_reverse_can_be_added_later_and_without_it_a_roll_back_is_refuse
     )
     with pytest.raises(UserError, match=r"has no generation g \(it has walk-g0001, walk-g0002\)"):
         rollback.run(settings, "walk", to="g", last_state=True)
-    assert len(manifests.all_of(pipeline.warehouse, "walk")) == before
+    assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == before
     assert statuses(pipeline) == {"walk-g0001": "retired", "walk-g0002": "live"}
 
     # The way back is written into version 2, and the old generation's checkpoint is not needed for it.
     migrate = {"function": "walk_maps:there", "reverse": {"function": "walk_maps:back"}}
     pipeline.write_spec({**SECOND, "migrate": migrate})
-    known = generations.all_of(pipeline.warehouse, "walk")
+    known = generations.read_generations(pipeline.warehouse, "walk")
     generations.remove(pipeline.warehouse, ["walk-g0001"], known)
     with pytest.raises(UserError, match="no generation to roll back to"):
         rollback.run(settings, "walk")
@@ -239,7 +239,7 @@ def test_a_roll_back_killed_after(tmp_path: Path, moment: str) -> None:
     rows = days(4)
     pipeline = upgraded(tmp_path, rows)
     warehouse = pipeline.warehouse
-    before, made = {**statuses(pipeline)}, len(manifests.all_of(warehouse, "walk"))
+    before, made = {**statuses(pipeline)}, len(manifests.read_manifests(warehouse, "walk"))
     where = MOMENTS[moment]
     # The commit of the switch waits for this lock.
     with warehouse.lock("generations") if where is None else nullcontext():
@@ -252,7 +252,7 @@ def test_a_roll_back_killed_after(tmp_path: Path, moment: str) -> None:
     done = rollback.run(pipeline.settings, "walk", last_state=True).data
     assert (done["generation"], done["model_version"]) == ("walk-g0003", 1)
     assert statuses(pipeline) == {"walk-g0001": "retired", "walk-g0002": "retired", "walk-g0003": "live"}
-    assert len(manifests.all_of(warehouse, "walk")) == made + 2
+    assert len(manifests.read_manifests(warehouse, "walk")) == made + 2
     pipeline.land(rows[3])
     pipeline.stream()
     check(pipeline, rows, [1, 1, 2, 1])

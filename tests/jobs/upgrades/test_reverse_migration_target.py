@@ -6,7 +6,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
-from jobs.upgrades.reverse_migration import target_of
+from jobs.upgrades.reverse_migration import find_target
 
 
 def lineage(*ones: tuple[int, int | None, str]) -> list[Generation]:
@@ -32,7 +32,7 @@ def lineage(*ones: tuple[int, int | None, str]) -> list[Generation]:
 
 def target(known: list[Generation], name: str | None = None) -> str | None:
     live = next(one for one in known if one.status == LIVE)
-    found = target_of(known, live, name)
+    found = find_target(known, live, name)
     return found and found.generation
 
 

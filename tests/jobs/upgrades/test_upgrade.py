@@ -14,7 +14,7 @@ import kalman
 from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import promotion, start_point
-from jobs.lineage.generations import live_lineage
+from jobs.lineage.generations import read_live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
@@ -119,7 +119,7 @@ def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
             upgrade.run(pipeline.settings, "walk", promote=False)
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
-    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 3
+    assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == 3
     pipeline.land(DAYS[2])
     resumed = pipeline.stream().data
     assert (resumed["generation"], resumed["rows"]) == ("walk-g0001", len(DAYS[2]))
@@ -199,7 +199,7 @@ def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
     pipeline.land(*DAYS[3:])
     assert pipeline.stream().data["rows"] == len(DAYS[3]) + len(DAYS[4])
     table = live(pipeline)
-    assert [link.generation for link in live_lineage(pipeline.warehouse, "walk")] == [
+    assert [link.generation for link in read_live_lineage(pipeline.warehouse, "walk")] == [
         "walk-g0003",
         "walk-g0002",
         "walk-g0001",
@@ -236,7 +236,7 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     pipeline.stream()
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
-    assert live_lineage(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
+    assert read_live_lineage(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
     compared = report.run(pipeline.settings, "walk", compare=True).data
     assert (compared["generation"], compared["against"], compared["good"]) == (
         "walk-g0002",
@@ -321,7 +321,7 @@ def test_an_upgrade_from_a_generation_without_commits_continues_from_its_start(t
     # It finds the shadow that is there, and no row that the live one has estimated too.
     done = upgrade.run(pipeline.settings, "walk", force=True).data
     assert (begun["generation"], done["generation"], done["promoted"]) == ("walk-g0003", "walk-g0003", True)
-    links = [(link.generation, link.last_batch) for link in live_lineage(pipeline.warehouse, "walk")]
+    links = [(link.generation, link.last_batch) for link in read_live_lineage(pipeline.warehouse, "walk")]
     assert links == [("walk-g0003", None), ("walk-g0002", -1), ("walk-g0001", 0)]
     assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
     assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0002"

@@ -58,9 +58,9 @@ def test_an_upgrade_killed_after(tmp_path: Path, moment: str) -> None:
     driver.kill()
     done = upgrade.run(pipeline.settings, "walk", force=True).data
     assert (done["generation"], done["promoted"]) == ("walk-g0002", True)
-    known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    known = {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 3
+    assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == 3
     table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
     assert_bit_equal(table, since(pipeline.batch(), days[1]))
 
@@ -113,9 +113,11 @@ def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> No
         upgrade.run(pipeline.settings, "walk", mode=mode, lose_state=lose)
         pipeline.land(*days[2:])
         pipeline.stream()
-        known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+        known = {
+            one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")
+        }
         table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
-        return table, known, len(manifests.all_of(pipeline.warehouse, "walk"))
+        return table, known, len(manifests.read_manifests(pipeline.warehouse, "walk"))
 
     wanted, known, made = ended(*begun("whole"))
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
@@ -148,13 +150,13 @@ def test_a_killed_promotion_or_roll_back_is_atomic(tmp_path: Path, verb: str, se
     time.sleep(random.Random(seed).uniform(0.0, 0.3))
     driver.kill()
     live = "walk-g0002" if verb == "promote" else "walk-g0001"
-    known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    known = {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
     assert sorted(known.values()) in (["live", "retired"], ["live", "shadow"])
     if verb == "promote":
         promote.run(pipeline.settings, "walk", "walk-g0002", force=True)
     else:
         rollback.run(pipeline.settings, "walk", to="walk-g0001")
-    known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    known = {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
     assert {name for name, status in known.items() if status == "live"} == {live}
     pipeline.land(days[2])
     pipeline.stream()

@@ -21,7 +21,7 @@ from demo.flights import load_flights, with_times, write_csv
 from demo.upgrade import SECOND
 from jobs import rollback, upgrade
 from jobs.lineage import generations
-from jobs.lineage.generations import live_lineage
+from jobs.lineage.generations import read_live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.storage.tables import measurements
 from jobs.supervision.driver_log import DriverLog
@@ -223,9 +223,9 @@ def test_air_time_is_upgraded_twice_and_rolled_back_under_a_running_stream(tmp_p
     pipeline.stream()
 
     assert DriverLog.at(settings.warehouse, MODEL).hold() is None
-    known = {one.generation: one for one in generations.all_of(warehouse, MODEL)}
+    known = {one.generation: one for one in generations.read_generations(warehouse, MODEL)}
     assert [one.status for one in known.values()] == [*["retired"] * 3, "live"]
-    assert [link.generation for link in live_lineage(warehouse, MODEL)] == list(known)[::-1]
+    assert [link.generation for link in read_live_lineage(warehouse, MODEL)] == list(known)[::-1]
     landed = [history, *(by_day[date.fromisoformat(day.stem)] for day in sent)]
     rows = pd.concat(landed, ignore_index=True)
     rows["time"] = pd.to_datetime(rows["at"]).astype("datetime64[us, UTC]").astype("int64")

@@ -12,8 +12,8 @@ import pytest
 
 from jobs import promote, upgrade
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.lineage.generations import live_lineage
-from jobs.upgrades.comparison.paired import BLOCKS, gain_of
+from jobs.lineage.generations import read_live_lineage
+from jobs.upgrades.comparison.paired import BLOCKS, compute_gain
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec, streaming
 from tests.jobs.upgrades.test_paired import sums_of
 
@@ -44,7 +44,7 @@ def other_noise(version: int, **limits: Any) -> dict[str, Any]:
 
 
 def live(pipeline: Pipeline) -> str:
-    return live_lineage(pipeline.warehouse, "walk")[0].generation
+    return read_live_lineage(pipeline.warehouse, "walk")[0].generation
 
 
 def refused(pipeline: Pipeline, verb: Any, **options: Any) -> UserError:
@@ -129,7 +129,7 @@ def check_gain(pipeline: Pipeline, found: dict[str, Any]) -> None:
         by_key=sums.by_key._replace(gain_rows=float(total @ n), rows2=float(n @ n)),
         rows4=float((n**4).sum()),
     )
-    expected = gain_of(sums)._asdict()
+    expected = compute_gain(sums)._asdict()
     assert found.keys() == expected.keys() and found["rows"] == 1210 and found["low"] is not None
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)

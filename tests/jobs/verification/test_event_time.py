@@ -12,7 +12,7 @@ import pytest
 from jobs.state.bucket_clock import Clock
 from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import identity_of
+from jobs.state.encoding.routing import compute_identities
 from jobs.verification.recomputing import Kind, Recipe, check
 from kalman.flags import FLAGS
 from tests.jobs.support.event_time import INTEGER, SECOND, EventTimeStream, Row, plan_of
@@ -106,7 +106,7 @@ def table_of(stream: EventTimeStream) -> list[dict[str, Any]]:
 def records(
     kind: Kind, read: Records, numbers: list[list[float]], batch: int, time: str = "time"
 ) -> list[dict[str, Any]]:
-    keys = read.arrays["key"] if "key" in read.arrays else identity_of(np.array(read.arrays["route"]))
+    keys = read.arrays["key"] if "key" in read.arrays else compute_identities(np.array(read.arrays["route"]))
     both = zip(keys.tolist(), read.arrays[time].tolist(), numbers, strict=True)
     return [{"kind": kind, "key": str(k), "time": t, "numbers": n, "batch": batch} for k, t, n in both]
 

@@ -15,9 +15,9 @@ from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.model import DeployedModel
 from jobs.supervision.metrics import write_verification
-from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
-from jobs.verification.runs import Run
-from jobs.verification.verifier import Options, Verifier, code_of
+from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, sum_findings
+from jobs.verification.runs import VerificationRun
+from jobs.verification.verifier import Options, Verifier, choose_exit_code
 
 FIRST = {
     "key": "7",
@@ -30,7 +30,7 @@ NOW = datetime(2024, 3, 2, tzinfo=UTC)
 
 
 def test_only_equality_is_a_success_and_a_difference_is_not_retried() -> None:
-    assert [code_of(one) for one in (EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED)] == [0, 2, 3, 3]
+    assert [choose_exit_code(one) for one in (EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED)] == [0, 2, 3, 3]
 
 
 def test_an_alarm_names_the_first_difference() -> None:
@@ -52,7 +52,7 @@ def test_an_alarm_names_the_first_difference() -> None:
 
 def test_findings_add_up() -> None:
     one = Findings({**dict.fromkeys(COUNTS, 0), "missing": 1, "equal": 5}, [FIRST] * 4)
-    total = added([one, one])
+    total = sum_findings([one, one])
     assert (total.differences, total.compared, len(total.firsts)) == (2, 10, 5)
 
 
@@ -62,7 +62,7 @@ def test_what_other_numerics_explain_is_told_of_each_generation_and_snapshot() -
     few = Findings({**dict.fromkeys(COUNTS, 0), "numerics": 1_200, "states_numerics": 3})
     state = Findings({**dict.fromkeys(COUNTS, 0), "states_numerics": 7})
     parts = {f"rows of m-g0001 to micro-batch 5, {chunk} of 2": few for chunk in (1, 2)}
-    run = Run(
+    run = VerificationRun(
         "r1", "m", {}, {**parts, "rows of m-g0002 to micro-batch 9, 1 of 1": Findings(), "snapshot s1": state}
     )
     for name in ("m-g0001", "m-g0002", "snapshot s1", "snapshot s2"):
@@ -91,10 +91,10 @@ def test_the_outcome_as_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 10_000), ("100%", 1_000_000), ("0.5", 500_000)])
 def test_a_share_of_the_keys(text: str, share: int) -> None:
-    assert verify.share_of(text) == share
+    assert verify.parse_share(text) == share
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "-1%", "all", ""])
 def test_no_share_of_the_keys(text: str) -> None:
     with pytest.raises(UserError, match="--share"):
-        verify.share_of(text)
+        verify.parse_share(text)

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import verify
 from jobs.verification import own_parameters
-from jobs.verification.own_parameters import OwnParameters
+from jobs.verification.own_parameters import LearnedInitialStates
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -32,11 +32,11 @@ def test_each_key_is_recomputed_with_what_it_has_learned(
     assert (report.data["not_verified"], report.data["outcome"], report.errors) == ([], "equal", [])
     assert report.data["counts"]["states"] > parts[0]["id"].nunique()
 
-    def of_another_key(*arguments: Any) -> OwnParameters:
-        found = own_parameters.own_parameters(*arguments)
-        return OwnParameters(found.kernel, found.identity, np.roll(found.values, 1, axis=1))
+    def of_another_key(*arguments: Any) -> LearnedInitialStates:
+        found = own_parameters.read_learned_states(*arguments)
+        return LearnedInitialStates(found.kernel, found.identity, np.roll(found.values, 1, axis=1))
 
-    monkeypatch.setattr("jobs.verification.snapshot_check.own_parameters", of_another_key)
+    monkeypatch.setattr("jobs.verification.snapshot_check.read_learned_states", of_another_key)
     report = verify.run(pipeline.settings, pipeline.name, share="100%")
     assert report.data["outcome"] == "different"
     monkeypatch.undo()

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.state.block_format import state_layout
+from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.order import order_rows
 from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
@@ -60,7 +60,7 @@ class Streamed(NamedTuple):
 def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 7) -> Streamed:
     """Simulate a stream: micro-batch 0 gives the snapshot, the others its rows, some of them late or flagged."""
     kernel = kalman.build(DEFINITION, {})
-    layout, row_filter = state_layout(KIND, kernel.size), RowFilter(kernel, 60e6)
+    layout, row_filter = build_state_layout(KIND, kernel.size), RowFilter(kernel, 60e6)
     recipe = Recipe(
         kernel, 60e6, KIND, EstimateFormat(KIND, 2, False, ()), 2, 0, 2, "<f8", apply_late=apply_late
     )
@@ -78,7 +78,7 @@ def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 
         order = order_rows(key, time, y)
         present, code = np.unique(key[order], return_inverse=True)
         rows = SortedRows(code.astype(np.int64), time[order], y[:, order], np.empty((0, size)))
-        records = Records({"route": route_of(present)}, None)
+        records = Records({"route": compute_routes(present)}, None)
         by_route = np.argsort(records.arrays["route"])
         again = np.argsort(by_route)
         keyed = KeyedRows(records.take(by_route), rows._replace(key=again[rows.key]))
@@ -110,7 +110,7 @@ def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 
 
 
 def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
-    from jobs.state.encoding.routing import identity_of
+    from jobs.state.encoding.routing import compute_identities
 
     arrays = states.arrays
     mean, covariance, extras = kernel.snapshot(np.array(arrays["values"]))
@@ -124,7 +124,7 @@ def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
             "count": int(arrays["count"][i]),
             "log_likelihood": float(arrays["log_likelihood"][i]),
         }
-        for i, key in enumerate(identity_of(np.array(arrays["route"])).tolist())
+        for i, key in enumerate(compute_identities(np.array(arrays["route"])).tolist())
     ]
 
 

@@ -17,7 +17,7 @@ from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
 from jobs.insight.status import find_alarms, read_status
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import live
+from jobs.lineage.generations import find_live
 from jobs.lineage.model import DeployedModel
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import estimates
@@ -120,10 +120,10 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     assert counts["uncounted"] in (0, 2)
     assert report.data["differences"] == total
     assert f'kalman_verify_differences{{model="walk"}} {total}.0' in gauges.read_text()
-    last = runs.last_outcomes(warehouse)[name]
+    last = runs.read_last_outcomes(warehouse)[name]
     assert last is not None
     assert (last["outcome"], last["differences"]) == ("different", total)
-    status = read_status(Catalog(warehouse), runs.last_outcomes(warehouse), name)
+    status = read_status(Catalog(warehouse), runs.read_last_outcomes(warehouse), name)
     (sentence,) = find_alarms([status], 600.0, last["recorded_at"])
     assert f"{total} differences" in sentence
 
@@ -136,7 +136,7 @@ def test_a_changed_state_and_a_changed_snapshot_are_found(chain: Pipeline, tmp_p
     altered.loc[altered.index[-1], "a"] = 77.0
     other.land(altered)
     other.stream()
-    place = f"warehouse/{live(one.warehouse, one.name).checkpoint}"  # type: ignore[union-attr]
+    place = f"warehouse/{find_live(one.warehouse, one.name).checkpoint}"  # type: ignore[union-attr]
     report = verified(one)
     assert report.data["outcome"] == "equal", report.data
     for part in ("state", "commits"):  # a commit names the files of the states that count
@@ -182,7 +182,7 @@ def test_what_an_earlier_release_began_diffuse_is_not_verified_where_it_differs(
     pipeline.pretrain()
     pipeline.land(DAYS[1])
     pipeline.stream()
-    made = live(pipeline.warehouse, pipeline.name)
+    made = find_live(pipeline.warehouse, pipeline.name)
     assert made is not None
     assert (made.numerics, "numerics" in made.start_position) == (kalman.NUMERICS, False)
     new = DAYS[1][~DAYS[1]["id"].isin(first["id"])].iloc[0]

@@ -7,8 +7,8 @@ import pytest
 import statsmodels.api as sm
 
 import kalman
-from kalman.evaluation.forecast import forecast, interval, variances
-from kalman.filters.prediction import measured
+from kalman.evaluation.forecast import extract_variances, forecast, interval
+from kalman.filters.prediction import predict_measurement
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.smoothers.test_smoothing import joint
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -117,10 +117,10 @@ def test_an_undetermined_state_has_an_infinite_variance():
     assert np.isfinite(now.measurement_covariance[0]) and np.isinf(now.measurement_covariance[2])
     assert now.measurement_covariance[0, 0, 0] == pytest.approx(4.0)
     assert np.isinf(later.measurement_covariance).all()
-    bounds = interval(later.measurement_mean, variances(later.measurement_covariance), 0.9)
+    bounds = interval(later.measurement_mean, extract_variances(later.measurement_covariance), 0.9)
     assert np.isneginf(bounds[0]).all() and np.isposinf(bounds[1]).all()
-    mean, covariance = measured(model, model.initial(4), np.empty((0, 4)))
-    assert mean.shape == (2, 4) and np.isinf(variances(covariance)).all()
+    mean, covariance = predict_measurement(model, model.initial(4), np.empty((0, 4)))
+    assert mean.shape == (2, 4) and np.isinf(extract_variances(covariance)).all()
 
 
 def test_two_steps_are_one_and_other_keys_change_no_bit():

@@ -8,7 +8,7 @@ import statsmodels.api as sm
 
 import kalman
 from kalman.evaluation.forecast import forecast
-from kalman.filters.prediction import Residual, measured
+from kalman.filters.prediction import Residual, predict_measurement
 from tests.kalman.support.oracles import UNIT
 
 RNG = np.random.default_rng(11)
@@ -57,7 +57,10 @@ def test_of_rows_that_fit_exactly_no_forecast_and_no_residual_is_judged() -> Non
     states, outputs = kalman.run(model, kalman.initial_states(model, 1), rows, UNIT)
     assert outputs.covariance[0, -1] == 0.0
     row = kalman.Rows(np.ones(1), np.zeros(1, bool), np.array([[4.0]]), np.array([[2.0]]))
-    for mean, covariance in (measured(model, states.values, row.u), model.residual(states.values, row)):
+    for mean, covariance in (
+        predict_measurement(model, states.values, row.u),
+        model.residual(states.values, row),
+    ):
         assert np.isfinite(mean).all() and np.isposinf(covariance).all()
 
 
@@ -120,6 +123,6 @@ def test_a_rows_residual_is_its_measurement_minus_its_forecast(given: dict[str, 
     states, _ = ahead(given, 12)
     row = kalman.Rows(np.ones(1), np.zeros(1, bool), np.array([[4.0]]), AHEAD[:1].T)
     residual, covariance = model.residual(states.values, row)
-    mean, expected = measured(model, states.values, row.u)
+    mean, expected = predict_measurement(model, states.values, row.u)
     np.testing.assert_allclose(residual, 4.0 - mean, rtol=1e-13)
     np.testing.assert_allclose(covariance, expected, rtol=1e-12)

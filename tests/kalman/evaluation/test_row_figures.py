@@ -10,7 +10,7 @@ import kalman
 from kalman import flags
 from kalman.evaluation.row_figures import RowFigures, figures
 from kalman.filters.multiple_models import MultipleModels
-from kalman.filters.state_layout import places
+from kalman.filters.state_layout import locate_fields
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.support.models import SIZES, random_definition, random_rows, same
 from tests.kalman.support.oracles import UNIT, transition_of
@@ -135,7 +135,7 @@ def test_adapted_noise_is_that_with_which_the_row_was_weighed(kind):
     }
     model, rows = kalman.build(definition), one_key(NILE[None])
     _, _, found = figured(model, rows, 1, ["system_R", *RESIDUALS])
-    states, place = kalman.initial_states(model, 1), places(model.fields)["parameters"]
+    states, place = kalman.initial_states(model, 1), locate_fields(model.fields)["parameters"]
     for k in range(20):
         assert found["system_R"][0, k] == states.values[place][0, 0]
         states, _ = kalman.run(model, states, rows.take(np.array([k])), UNIT)

@@ -6,7 +6,7 @@ import pytest
 import kalman
 from kalman.evaluation.diagnostics import innovations
 from kalman.evaluation.forecast import forecast
-from kalman.models.angles import beside
+from kalman.models.angles import turn_angle
 from kalman.models.functions import Call, FunctionObservation
 from kalman.models.named import Named
 from tests.kalman.support.nonlinear import velocity_noise
@@ -223,11 +223,11 @@ def test_modes_through_the_cut(kind):
 
 def test_the_interval_is_open_below_and_closed_above():
     found = [
-        float(beside(np.float64(a), np.float64(0.0), 2.0)) for a in (-1.0, 1.0, 0.999, -0.999, 3.0, -3.5)
+        float(turn_angle(np.float64(a), np.float64(0.0), 2.0)) for a in (-1.0, 1.0, 0.999, -0.999, 3.0, -3.5)
     ]
     assert found == [1.0, 1.0, 0.999, -0.999, 1.0, 0.5]
-    assert float(beside(np.float64(725.0), np.float64(-10.0), 360.0)) == 5.0
-    assert np.isnan(beside(np.float64(np.nan), np.float64(0.0), 2.0))
+    assert float(turn_angle(np.float64(725.0), np.float64(-10.0), 360.0)) == 5.0
+    assert np.isnan(turn_angle(np.float64(np.nan), np.float64(0.0), 2.0))
 
 
 @pytest.mark.parametrize(

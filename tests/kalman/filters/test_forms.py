@@ -7,7 +7,7 @@ import pytest
 
 import kalman
 from kalman import flags
-from kalman.filters.prediction import measured
+from kalman.filters.prediction import predict_measurement
 from kalman.linalg import cholesky
 from tests.kalman.support.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.support.oracles import UNIT, full, run_one
@@ -144,18 +144,18 @@ def test_factors(n):
     P = np.array(random_covariance(rng, n))
     packed = [np.array([P[i, j]]) for i in range(n) for j in range(i + 1)]
     L, sound = cholesky.cholesky(packed)
-    rows = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(L)])
+    rows = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.unpack_triangle(L)])
     np.testing.assert_allclose(rows, np.linalg.cholesky(P), rtol=1e-12)
     assert sound > 0
     A = rng.normal(size=(n, n + 2))
     A[0, 1:] = 0.0
-    T = cholesky.triangle([[np.array([a]) if a else 0.0 for a in row] for row in A])
-    triangle = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(T)])
+    T = cholesky.triangulate_rows([[np.array([a]) if a else 0.0 for a in row] for row in A])
+    triangle = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.unpack_triangle(T)])
     np.testing.assert_allclose(triangle @ triangle.T, A @ A.T, rtol=1e-12, atol=1e-12)
     assert (np.diag(triangle) >= 0).all()
     v = 0.5 * rows @ rng.normal(size=n) / np.sqrt(n)
     down, sound = cholesky.downdate(L, [np.array([a]) for a in v])
-    lowered = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(down)])
+    lowered = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.unpack_triangle(down)])
     if sound > 0:
         np.testing.assert_allclose(lowered @ lowered.T, P - np.outer(v, v), rtol=1e-10, atol=1e-12)
     _, sound = cholesky.downdate(L, [np.array([3.0 * a]) for a in rows.sum(axis=1)])
@@ -214,7 +214,7 @@ def test_entries_from_columns_and_predicted_measurements(filter_kind, form):
     outputs = kalman.run(model, kalman.initial_states(model, 12), negative, UNIT)[1]
     assert (outputs.flag == flags.NOT_PSD).any() and np.isfinite(outputs.covariance).all()
     plain = kalman.build(definition)
-    expected = [measured(one, one.initial(3), rows.u[:, :3]) for one in (plain, model)]
+    expected = [predict_measurement(one, one.initial(3), rows.u[:, :3]) for one in (plain, model)]
     for ours, linear in zip(expected[1], expected[0], strict=True):
         np.testing.assert_allclose(ours, linear, rtol=1e-10, atol=1e-12)
 
@@ -232,7 +232,7 @@ def test_the_predicted_measurement_is_that_of_the_innovation(kind, form):
         "initial": {"mean": [1.0], "covariance": [[0.25]]},
     }
     model = kalman.build(definition)
-    mean, covariance = measured(model, model.initial(1))
+    mean, covariance = predict_measurement(model, model.initial(1))
     expected = {"extended": (1.0, 1.1), "unscented": (1.25, 1.225), "cubature": (1.25, 1.1)}[kind]
     np.testing.assert_allclose([mean[0, 0], covariance[0, 0]], expected, rtol=1e-11)
     _, outputs = run_one(definition, [1.5])
@@ -240,7 +240,7 @@ def test_the_predicted_measurement_is_that_of_the_innovation(kind, form):
 
 
 def test_learning_is_that_of_the_covariance_form():
-    from kalman.learning.maximum_likelihood import maximum_likelihood
+    from kalman.learning.maximum_likelihood import build_linear_learner
 
     definition = {
         "states": ["a"],
@@ -252,7 +252,7 @@ def test_learning_is_that_of_the_covariance_form():
         "form": "square_root",
     }
     rows = random_rows(np.random.default_rng(4), {**definition, "control": []}, 5, 9)
-    found = maximum_likelihood(definition).fit_keys(rows, 5, UNIT, None)
+    found = build_linear_learner(definition).fit_keys(rows, 5, UNIT, None)
     model = kalman.build(definition)
     plain = kalman.build({**definition, "form": "covariance"})
     outputs = []

@@ -10,7 +10,7 @@ from statsmodels.tsa.statespace.kalman_filter import KalmanFilter
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.filters.update import presence
+from kalman.filters.update import mask_present
 from tests.kalman.support.decimals import given_all
 from tests.kalman.support.models import SIZES, STEPS, random_definition, random_rows
 from tests.kalman.support.oracles import UNIT, diffuse_joint, full, joint, run_one, textbook, transition_of
@@ -302,7 +302,7 @@ def test_consistency_by_simulation(n):
 def test_rows_without_a_gap_are_asked_for_none():
     """Programs without masks are for batches in which nothing is missing; one gap is enough for masks of all."""
     y = np.arange(6.0).reshape(2, 3)
-    assert presence(y) == [None, None]
+    assert mask_present(y) == [None, None]
     y[1, 2] = np.nan
-    assert [list(one) for one in presence(y) if one is not None] == [[True] * 3, [True, True, False]]
-    assert presence(y[:, :2]) == [None, None] and presence(y[:0]) == []
+    assert [list(one) for one in mask_present(y) if one is not None] == [[True] * 3, [True, True, False]]
+    assert mask_present(y[:, :2]) == [None, None] and mask_present(y[:0]) == []

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import logsumexp
 
 from kalman.filters import mixture_moments
-from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
+from kalman.filters.mixture_moments import GaussianMoments, log_sum_exp, normalise_weights
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
@@ -32,15 +32,15 @@ def test_log_sum_exp_in_its_corners():
 
 def test_the_floor_is_below_no_weight_and_the_rest_keep_their_ratios():
     logs = [np.array([0.0, -5000.0]), np.array([-1.0, 0.0]), np.array([-2000.0, -np.inf])]
-    weights = np.exp(np.array(normalised(logs, 1e-6)))
+    weights = np.exp(np.array(normalise_weights(logs, 1e-6)))
     np.testing.assert_allclose(weights.sum(axis=0), 1.0, rtol=1e-15)
     np.testing.assert_allclose(weights[0, 0] / weights[1, 0], np.e, rtol=1e-12)
     np.testing.assert_allclose(weights[2], 1e-6, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(np.array(normalised(logs)))[:, 1], [0, 1, 0])
+    np.testing.assert_allclose(np.exp(np.array(normalise_weights(logs)))[:, 1], [0, 1, 0])
 
 
 def test_the_covariance_has_the_spread_of_the_means():
     """Two points a distance 2 apart, half each: variance 1 beside their own."""
-    parts = [Moments([np.array([m]), 0.0], [np.array([4.0]), 0.0, 1.0]) for m in (-1.0, 1.0)]
-    mixed = mixture_moments.moments([0.5, 0.5], parts)
+    parts = [GaussianMoments([np.array([m]), 0.0], [np.array([4.0]), 0.0, 1.0]) for m in (-1.0, 1.0)]
+    mixed = mixture_moments.mix_moments([0.5, 0.5], parts)
     assert [float(np.squeeze(a)) for a in (*mixed.m, *mixed.P)] == [0.0, 0.0, 5.0, 0.0, 1.0]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.building.values import parameter_values
-from kalman.filters.own_parameters import own_parameters, with_own
+from kalman.building.values import collect_parameter_values
+from kalman.filters.own_parameters import find_key_parameters, with_key_parameters
 
 WALK: dict[str, Any] = {
     "states": ["x"],
@@ -38,10 +38,10 @@ def test_each_key_gets_its_own_parameters_by_name(changes: dict[str, Any]) -> No
     """A key with parameters of its own filters as a model with these values written down does, to the last bit."""
     definition = {**WALK, **changes}
     model = kalman.build(definition)
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     assert set(own.learned) == {"variance", "R"}
-    state = with_own(model, model.initial(3), {"R": np.array([[0.25, 2.0, 8.0]])})
-    state = with_own(model, state, {"variance": np.array([[1.0, 2.0, 4.0]])})
+    state = with_key_parameters(model, model.initial(3), {"R": np.array([[0.25, 2.0, 8.0]])})
+    state = with_key_parameters(model, state, {"variance": np.array([[1.0, 2.0, 4.0]])})
     y = np.random.default_rng(1).normal(size=(1, 15))
     rows = kalman.SortedRows(
         np.repeat(np.arange(3), 5), np.tile(np.arange(5) * 10**6, 3), y, np.empty((0, 15))
@@ -65,24 +65,29 @@ def test_parameters_that_follow_the_innovations_are_told_apart() -> None:
     model = kalman.build(
         {**WALK, "learn": {"parameters": ["variance"], "scope": "key"}, "adaptive": {"R": 0.1}}
     )
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     assert (own.learned, own.adapted, list(own.rows)) == (("variance",), ("R",), ["variance", "R"])
     shared = kalman.build({**WALK, "learn": {"parameters": ["variance"]}})
-    assert own_parameters(shared).rows == {}
+    assert find_key_parameters(shared).rows == {}
     state = shared.initial(2)
-    assert with_own(shared, state, {}) is state
+    assert with_key_parameters(shared, state, {}) is state
 
 
 def test_the_values_of_a_models_parameters_are_listed_by_the_names_they_are_learned_under() -> None:
-    assert parameter_values(WALK) == {"variance": 0.5, "R": [[1.0]]}
-    assert parameter_values(WALK, {"R": [[3.0]]}) == {"variance": 0.5, "R": [[3.0]]}
+    assert collect_parameter_values(WALK) == {"variance": 0.5, "R": [[1.0]]}
+    assert collect_parameter_values(WALK, {"R": [[3.0]]}) == {"variance": 0.5, "R": [[3.0]]}
     explicit = {
         **WALK,
         "process": {"kind": "explicit", "F": [[0.9]], "Q": [[2.0]]},
         "observation": {"H": [[1.0]], "R": [[1.0]]},
         "learn": {"parameters": ["F[0][0]", "initial.mean"]},
     }
-    assert parameter_values(explicit) == {"Q": [[2.0]], "R": [[1.0]], "F[0][0]": 0.9, "initial.mean": [0.0]}
+    assert collect_parameter_values(explicit) == {
+        "Q": [[2.0]],
+        "R": [[1.0]],
+        "F[0][0]": 0.9,
+        "initial.mean": [0.0],
+    }
     modes = {
         **{name: value for name, value in WALK.items() if name not in ("process", "observation", "learn")},
         "filter": "imm",
@@ -92,7 +97,7 @@ def test_the_values_of_a_models_parameters_are_listed_by_the_names_they_are_lear
         ],
         "transition": [[0.9, 0.1], [0.2, 0.8]],
     }
-    assert parameter_values(modes, {"wild.variance": 4.0}) == {
+    assert collect_parameter_values(modes, {"wild.variance": 4.0}) == {
         "calm.variance": 0.1,
         "calm.R": [[1.0]],
         "wild.variance": 4.0,

@@ -184,11 +184,11 @@ def test_huber_is_the_m_estimate_of_location():
     H = [[1.0]] * len(y)
     R = [scale**2 if i == j else 0.0 for i in range(len(y)) for j in range(i + 1)]
     m, P = [np.array([3.0])], [np.array([1e6])]
-    mean, C = updates.measured(m, P, H)
+    mean, C = updates.predict_measurement(m, P, H)
     v = [a - b for a, b in zip(y, mean, strict=True)]
     present = [None] * len(y)
-    w = updates.weights(updates.Huber(1.5, 25), v, C, R, present)
-    updated = update(m, P, None, H, updates.weighted(R, w), y, present)
+    w = updates.compute_weights(updates.Huber(1.5, 25), v, C, R, present)
+    updated = update(m, P, None, H, updates.weigh_noise(R, w), y, present)
     assert float(np.asarray(updated.m[0])[0]) == pytest.approx(3.206724, abs=1e-5)
 
 

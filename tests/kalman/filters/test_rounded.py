@@ -6,7 +6,7 @@ import pytest
 import kalman
 from kalman import flags
 from kalman.evaluation.forecast import forecast
-from kalman.filters.rounded import stored_as
+from kalman.filters.rounded import find_storage_dtype
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support import laws
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -37,7 +37,7 @@ def test_the_loss(kind, form, offset):
         rows = random_rows(rng, definition, 20, 60)
         rows = rows._replace(y=rows.y + offset)
         (_, _, exact), (model, states, outputs) = both(definition, rows, 20)
-        assert not outputs.flag.any() and stored_as(model) == "<f4"
+        assert not outputs.flag.any() and find_storage_dtype(model) == "<f4"
         same(states.values, states.values.astype(np.float32).astype(float))
         variances = exact.covariance[[i * (i + 3) // 2 for i in range(len(definition["states"]))]]
         after = outputs.covariance[[i * (i + 3) // 2 for i in range(len(definition["states"]))]]

@@ -5,7 +5,7 @@ import pytest
 
 import kalman
 from kalman.learning.learners import learnable
-from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.maximum_likelihood import build_linear_learner
 from tests.kalman.evaluation.test_row_figures import functional, one_key
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -98,7 +98,7 @@ def test_smoothing_and_learning_are_as_without_it(kind):
         wanted = {"parameters": ["R"]} if kind == "linear" else {"parameters": ["transition"]}
         learnable(KINDS[kind] | {OUTPUT: 5, "learn": wanted})
     if kind == "linear":
-        maximum_likelihood(KINDS[kind] | {OUTPUT: 5, "learn": {"parameters": ["R"], "scope": "key"}})
+        build_linear_learner(KINDS[kind] | {OUTPUT: 5, "learn": {"parameters": ["R"], "scope": "key"}})
 
 
 def test_filters_without_a_log_likelihood_are_refused():

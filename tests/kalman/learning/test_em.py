@@ -8,7 +8,7 @@ import pytest
 import kalman
 from kalman.learning import learners, maximum_likelihood
 from kalman.learning.em import climb
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from tests.kalman.learning.test_learning import NILE, level, series
 from tests.kalman.support.models import random_definition, random_rows
 from tests.kalman.support.oracles import UNIT
@@ -53,7 +53,7 @@ def test_it_agrees_with_maximum_likelihood_on_the_nile():
     assert found.log_likelihood == pytest.approx(-633.464564, abs=1e-5)
     assert learn.parameters(found.theta)["R"][0][0] == pytest.approx(15098.53, rel=1e-3)
     assert learn.parameters(found.theta)["variance"] == pytest.approx(1469.18, rel=1e-2)
-    mle = maximum_likelihood.maximum_likelihood(definition)
+    mle = maximum_likelihood.build_linear_learner(definition)
     best = mle.fit(lambda theta: mle.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 60)
     assert found.errors is not None and best.errors is not None
     assert found.errors["R"][0][0] == pytest.approx(best.errors["R"][0][0], rel=1e-2)
@@ -146,7 +146,7 @@ def test_entries_of_matrices_never_lose_likelihood(names, controls):
 @pytest.mark.parametrize("names", [ENTRIES[1], ["H[0][0]", "H[1][0]"], ENTRIES[4]], ids=str)
 def test_entries_of_matrices_end_where_maximum_likelihood_does(names):
     definition, rows = with_entries(np.random.default_rng(7), names)
-    mle = maximum_likelihood.maximum_likelihood(definition)
+    mle = maximum_likelihood.build_linear_learner(definition)
     best = mle.fit(lambda theta: mle.evaluate(theta, rows, 15, UNIT), lambda: np.empty((1, 0)), 60)
     learn, found, _ = climbed(definition, rows, 15, 150)
     assert found.log_likelihood == pytest.approx(best.log_likelihood, abs=1e-4)
@@ -267,9 +267,9 @@ def test_a_variance_that_tends_to_zero_is_at_its_bound_and_a_cut_search_says_so(
     rows = series(10.0 + rng.normal(size=100))
     learn = learners.learnable(level({"parameters": ["variance", "R"], "method": "em"}, 0.5, 2.0))
     found = learn.fit(lambda theta: learn.evaluate(theta, rows, 1, UNIT), lambda: rows.y, 200)
-    assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero")
+    assert (found.outcome, found.reason) == (FitOutcome.AT_BOUND, "variance is zero")
     cut = learn.fit(lambda theta: learn.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 2)
-    assert cut.outcome == Outcome.FAILED and "stopped after 2 steps" in str(cut.reason)
+    assert cut.outcome == FitOutcome.FAILED and "stopped after 2 steps" in str(cut.reason)
 
 
 def climbed_along(values, used, most, tolerance):
@@ -299,11 +299,11 @@ def test_a_climb_ends_where_neither_step_nor_all_steps_to_come_gain_much(share, 
         for i in range(2, 10_000)
         if far * (1.0 - share) * share ** (i - 1) <= tolerance * used and far * share**i <= 1e-6 * used
     )
-    assert (found.outcome, found.reason, found.used) == (Outcome.CONVERGED, None, used)
+    assert (found.outcome, found.reason, found.used) == (FitOutcome.CONVERGED, None, used)
     assert found.iterations == expected and asked == list(range(expected + 1))
     assert found.theta[0] == expected and found.log_likelihood == values(expected)
     stopped, _ = climbed_along(values, used, expected - 1, tolerance)
-    assert stopped.outcome == Outcome.FAILED and stopped.iterations == expected - 1
+    assert stopped.outcome == FitOutcome.FAILED and stopped.iterations == expected - 1
     assert str(stopped.reason).startswith(f"it stopped after {expected - 1} steps")
 
 

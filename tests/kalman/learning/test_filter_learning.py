@@ -10,13 +10,13 @@ from statsmodels.tools.numdiff import approx_hess3
 
 import kalman
 from kalman import flags
-from kalman.filters.own_parameters import own_parameters, with_own
+from kalman.filters.own_parameters import find_key_parameters, with_key_parameters
 from kalman.learning import learners
 from kalman.learning.filter_learning import FilterLearning
-from kalman.learning.filter_pass import Weights, differences
-from kalman.learning.filter_searches import several
+from kalman.learning.filter_pass import Weights, compute_differences
+from kalman.learning.filter_searches import list_starts
 from kalman.learning.groups import group_learning
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from kalman.learning.key_starts import Free
 from kalman.models.groups import begin_states
 from kalman.models.structure import Parameter
@@ -82,11 +82,11 @@ def test_of_a_linear_model_each_key_finds_what_the_linear_filter_does(kind):
     exact = learners.learnable(level("linear", learn)).fit_keys(rows_of(y), 6, UNIT, None)
     np.testing.assert_allclose(found.log_likelihood, exact.log_likelihood, atol=1e-4)
     assert found.outcome.tolist() == exact.outcome.tolist() and found.reason == exact.reason
-    assert (found.outcome == Outcome.AT_BOUND).any() and (found.outcome == Outcome.CONVERGED).any()
+    assert (found.outcome == FitOutcome.AT_BOUND).any() and (found.outcome == FitOutcome.CONVERGED).any()
     np.testing.assert_allclose(found.parameters, exact.parameters, rtol=2e-3, atol=1e-5)
     np.testing.assert_allclose(found.nis, exact.nis, rtol=1e-3)
     np.testing.assert_allclose(found.ljung_box, exact.ljung_box, rtol=0.05)
-    for k in np.flatnonzero(found.outcome == Outcome.CONVERGED)[:2]:
+    for k in np.flatnonzero(found.outcome == FitOutcome.CONVERGED)[:2]:
         curvature = approx_hess3(found.parameters[:, k], lambda p, k=k: -joint(y[k], *p))
         np.testing.assert_allclose(found.errors[:, k], np.sqrt(np.diag(np.linalg.inv(curvature))), rtol=5e-3)
     alone = learners.learnable(level(kind, learn)).fit_keys(rows_of(y[2:3]), 1, UNIT, None)
@@ -183,7 +183,7 @@ def test_groups_of_a_cubature_filter_and_their_start():
     rows = rows_of(y)
     pooled = learn.fit(lambda theta: learn.evaluate(theta, rows, 20, UNIT), lambda: y, 100)
     found, _ = fit_all(group_learning(learn), rows, group, pooled, 2)
-    assert all(outcome in (Outcome.CONVERGED, Outcome.TOO_FEW_ROWS) for outcome in found.outcome)
+    assert all(outcome in (FitOutcome.CONVERGED, FitOutcome.TOO_FEW_ROWS) for outcome in found.outcome)
     assert found.parameters[0]["Q"][0][0] < 0.6 < 1.5 < found.parameters[1]["Q"][0][0]
     for g in range(2):
         alone = of_group(rows, group, g)
@@ -227,7 +227,7 @@ def test_each_key_learns_its_own_modes(kind):
                 negative, learn.start, method="Nelder-Mead", options={"maxiter": 60, "fatol": 1e-2}
             )
             assert found.log_likelihood[k] > -end.fun - 0.01
-            if kind == "mmae" and found.outcome[k] == Outcome.CONVERGED:
+            if kind == "mmae" and found.outcome[k] == FitOutcome.CONVERGED:
                 curvature = np.linalg.inv(approx_hess3(theta, negative))
                 logs = np.log(found.parameters[:, k])
                 np.testing.assert_allclose(
@@ -238,7 +238,7 @@ def test_each_key_learns_its_own_modes(kind):
     if kind == "imm":
         rows_sum = found.parameters[2:].reshape(2, 2, keys).sum(axis=1)
         np.testing.assert_allclose(rows_sum, 1.0, rtol=1e-12)
-        assert np.isfinite(found.errors[2:, found.outcome == Outcome.CONVERGED]).all()
+        assert np.isfinite(found.errors[2:, found.outcome == FitOutcome.CONVERGED]).all()
 
 
 def test_a_key_of_several_models_keeps_its_own_values():
@@ -253,14 +253,14 @@ def test_a_key_of_several_models_keeps_its_own_values():
     np.testing.assert_allclose(
         outputs.extra["mode_probabilities"], others.extra["mode_probabilities"], rtol=1e-9
     )
-    own = own_parameters(model)
+    own = find_key_parameters(model)
     assert own.learned == ("fast.variance", "R", "transition")
     values = {
         "R": np.array([[2.0, 0.5]]),
         "transition": np.array([[0.8, 0.6], [0.2, 0.4], [0.1, 0.5], [0.9, 0.5]]),
     }
     states = kalman.initial_states(model, 2)
-    states = states._replace(values=with_own(model, states.values, values))
+    states = states._replace(values=with_key_parameters(model, states.values, values))
     after, _ = kalman.run(model, states, rows, UNIT)
     smoothed_states, _, smoothed = kalman.smooth(model, states, rows, UNIT)
     same(smoothed_states.log_likelihood, after.log_likelihood)
@@ -293,7 +293,7 @@ def test_groups_learn_their_own_modes():
     values["groups"] = {"by": ["region"], "values": [["a"], ["b"]], "parameters": found.parameters}
     states = begin_states(kalman.build, definition, values)
     model = kalman.build(definition, values)
-    rows_of_transition = model.own_rows("transition")  # type: ignore[attr-defined]
+    rows_of_transition = model.find_key_rows("transition")  # type: ignore[attr-defined]
     assert states[rows_of_transition[1], :2].tolist() == leave
 
 
@@ -329,7 +329,7 @@ def test_a_key_whose_copies_break_down_has_a_value_that_no_search_takes():
     starts = [np.full((1, 4), a) for a in (1.0, 2.5, 0.5)]  # at theta, above it, below it
     weights = Weights(*(np.full((1, 4), a) for a in (0.25, 2.0, -3.0)))
     model: Any = Sum()
-    found = differences(model, rows, 4, UNIT, starts, weights)
+    found = compute_differences(model, rows, 4, UNIT, starts, weights)
     share = 0.25 + 2.0 * 2.5 - 3.0 * 0.5
     np.testing.assert_array_equal(found.log_likelihood, [3.0, -np.inf, 1.0, 2.0])
     assert found.used.tolist() == [2, 2, 1, 2]
@@ -345,13 +345,13 @@ def test_starts_are_the_noises_at_many_sizes():
         Free(Parameter("F[0][0]", "real", (0.5,)), 0, 0, False),
     ]
     written = np.array([0.3, -0.2, 0.7])
-    found = several(free, written, (0.0, -3.0))
+    found = list_starts(free, written, (0.0, -3.0))
     assert len(found) == 10 and not np.any(found[0][0] - written)
     sizes = [np.exp((theta - written) * [2.0, 1.0, 1.0]) for theta, _ in found]
     whole = [(1.0, a) for a in (0, -4, -2, 2, 4)] + [(1e-3, a) for a in (0, -4, -2, 2, 4)]
     expected = [[size * 10.0 ** (a / 2), size * 10.0 ** (-a / 2), 1.0] for size, a in whole]
     np.testing.assert_allclose(sizes, expected, rtol=1e-13)
     assert [kind for _, kind in found] == [1, 0, 0, 2, 2] * 2
-    alone = several(free[1:], written[1:], (0.0, -3.0))
+    alone = list_starts(free[1:], written[1:], (0.0, -3.0))
     np.testing.assert_allclose([np.exp(theta[0] + 0.2) for theta, _ in alone], [1.0, 1e-3], rtol=1e-13)
-    assert len(several(free[2:], written[2:], (0.0, -3.0))) == 1
+    assert len(list_starts(free[2:], written[2:], (0.0, -3.0))) == 1

@@ -9,7 +9,7 @@ import kalman
 from kalman.learning import learners, maximum_likelihood
 from kalman.learning.em import Fit
 from kalman.learning.groups import GroupLearning, group_learning
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from kalman.models.groups import begin_states
 from tests.kalman.learning.test_learning import level, simulated
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -57,7 +57,7 @@ def test_groups_add_up_their_keys_to_the_bit(kind):
     definition = random_definition(rng, kind, 2, 2)
     rows = random_rows(rng, definition, 11, 8)
     group = rng.permutation([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2])
-    learn = maximum_likelihood.maximum_likelihood(
+    learn = maximum_likelihood.build_linear_learner(
         {**definition, "learn": {"parameters": parameters, **BY_GROUP}}
     )
     theta = learn.start[:, None] + 0.1 * rng.normal(size=(len(learn.start), 3))
@@ -79,7 +79,7 @@ def test_each_group_learns_as_it_would_alone():
     group = np.repeat([0, 1, 2], [5, 10, 15])[rng.permutation(keys)]
     y = rows.y * np.array([1.0, 4.0, 0.3])[group[rows.key]]
     rows = rows._replace(y=y)
-    learn = maximum_likelihood.maximum_likelihood(
+    learn = maximum_likelihood.build_linear_learner(
         level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)
     )
     pooled = learn.fit(lambda theta: learn.evaluate(theta, rows, keys, UNIT), lambda: rows.y, 100)
@@ -92,7 +92,7 @@ def test_each_group_learns_as_it_would_alone():
         alone = of_group(rows, group, g)
 
         def objective(theta, alone=alone, members=group == g):
-            value, gradient, used = learn.value_and_gradient(theta, alone, int(members.sum()), UNIT)
+            value, gradient, used = learn.compute_gradient(theta, alone, int(members.sum()), UNIT)
             away = theta - pooled.theta
             drawn = found.precision @ away
             return value - 0.5 * away @ drawn, gradient - drawn, used
@@ -115,15 +115,15 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
     y[:, group[rows.key] == 2] = np.nan  # nothing measured
     rows = rows._replace(y=y)
     learn = group_learning(learners.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)))
-    pooled = Fit(np.array([0.2, -0.3]), 0.0, 0, Outcome.CONVERGED)
+    pooled = Fit(np.array([0.2, -0.3]), 0.0, 0, FitOutcome.CONVERGED)
     found, _ = fit_all(learn, rows, group, pooled, 4)
     same(found.theta[:, 2], pooled.theta)
-    assert found.outcome[2] == Outcome.TOO_FEW_ROWS and found.own[2] == 0.0
+    assert found.outcome[2] == FitOutcome.TOO_FEW_ROWS and found.own[2] == 0.0
     # the others are at the maxima of their own posteriors: of the company they know the width of the prior alone
     model: Any = learn.model
     for g in (0, 1, 3):
         alone = of_group(rows, group, g)
-        _, gradient, _ = model.value_and_gradient(found.theta[:, g], alone, 3, UNIT)
+        _, gradient, _ = model.compute_gradient(found.theta[:, g], alone, 3, UNIT)
         drawn = found.precision @ (found.theta[:, g] - pooled.theta)
         np.testing.assert_allclose(gradient, drawn, atol=1e-4)
 
@@ -140,7 +140,7 @@ def test_what_pooled_learning_left_at_a_bound_begins_as_written():
     ):
         free = np.isfinite(np.diag(known))
         theta = np.where(free, start + 7.0 * scale, -99.0)
-        begin, determined = learn._inside(Fit(theta, 0.0, 0, Outcome.CONVERGED, covariance=known))
+        begin, determined = learn._move_inside(Fit(theta, 0.0, 0, FitOutcome.CONVERGED, covariance=known))
         np.testing.assert_allclose(begin, theta if shift is None else start + shift * scale, rtol=1e-14)
         np.testing.assert_array_equal(determined, free)
 
@@ -195,9 +195,9 @@ def test_a_mixture_is_not_learned_by_group():
 def test_figures_of_fit_at_given_parameters_are_those_of_the_fit_itself():
     rng = np.random.default_rng(23)
     rows, _, _ = simulated(rng, 6, 50)
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"], "scope": "key"}))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"], "scope": "key"}))
     fits = learn.fit_keys(rows, 6, UNIT, None)
-    assert (fits.outcome == Outcome.CONVERGED).all()
+    assert (fits.outcome == FitOutcome.CONVERGED).all()
     nis, p_value = learn.check(fits.theta, rows, 7, UNIT)
     np.testing.assert_allclose(nis[:6], fits.nis, rtol=1e-12)
     # the same statistic, with the degree of freedom that a fit to the key alone would have cost

@@ -10,15 +10,15 @@ from scipy import stats
 import kalman
 from kalman.evaluation.diagnostics import innovations, ljung_box
 from kalman.learning import constraints, key_learning
-from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import ARRIVED, Outcome, Population, unexamined
-from kalman.learning.key_population import evidence, own_share, posterior
-from kalman.learning.key_rows import by_rounds
+from kalman.learning.fisher_information import compute_fisher_information
+from kalman.learning.key_fits import ARRIVED, FitOutcome, Population, build_unexamined
+from kalman.learning.key_population import compute_evidence, compute_posterior, compute_row_share
+from kalman.learning.key_rows import sort_by_rounds
 from kalman.learning.key_search import Box
-from kalman.learning.key_starts import Free, _differences, free_numbers
-from kalman.learning.maximum_likelihood import STEP, maximum_likelihood
+from kalman.learning.key_starts import Free, _measure_differences, free_numbers
+from kalman.learning.maximum_likelihood import STEP, build_linear_learner
 from kalman.learning.score import score
-from kalman.learning.tangents import evaluate, learned
+from kalman.learning.tangents import evaluate, list_learned_entries
 from kalman.models.structure import Parameter
 from tests.kalman.learning.test_learning import LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers
@@ -26,7 +26,7 @@ from tests.kalman.support.key_series import LEVEL, TREND, loads, made, rows_of
 from tests.kalman.support.models import random_definition, random_rows, same, states_with
 from tests.kalman.support.oracles import UNIT
 
-LEVELS, TRENDS = maximum_likelihood(LEVEL), maximum_likelihood(TREND)
+LEVELS, TRENDS = build_linear_learner(LEVEL), build_linear_learner(TREND)
 OF = {1: LEVELS, 2: TRENDS}
 
 
@@ -35,12 +35,12 @@ def judge(y, states):
     found = OF[states].fit_keys(rows_of(y), len(y), UNIT, None)
     lost = np.array([peers.best(one, states).log_likelihood for one in y]) - found.log_likelihood
     inside = np.asarray((found.parameters > 0.0).all(axis=0))
-    assert inside[found.outcome == Outcome.CONVERGED].all(), "nothing at a bound is told as converged"
+    assert inside[found.outcome == FitOutcome.CONVERGED].all(), "nothing at a bound is told as converged"
     assert all(
-        (text is None) == (a == Outcome.CONVERGED)
+        (text is None) == (a == FitOutcome.CONVERGED)
         for text, a in zip(found.reason, found.outcome, strict=True)
     )
-    assert not (lost[found.outcome == Outcome.CONVERGED] > 2.0).any()
+    assert not (lost[found.outcome == FitOutcome.CONVERGED] > 2.0).any()
     return lost, found
 
 
@@ -88,7 +88,7 @@ def test_nile():
     found = LEVELS.fit_keys(NILE, 1, UNIT, None)
     np.testing.assert_allclose(found.parameters[:, 0], [1469.18, 15098.53], rtol=2e-3)
     assert found.log_likelihood[0] == pytest.approx(-633.464564, abs=1e-5)
-    assert found.outcome[0] == Outcome.CONVERGED and found.reason == [None]
+    assert found.outcome[0] == FitOutcome.CONVERGED and found.reason == [None]
     q, r = found.parameters[:, 0]
 
     def slope(step):  # second difference of statsmodels' log-likelihood by the logarithm of R
@@ -113,7 +113,7 @@ def test_a_key_without_doubt_is_searched_once(monkeypatch):
     rng = np.random.default_rng(1)
     slopes = np.cumsum(rng.normal(size=(3, 300)), axis=1)
     y = np.cumsum(slopes + 3.0 * rng.normal(size=(3, 300)), axis=1) + 3.0 * rng.normal(size=(3, 300))
-    assert TRENDS.fit_keys(rows_of(y), 3, UNIT, None).outcome.tolist() == [Outcome.CONVERGED] * 3
+    assert TRENDS.fit_keys(rows_of(y), 3, UNIT, None).outcome.tolist() == [FitOutcome.CONVERGED] * 3
     assert searched == [3]
 
 
@@ -123,7 +123,7 @@ def test_a_variance_of_zero_is_an_answer():
     found = LEVELS.fit_keys(rows_of([noise, np.round(walk, 6)]), 2, UNIT, None)
     if found.parameters[1, 1] > 0.0:
         pytest.fail("this walk has a likelihood that is greatest without noise")
-    assert found.outcome.tolist() == [Outcome.AT_BOUND] * 2
+    assert found.outcome.tolist() == [FitOutcome.AT_BOUND] * 2
     assert found.reason == ["variance is zero", "R is zero"]
     assert found.parameters[0, 0] == 0.0
     assert np.isnan(found.errors).tolist() == [[True, False], [False, True]]
@@ -138,7 +138,7 @@ def test_standard_errors_cover():
     rng = np.random.default_rng(4)
     y = np.cumsum(rng.normal(size=(300, 200)), axis=1) + rng.normal(size=(300, 200))
     found = LEVELS.fit_keys(rows_of(y), 300, UNIT, None)
-    assert (found.outcome == Outcome.CONVERGED).all()
+    assert (found.outcome == FitOutcome.CONVERGED).all()
     away = np.log(found.parameters) / (found.errors / found.parameters)
     inside = (np.abs(away) < 1.96).mean(axis=1)
     assert ((inside > 0.91) & (inside < 0.985)).all(), inside
@@ -152,7 +152,7 @@ def test_diagnostics_are_those_of_the_filter():
         **random_definition(rng, "random_walk", 1, 2, 0),
         "learn": {"parameters": ["variance", "R"], "scope": "key"},
     }
-    learner = maximum_likelihood(definition)
+    learner = build_linear_learner(definition)
     rows = random_rows(rng, definition, 5, 60)
     found = learner.fit_keys(rows, 5, UNIT, None)
     states = states_with(learner.each, found.parameters)
@@ -177,21 +177,21 @@ def test_derivatives_are_those_of_the_adjoint(kind, start):
     rows = random_rows(rng, definition, 8, 9)
     if start == "diffuse":  # see test_gradient_is_exact
         rows = rows._replace(time=np.cumsum(rng.choice([0, 500_000, 1_000_000], len(rows.time))))
-    assert_derivatives(maximum_likelihood(definition), rows, rng)
+    assert_derivatives(build_linear_learner(definition), rows, rng)
 
 
 def test_derivatives_of_three_measurements_are_those_of_the_adjoint():
     """With correlated noise: the covariance of two of them leaves the part of the third one's alone."""
     rng = np.random.default_rng(3)
     definition = random_definition(rng, "explicit", 2, 3) | {"learn": {"parameters": ["R"], "scope": "key"}}
-    assert_derivatives(maximum_likelihood(definition), random_rows(rng, definition, 8, 9), rng)
+    assert_derivatives(build_linear_learner(definition), random_rows(rng, definition, 8, 9), rng)
 
 
 def assert_derivatives(learner, rows, rng):
     """Assert value, gradient and information at numbers about the written ones, of eight keys."""
     theta = learner.start[:, None] + 0.2 * rng.normal(size=(len(learner.start), 8))
     expected = score(learner.each, learner.own_names, rows, 8, UNIT, learner.begun(theta, 8))
-    of, taken = learned(learner.each), by_rounds(rows, UNIT)
+    of, taken = list_learned_entries(learner.each), sort_by_rounds(rows, UNIT)
     packed = [(p.name, e) for p in learner.learned for e in range(len(p.value))]
     places = [packed.index(entry) for entry in of.entries]
     entries = np.array([np.broadcast_to(a, 8) for a in learner.entries(theta)])[places]
@@ -201,7 +201,7 @@ def assert_derivatives(learner, rows, rng):
     assert (np.abs(found.gradient - expected.gradient[places][:, keys]) <= 1e-11 * scale[:, None]).all()
     steps = [np.zeros(len(theta)), *STEP * np.eye(len(theta))]
     begun = [learner.begun(theta + step[:, None], 8) for step in steps]
-    J = information(learner.each, rows, 8, UNIT, begun, np.full(len(theta), STEP))[:, keys]
+    J = compute_fisher_information(learner.each, rows, 8, UNIT, begun, np.full(len(theta), STEP))[:, keys]
     moved = [
         np.array([np.broadcast_to(a, 8) for a in learner.entries(theta + step[:, None])])[places]
         for step in steps
@@ -214,7 +214,7 @@ def assert_derivatives(learner, rows, rng):
 
 def test_of_fits_that_give_values_alone_nothing_else_is_known():
     theta, entries = np.arange(6.0).reshape(2, 3), np.ones((4, 3))
-    found = unexamined(theta, entries, np.zeros(3), np.full(3, 9))
+    found = build_unexamined(theta, entries, np.zeros(3), np.full(3, 9))
     assert found.converged.all() and found.reason == [None] * 3 and found.own.tolist() == [1.0] * 3
     shapes = {"errors": (4, 3), "information": (2, 2, 3), "nis": (3,), "ljung_box": (3,)}
     for name, shape in shapes.items():
@@ -232,7 +232,7 @@ def test_of_fits_that_give_values_alone_nothing_else_is_known():
 def test_a_variance_that_has_covariances_cannot_be_zero_alone(Q, numbers):
     process = {"kind": "explicit", "F": [[1.0, 1.0], [0.0, 0.5]], "Q": np.asarray(Q).tolist()}
     given = {**TREND, "process": process, "observation": {"H": [[1.0, 0.0]], "R": [[1.0]]}}
-    learner = maximum_likelihood({**given, "learn": {"parameters": ["Q"], "scope": "key"}})
+    learner = build_linear_learner({**given, "learn": {"parameters": ["Q"], "scope": "key"}})
     found = free_numbers(learner.each, learner.learned)
     assert {one.name: (one.power, one.alone) for one in found} == numbers
 
@@ -254,8 +254,8 @@ def test_few_rows_lean_on_the_population():
     assert 0.25 < population.covariance[0, 0] < 0.8 and 0.02 < population.covariance[1, 1] < 0.2
     found = LEVELS.fit_keys(rows, keys, UNIT, population)
     few = lengths < 15
-    assert (found.outcome[few] == Outcome.TOO_FEW_ROWS).all() and (found.own[few] < 0.5).all()
-    assert (found.own[~few] > 0.5).all() and (found.outcome[~few] == Outcome.CONVERGED).mean() > 0.9
+    assert (found.outcome[few] == FitOutcome.TOO_FEW_ROWS).all() and (found.own[few] < 0.5).all()
+    assert (found.own[~few] > 0.5).all() and (found.outcome[~few] == FitOutcome.CONVERGED).mean() > 0.9
     assert all("measured values" in text or "no rows" in text for text in np.array(found.reason)[few])
     truth = np.log([q, r])
     error = np.abs(np.log(found.parameters[:, few]) - truth[:, few]).mean()
@@ -273,7 +273,7 @@ def test_few_rows_lean_on_the_population():
     precision = np.linalg.inv(population.covariance)
 
     def objective(theta):
-        value, gradient, used = LEVELS.value_and_gradient(theta, one, 1, UNIT)
+        value, gradient, used = LEVELS.compute_gradient(theta, one, 1, UNIT)
         away = theta - population.mean
         return value - 0.5 * away @ precision @ away, gradient - precision @ away, used
 
@@ -295,7 +295,7 @@ def test_nothing_to_learn_from_is_said_and_the_others_go_on():
         np.concatenate([values, extra.y], axis=1),
         np.empty((0, len(rows.key) + 4)),
     )
-    expected = [Outcome.CONVERGED, Outcome.FAILED, *[Outcome.TOO_FEW_ROWS] * 4]
+    expected = [FitOutcome.CONVERGED, FitOutcome.FAILED, *[FitOutcome.TOO_FEW_ROWS] * 4]
     alone = LEVELS.fit_keys(rows, 6, UNIT, None)
     assert alone.outcome.tolist() == expected
     assert alone.reason[1] == "its measurements do not vary" and alone.reason[4] == "it has no rows"
@@ -319,7 +319,7 @@ def test_repeated_times_do_not_make_the_noise_zero():
     rows = kalman.SortedRows(np.zeros(200, np.int64), time, walk[None], np.empty((0, 200)))
     found = LEVELS.fit_keys(rows, 1, UNIT, None)
     assert found.parameters[1, 0] == pytest.approx(0.5e-6, rel=0.2)
-    assert found.outcome[0] == Outcome.CONVERGED
+    assert found.outcome[0] == FitOutcome.CONVERGED
 
 
 def ends_of(theta, zero=None, covariance=None, **others) -> Any:
@@ -358,12 +358,12 @@ def test_errors_are_those_of_the_delta_method():
     searches: Any = SimpleNamespace(keys=keys, model=SimpleNamespace(parameters=LEARNABLE))
 
     def entries(free):
-        widths = np.cumsum([len(constraints.free_entries(one)) for one in LEARNABLE])[:-1]
+        widths = np.cumsum([len(constraints.list_free_entries(one)) for one in LEARNABLE])[:-1]
         parts = zip(LEARNABLE, np.split(free, widths), strict=True)
-        return np.array([a for one, part in parts for a in constraints.value(one, list(part))])
+        return np.array([a for one, part in parts for a in constraints.compute_entries(one, list(part))])
 
     none = np.zeros((p, keys), bool)
-    found = key_learning._errors(searches, theta, none, ends_of(theta, none, covariance))
+    found = key_learning._compute_errors(searches, theta, none, ends_of(theta, none, covariance))
     fixed = np.flatnonzero(entries(begin) == 0.0)
     assert len(entries(begin)) == len(found) and len(fixed) == 2
     for k in range(keys):
@@ -382,7 +382,7 @@ def test_a_variance_that_is_zero_takes_no_error_from_the_others():
     covariance[[1, 4]] = covariance[:, [1, 4]] = np.nan
     searches: Any = SimpleNamespace(keys=1, model=SimpleNamespace(parameters=(R, Q)))
     gone = np.array([[False], [True], [False], [False], [False]])
-    found = key_learning._errors(searches, theta, gone, ends_of(theta, gone, covariance))[:, 0]
+    found = key_learning._compute_errors(searches, theta, gone, ends_of(theta, gone, covariance))[:, 0]
     assert np.isnan(found).tolist() == [False, True, True, False, True, True]
     # of exp(2 t), whose slope is twice itself
     np.testing.assert_allclose(found[[0, 3]], [2.0 * np.exp(1.0) * 0.1, 2.0 * np.exp(0.0) * 0.2], rtol=1e-14)
@@ -392,24 +392,24 @@ def test_each_key_is_judged_by_what_stopped_it():
     """The first fault that there is: no variation, few rows, no maximum, a bound; each with its reason."""
     R = Parameter("R", "covariance", (1.0, 0.0, 1.0))
     free = [Free(R, 0, 2, True), Free(R, 2, 2, True), Free(Parameter("q", "positive", (1.0,)), 0, 1, True)]
-    cases: list[tuple[dict[str, Any], Outcome, str | None]] = [
-        ({}, Outcome.CONVERGED, None),
-        ({"measured": 15.0}, Outcome.CONVERGED, None),
-        ({"measured": 14.0}, Outcome.TOO_FEW_ROWS, "14 measured values for 3 numbers"),
-        ({"measured": 14.0, "constant": True}, Outcome.FAILED, "its measurements do not vary"),
-        ({"measured": 1.0, "constant": True}, Outcome.TOO_FEW_ROWS, "1 measured values for 3 numbers"),
-        ({"own": 0.5}, Outcome.CONVERGED, None),
-        ({"own": 0.49}, Outcome.TOO_FEW_ROWS, "99 measured values for 3 numbers"),
-        ({"done": False}, Outcome.FAILED, "the search found no maximum"),
-        ({"value": np.inf}, Outcome.FAILED, "the search found no maximum"),
-        ({"value": np.nan, "lacking": np.nan}, Outcome.FAILED, "the search found no maximum"),
-        ({"lacking": 0.9 * ARRIVED}, Outcome.CONVERGED, None),
-        ({"lacking": 0.25}, Outcome.FAILED, "0.25 of log-likelihood is still expected"),
-        ({"lacking": ARRIVED, "theta": (9.0, 0.0, 0.0)}, Outcome.FAILED, "0.01 of log-likelihood"),
-        ({"theta": (0.0, -9.0, 0.0)}, Outcome.AT_BOUND, "R[1][1] is at its lowest"),
-        ({"theta": (0.0, 9.0, 0.0)}, Outcome.AT_BOUND, "R[1][1] is at its highest"),
-        ({"theta": (9.0, 0.0, -9.0)}, Outcome.AT_BOUND, "R[0][0] is at its highest, q is at its lowest"),
-        ({"zero": (True, False, False), "theta": (-9.0, 0.0, 9.0)}, Outcome.AT_BOUND,
+    cases: list[tuple[dict[str, Any], FitOutcome, str | None]] = [
+        ({}, FitOutcome.CONVERGED, None),
+        ({"measured": 15.0}, FitOutcome.CONVERGED, None),
+        ({"measured": 14.0}, FitOutcome.TOO_FEW_ROWS, "14 measured values for 3 numbers"),
+        ({"measured": 14.0, "constant": True}, FitOutcome.FAILED, "its measurements do not vary"),
+        ({"measured": 1.0, "constant": True}, FitOutcome.TOO_FEW_ROWS, "1 measured values for 3 numbers"),
+        ({"own": 0.5}, FitOutcome.CONVERGED, None),
+        ({"own": 0.49}, FitOutcome.TOO_FEW_ROWS, "99 measured values for 3 numbers"),
+        ({"done": False}, FitOutcome.FAILED, "the search found no maximum"),
+        ({"value": np.inf}, FitOutcome.FAILED, "the search found no maximum"),
+        ({"value": np.nan, "lacking": np.nan}, FitOutcome.FAILED, "the search found no maximum"),
+        ({"lacking": 0.9 * ARRIVED}, FitOutcome.CONVERGED, None),
+        ({"lacking": 0.25}, FitOutcome.FAILED, "0.25 of log-likelihood is still expected"),
+        ({"lacking": ARRIVED, "theta": (9.0, 0.0, 0.0)}, FitOutcome.FAILED, "0.01 of log-likelihood"),
+        ({"theta": (0.0, -9.0, 0.0)}, FitOutcome.AT_BOUND, "R[1][1] is at its lowest"),
+        ({"theta": (0.0, 9.0, 0.0)}, FitOutcome.AT_BOUND, "R[1][1] is at its highest"),
+        ({"theta": (9.0, 0.0, -9.0)}, FitOutcome.AT_BOUND, "R[0][0] is at its highest, q is at its lowest"),
+        ({"zero": (True, False, False), "theta": (-9.0, 0.0, 9.0)}, FitOutcome.AT_BOUND,
          "R[0][0] is zero, q is at its highest"),
     ]  # fmt: skip
 
@@ -430,11 +430,11 @@ def test_each_key_is_judged_by_what_stopped_it():
         model=SimpleNamespace(free=free),
         starts=SimpleNamespace(constant=of("constant", False)),
     )
-    outcome, reason = key_learning._judged(searches, ends, None)
+    outcome, reason = key_learning._judge_ends(searches, ends, None)
     for found, text, (case, expected, said) in zip(outcome, reason, cases, strict=True):
         assert found == expected, case
         assert text == said or (said is not None and str(text).startswith(said)), (case, text)
-    _, reason = key_learning._judged(searches, ends, Population(np.zeros(3), np.eye(3), 9))
+    _, reason = key_learning._judge_ends(searches, ends, Population(np.zeros(3), np.eye(3), 9))
     assert reason[2] == "14 measured values for 3 numbers, 100 % its own"
     assert reason[6] == "99 measured values for 3 numbers, 49 % its own"
 
@@ -466,10 +466,10 @@ def test_the_evidence_of_normal_likelihoods_is_their_integral():
         )
         chance = np.clip(share, 1e-6, 1.0)
         expected[k] += np.log(np.where(zero[:, k], chance, 1.0 - chance)).sum()
-    np.testing.assert_allclose(evidence(population, theta, zero, value, J), expected, rtol=1e-11)
+    np.testing.assert_allclose(compute_evidence(population, theta, zero, value, J), expected, rtol=1e-11)
     # and without zeros: the posterior, and how much of it the key's own rows make
-    found, spread = posterior(population, own, J)
-    shares = own_share(population, J)
+    found, spread = compute_posterior(population, own, J)
+    shares = compute_row_share(population, J)
     for k in range(keys):
         C = np.linalg.inv(J[:, :, k] + np.linalg.inv(covariance))
         np.testing.assert_allclose(spread[:, :, k], C, rtol=1e-9, atol=1e-12)
@@ -499,11 +499,13 @@ def test_a_key_s_differences_are_its_own():
     rows = kalman.SortedRows(
         np.repeat(np.arange(6), lengths), time, np.concatenate(series, axis=1), np.empty((0, sum(lengths)))
     )
-    sizes, largest, step, constant = _differences(rows, UNIT)
+    sizes, largest, step, constant = _measure_differences(rows, UNIT)
     assert constant.tolist() == [False, False, True, False, True, False]
     assert step.tolist() == [0.5, 1.0, 1.0, 2.0, 2.5, 3.0]
     for k, one in enumerate(series):
-        alone = _differences(rows.take(rows.key == k)._replace(key=np.zeros(lengths[k], np.int64)), UNIT)
+        alone = _measure_differences(
+            rows.take(rows.key == k)._replace(key=np.zeros(lengths[k], np.int64)), UNIT
+        )
         for found, expected in zip((*sizes, largest, step, constant), (*alone[0], *alone[1:]), strict=True):
             np.testing.assert_array_equal(found[..., k], expected[..., 0])
         np.testing.assert_allclose(largest[:, k], (np.nanmax(one, axis=1) - np.nanmin(one, axis=1)) ** 2)
@@ -519,6 +521,6 @@ def test_the_bounds_of_the_variances_that_end_there_move_out():
     low, high = np.array([[-1.0, -2.0, -3.0]] * 3), np.array([[4.0, 5.0, 6.0]] * 3)
     box = Box(low, high, np.ones(3), np.ones(3, bool), np.array([1.0, 2.0, 0.0]))
     beyond = np.array([[True, False, False], [False, True, False], [False, False, False]])
-    wider: Any = key_learning.KeySearches._widened(SimpleNamespace(box=box), beyond)  # type: ignore[arg-type]
+    wider: Any = key_learning.KeySearches._widen_box(SimpleNamespace(box=box), beyond)  # type: ignore[arg-type]
     np.testing.assert_array_equal(wider.low, [[-29.0, -2.0, -3.0], [-1.0, -16.0, -3.0], low[2]])
     np.testing.assert_array_equal(wider.high, [[18.0, 5.0, 6.0], [4.0, 12.0, 6.0], high[2]])

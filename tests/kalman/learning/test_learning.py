@@ -36,12 +36,12 @@ def test_gradient_is_exact(kind, start):
     definition = random_definition(rng, kind, 2, 2, 1 if kind == "explicit" else 0)
     definition |= {"learn": {"parameters": LEARNED[kind]}, **STARTS[start]}
     definition["observation"]["H"] = rng.normal(size=np.shape(definition["observation"]["H"])).tolist()
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     rows = random_rows(rng, definition, 8, 9)
     if start == "diffuse":  # three derivatives from rows a millisecond apart are not to be had in float64
         rows = rows._replace(time=np.cumsum(rng.choice([0, 500_000, 1_000_000], len(rows.time))))
     theta = learn.start + 0.2 * rng.normal(size=len(learn.start))
-    value, gradient, used = learn.value_and_gradient(theta, rows, 8, UNIT)
+    value, gradient, used = learn.compute_gradient(theta, rows, 8, UNIT)
     assert used == len(rows.key)
     model = kalman.build({**definition, "learn": None}, learn.parameters(theta))
     states, _ = kalman.run(model, kalman.initial_states(model, 8), rows, UNIT)
@@ -50,7 +50,7 @@ def test_gradient_is_exact(kind, start):
     def along(i, step):
         moved = theta.copy()
         moved[i] += step
-        return learn.value_and_gradient(moved, rows, 8, UNIT)[0]
+        return learn.compute_gradient(moved, rows, 8, UNIT)[0]
 
     h = 1e-3
     for i in range(len(theta)):
@@ -80,10 +80,10 @@ NILE = series(np.asarray(dict(nile.load_pandas())["data"]["volume"], float))
 
 def test_nile_optimum():
     """Durbin and Koopman (2012), section 2.10: 15098.53 and 1469.18."""
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}))
     seen = []
     found = maximum_likelihood.fit(
-        lambda theta: learn.value_and_gradient(theta, NILE, 1, UNIT),
+        lambda theta: learn.compute_gradient(theta, NILE, 1, UNIT),
         learn.start,
         progress=lambda n, ll: seen.append((n, ll)),
     )
@@ -96,8 +96,8 @@ def test_nile_optimum():
 
 
 def test_a_name_that_is_not_learned_stays():
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["R"]}, q=1469.18))
-    found = maximum_likelihood.fit(lambda theta: learn.value_and_gradient(theta, NILE, 1, UNIT), learn.start)
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["R"]}, q=1469.18))
+    found = maximum_likelihood.fit(lambda theta: learn.compute_gradient(theta, NILE, 1, UNIT), learn.start)
     assert learn.names == ("R",)
     assert learn.parameters(found.theta)["R"][0][0] == pytest.approx(15098.53, rel=1e-4)
 
@@ -110,7 +110,7 @@ def test_zeros_stay_zero_and_correlations_are_learned():
     definition["process"]["Q"] = Q.tolist()
     definition["observation"]["R"] = np.diag([1.0, 2.0, 3.0]).tolist()
     definition["learn"] = {"parameters": ["Q", "R"]}
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     assert len(learn.start) == 3 + 3
     np.testing.assert_allclose(learn.parameters(learn.start)["Q"], Q, rtol=1e-14)
     moved = learn.parameters(learn.start + rng.normal(size=6))
@@ -131,7 +131,7 @@ def test_a_parameter_that_cannot_be_learned_is_refused(Q, problem):
     definition["process"]["Q"] = Q
     definition["learn"] = {"parameters": ["Q"]}
     with pytest.raises(kalman.ModelError, match=problem) as error:
-        maximum_likelihood.maximum_likelihood(definition)
+        maximum_likelihood.build_linear_learner(definition)
     assert error.value.field == "process.Q"
 
 
@@ -160,7 +160,7 @@ def test_each_key_gets_its_own():
     rng = np.random.default_rng(11)
     keys = 12
     rows, q, r = simulated(rng, keys, 150)
-    learn = maximum_likelihood.maximum_likelihood(
+    learn = maximum_likelihood.build_linear_learner(
         level({"parameters": ["variance", "R"], "scope": "key"}, 1.0, 1.0)
     )
     found = learn.fit_keys(rows, keys, UNIT, around(learn.start))
@@ -172,7 +172,7 @@ def test_each_key_gets_its_own():
         alone = series(rows.y[0, here])
 
         def objective(theta, alone=alone):
-            value, gradient, used = learn.value_and_gradient(theta, alone, 1, UNIT)
+            value, gradient, used = learn.compute_gradient(theta, alone, 1, UNIT)
             away = theta - learn.start
             return value - 0.5 * away @ away, gradient - away, used
 
@@ -187,7 +187,7 @@ def test_own_parameters_do_not_depend_on_the_company_and_shrink():
     rows, _, _ = simulated(rng, keys, 12)
     kept = rows.key != 7  # a key without rows
     rows = kalman.SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-    learn = maximum_likelihood.maximum_likelihood(
+    learn = maximum_likelihood.build_linear_learner(
         level({"parameters": ["variance", "R"], "scope": "key"}, 2.0, 0.5)
     )
     found = learn.fit_keys(rows, keys, UNIT, around(learn.start))
@@ -229,14 +229,14 @@ def test_own_parameters_ride_in_the_state():
 def test_rows_that_break_the_filter_are_left_out_of_the_gradient():
     y = NILE.y.copy()
     y[0, 50] = np.inf
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
-    with_bad = learn.value_and_gradient(learn.start, NILE._replace(y=y), 1, UNIT)
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}))
+    with_bad = learn.compute_gradient(learn.start, NILE._replace(y=y), 1, UNIT)
     kept = np.arange(100) != 50
     rows = kalman.SortedRows(NILE.key[kept], NILE.time[kept], NILE.y[:, kept], NILE.u[:, kept])
-    without = learn.value_and_gradient(learn.start, rows, 1, UNIT)
+    without = learn.compute_gradient(learn.start, rows, 1, UNIT)
     same(list(map(np.asarray, with_bad)), list(map(np.asarray, without)))
     nothing = kalman.SortedRows(NILE.key[:0], NILE.time[:0], NILE.y[:, :0], NILE.u[:, :0])
-    value, gradient, used = learn.value_and_gradient(learn.start, nothing, 0, UNIT)
+    value, gradient, used = learn.compute_gradient(learn.start, nothing, 0, UNIT)
     assert (value, gradient.tolist(), used) == (0.0, [0.0, 0.0], 0)
 
 
@@ -307,8 +307,8 @@ def test_free_numbers_follow_the_scale_of_all_noise_as_is_said(process, halved, 
         "initial": {"mean": [1.0, 2.0], "covariance": [[2.0, 0.5], [0.5, 1.0]]},
     }
     learn, other = (
-        maximum_likelihood.maximum_likelihood(definition),
-        maximum_likelihood.maximum_likelihood(less),
+        maximum_likelihood.build_linear_learner(definition),
+        maximum_likelihood.build_linear_learner(less),
     )
     scale = learn.variables.scale
     np.testing.assert_allclose(learn.start - other.start, scale * np.log(2.0), rtol=1e-14, atol=1e-15)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kalman.learning import learners
-from kalman.learning.bounds import JUMP, Variables, _flat_way, _released, _seen
+from kalman.learning.bounds import JUMP, Variables, _follow_flat_way, _raise_hidden, _release_variable
 from kalman.learning.em import Fit
 from kalman.learning.groups import group_learning
-from kalman.learning.key_fits import Outcome, expected_gain
-from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.key_fits import FitOutcome, compute_expected_gain
+from kalman.learning.maximum_likelihood import build_linear_learner
 from kalman.learning.scoring import FLAT, Maximum, Point, maximise
 from tests.kalman.learning.test_filter_learning import CURVED, curved_rows
 from tests.kalman.learning.test_filter_learning import level as extended_level
@@ -20,7 +20,7 @@ from tests.kalman.support.key_series import LEVEL, TREND, bursts, made, rows_of
 from tests.kalman.support.oracles import UNIT
 from tests.kalman.support.searches import judged, searched
 
-LEARNERS = {1: maximum_likelihood(LEVEL), 2: maximum_likelihood(TREND)}
+LEARNERS = {1: build_linear_learner(LEVEL), 2: build_linear_learner(TREND)}
 
 
 def pooled(learn, rows, keys):
@@ -52,7 +52,7 @@ def test_the_expected_gain_is_that_of_the_quadratic_within_the_bounds():
         power, held = np.array([rng.choice([0.0, 1.0, 2.0]), 0.0]), np.array([0, rng.choice([-1, 0, 1])])
         low = np.where(held < 0, 0.0, np.where(power > 0.0, -1.0 / np.maximum(power, 1.0), -np.inf))
         high = np.where(held > 0, 0.0, np.inf)
-        (found,) = expected_gain(g[:, None], J[:, :, None], held[:, None], power)
+        (found,) = compute_expected_gain(g[:, None], J[:, :, None], held[:, None], power)
         wanted = quadratic(g, J, low, high)
         assert found <= wanted + 1e-6 * (1.0 + wanted)
         if not (held.any() or power.any()):
@@ -62,7 +62,7 @@ def test_the_expected_gain_is_that_of_the_quadratic_within_the_bounds():
 
 def test_a_number_of_which_nothing_is_known_promises_nothing():
     J = np.array([[4.0, 0.0], [0.0, 0.0]])
-    (found,) = expected_gain(
+    (found,) = compute_expected_gain(
         np.array([[0.2], [0.0]]), J[:, :, None], np.zeros((2, 1), np.int8), np.array([1.0, 1.0])
     )
     assert found == pytest.approx(0.005, rel=1e-5)
@@ -73,15 +73,17 @@ def test_an_end_that_promises_more_is_told_as_failed():
     point = Point(np.zeros(2), -10.0, np.array([0.3, 0.0]), np.eye(2), 100)
     far = learn.fit_at(Maximum(point, 3, np.zeros(2, np.int8), None), point)
     assert (
-        far.outcome == Outcome.FAILED and far.reason is not None and "0.045 of log-likelihood" in far.reason
+        far.outcome == FitOutcome.FAILED
+        and far.reason is not None
+        and "0.045 of log-likelihood" in far.reason
     )
     near = point._replace(gradient=np.array([0.1, 0.0]))
     assert learn.fit_at(Maximum(near, 3, np.zeros(2, np.int8), None), near).converged
 
 
 def test_a_fit_to_few_of_the_rows_has_not_converged():
-    found = Fit(np.zeros(1), -10.0, 3, Outcome.CONVERGED, used=7)
-    assert found.of_rows(7).converged and found.of_rows(1095).outcome == Outcome.FAILED
+    found = Fit(np.zeros(1), -10.0, 3, FitOutcome.CONVERGED, used=7)
+    assert found.of_rows(7).converged and found.of_rows(1095).outcome == FitOutcome.FAILED
     assert found.of_rows(1095).reason == "only 7 of 1,095 rows could be used: the filter flags the others"
 
 
@@ -116,7 +118,7 @@ def test_what_a_person_would_write_of_a_season_is_a_start():
     found = pooled(learners.learnable({**definition, "learn": learn}), rows_of([y]), 1)
     own = learners.learnable({**definition, "learn": {**learn, "scope": "key"}})
     (best,) = own.fit_keys(rows_of([y]), 1, UNIT, None).log_likelihood
-    assert found.outcome <= Outcome.AT_BOUND and found.log_likelihood == pytest.approx(best, abs=1e-3)
+    assert found.outcome <= FitOutcome.AT_BOUND and found.log_likelihood == pytest.approx(best, abs=1e-3)
 
 
 @pytest.mark.parametrize("written", [(2.0, 0.2), (1e-3, 1e3), (1e3, 1e-3)])
@@ -146,14 +148,14 @@ def ten_starts(states, seed=11):
 def of_series(states, keys, seed, shares=peers.SHARES):
     """Return how far the ends of ten written starts each are below the best of them and of statsmodels."""
     learn, y = LEARNERS[states], made(keys, 300, seed, states)
-    starts = np.array([maximum_likelihood(written(states, one)).start for one in ten_starts(states)]).T
+    starts = np.array([build_linear_learner(written(states, one)).start for one in ten_starts(states)]).T
     ends = searched(learn, list(y), starts)
     own = learn.fit_keys(rows_of(y), keys, UNIT, None)
     best = np.array([peers.best(one, states, shares).log_likelihood for one in y])
     best = np.maximum(best, [max(end.point.value for end in one) for one in ends])
     best = np.maximum(best, own.log_likelihood)
     lost, failed = judged(learn, ends, best)
-    by_key = (best - own.log_likelihood)[own.outcome <= Outcome.AT_BOUND]
+    by_key = (best - own.log_likelihood)[own.outcome <= FitOutcome.AT_BOUND]
     return lost, failed, by_key, 1.0 - len(by_key) / keys
 
 
@@ -185,14 +187,14 @@ def test_groups_end_alike_whatever_is_written(states):
     rows, group = rows_of(y), np.array([0, 0, 1, 1, 2, 2])
     values, outcomes = [], []
     for one in ten_starts(states):
-        learn = maximum_likelihood(written(states, one))
+        learn = build_linear_learner(written(states, one))
         middle = pooled(learn, rows, 6)
         found, _ = fit_all(group_learning(learn), rows, group, middle, 3)
         assert found.of_rows(found.used).outcome == found.outcome
-        assert found.of_rows(found.used * [1, 2, 1]).outcome[1] == Outcome.FAILED
+        assert found.of_rows(found.used * [1, 2, 1]).outcome[1] == FitOutcome.FAILED
         away = found.theta - middle.theta[:, None]
         values.append(found.log_likelihood - 0.5 * np.einsum("ig,ij,jg->g", away, found.precision, away))
-        outcomes.append([outcome != Outcome.FAILED for outcome in found.outcome])
+        outcomes.append([outcome != FitOutcome.FAILED for outcome in found.outcome])
     assert np.all(outcomes) and (np.max(values, axis=0) - np.min(values, axis=0)).max() < 0.1
 
 
@@ -212,7 +214,7 @@ FLAT_VARIANCE = Point(np.zeros(1), -10.0, np.zeros(1), np.array([[1e-17]]), 100)
 
 def seen_after(tried: Point) -> Point:
     """What remains of a variance hidden by rounding where its raise leads to this point."""
-    return maximise(lambda theta: tried._replace(theta=theta), _seen(FLAT_VARIANCE, np.ones(1)))
+    return maximise(lambda theta: tried._replace(theta=theta), _raise_hidden(FLAT_VARIANCE, np.ones(1)))
 
 
 def test_a_hidden_variance_is_raised_unless_that_loses():
@@ -243,7 +245,7 @@ def test_a_hidden_variance_is_raised_unless_that_loses():
 )
 def test_a_flat_way_ends_where_more_is_seen_and_gained(value, known, used, end):
     tried = Point(np.ones(1), value, np.zeros(1), np.array([[known]]), used)
-    found, why = maximise(lambda theta: tried, _flat_way(FLAT_VARIANCE, 0, -3.0, 100))
+    found, why = maximise(lambda theta: tried, _follow_flat_way(FLAT_VARIANCE, 0, -3.0, 100))
     assert why == end and found is (FLAT_VARIANCE if end == "worse" else tried)
 
 
@@ -280,7 +282,7 @@ def test_a_variable_is_released_from_its_bound_where_that_promises_likelihood(
             asked.append(theta)
             return point._replace(theta=theta, value=-9.9 if len(asked) > enough else -10.0)
 
-        ended = maximise(tried, _released(found, variables, 100))
+        ended = maximise(tried, _release_variable(found, variables, 100))
         if way is None or enough == 3:
             assert ended is found and len(asked) == (0 if way is None else 3)
             continue

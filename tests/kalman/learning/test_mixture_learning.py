@@ -9,11 +9,11 @@ import pytest
 from scipy import optimize, special, stats
 
 import kalman
-from kalman.learning.key_fits import Outcome, Population
+from kalman.learning.key_fits import FitOutcome, Population
 from kalman.learning.learners import learnable
-from kalman.learning.mixtures import MixtureLearner, mixture_learner
+from kalman.learning.mixtures import MixtureLearner, build_mixture_learner
 from kalman.mixtures.building import request
-from kalman.mixtures.seeds import seeds
+from kalman.mixtures.seeds import draw_seeds
 from tests.kalman.support.models import random_covariance, same
 from tests.kalman.support.oracles import UNIT
 
@@ -44,7 +44,9 @@ def learner(kind, k, m=1, learn=None, scope="pooled", **more) -> MixtureLearner:
     names = [f"y{i}" for i in range(m)]
     mixture = {"components": k, **more}
     learning = {"parameters": learn or NAMES[kind], "scope": scope}
-    return mixture_learner({"filter": kind, "measurement": names, "mixture": mixture, "learn": learning})
+    return build_mixture_learner(
+        {"filter": kind, "measurement": names, "mixture": mixture, "learn": learning}
+    )
 
 
 def fitted(found, rows, max_iterations=5000, tolerance=1e-15):
@@ -314,7 +316,7 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     around = Population(pooled, np.eye(4), 0)
     found = one.fit_keys(rows, 3, UNIT, around)
     assert found.used.tolist() == counts
-    assert found.outcome.tolist() == [Outcome.TOO_FEW_ROWS, Outcome.TOO_FEW_ROWS, Outcome.CONVERGED]
+    assert found.outcome.tolist() == [FitOutcome.TOO_FEW_ROWS, FitOutcome.TOO_FEW_ROWS, FitOutcome.CONVERGED]
     assert found.reason == ["0 usable rows", "3 usable rows", None]
     np.testing.assert_allclose(found.own, np.array(counts) / (np.array(counts) + 20.0))
     np.testing.assert_allclose(found.theta[:, 0], pooled, rtol=1e-12)
@@ -370,7 +372,7 @@ def test_a_population_of_mixtures_is_that_of_all_rows():
     y = np.concatenate([rng.poisson(rng.choice([4.0, 15.0], n)) for n in counts])[None].astype(float)
     one = learner("poisson_mixture", 2, scope="key")
     alone = one.fit_keys(rows_of(y, np.repeat(np.arange(4), counts)), 4, UNIT, None)
-    few, sound = Outcome.TOO_FEW_ROWS, Outcome.CONVERGED
+    few, sound = FitOutcome.TOO_FEW_ROWS, FitOutcome.CONVERGED
     assert alone.outcome.tolist() == [few, sound, sound, few] and np.isnan(alone.theta[:, 0]).all()
     own = fitted(one, rows_of(y[:, :600]))
     np.testing.assert_allclose(alone.theta[:, 1], own.theta, rtol=1e-3)
@@ -416,7 +418,7 @@ def test_a_start_s_clusters_have_one_row_more_at_the_overall_mean():
     learn = {"parameters": NAMES["gaussian_mixture"]}
     given = {"filter": "gaussian_mixture", "measurement": ["y"], "mixture": {"components": 2}, "learn": learn}
     asked = request(given)
-    for start in seeds(asked, np.array([[0.0, 1.0, 2.0, 101.0]]), 4):
+    for start in draw_seeds(asked, np.array([[0.0, 1.0, 2.0, 101.0]]), 4):
         order = np.argsort(start[2:4])
         np.testing.assert_allclose(start[:2][order], [4 / 6, 2 / 6], rtol=1e-14)
         np.testing.assert_allclose(start[2:4][order], [(3 + 26) / 4, (101 + 26) / 2], rtol=1e-14)

@@ -8,7 +8,7 @@ from scipy.stats import chi2
 
 import kalman
 from kalman.learning import learners
-from kalman.learning.filter_learning import FilterLearning, mode_learner
+from kalman.learning.filter_learning import FilterLearning, build_mode_learner
 from tests.kalman.filters.test_modes import hamilton, walk
 from tests.kalman.support.oracles import UNIT
 from tests.kalman.support.series import FEDFUNDS
@@ -67,11 +67,11 @@ def test_modes_that_made_the_rows_are_found():
         initial={"mean": [0.0], "covariance": [[1e-6]], "mode_probabilities": [1.0, 0.0]},
     )
     definition["modes"][1]["process"]["variance"] = 15.0
-    learn = mode_learner(definition)
+    learn = build_mode_learner(definition)
     found = fitted(learn, rows, 300, 12)
     learned = learn.parameters(found.theta)
     definition["modes"][1]["process"]["variance"], definition["transition"] = 25.0, transition
-    truth = mode_learner(definition)
+    truth = build_mode_learner(definition)
     value = truth.evaluate(truth.start, rows, 300, UNIT)[0]
     assert 0.0 < 2.0 * (found.log_likelihood - value) < chi2.ppf(0.999, 4)
     np.testing.assert_allclose(learned["transition"], transition, atol=0.08)
@@ -91,7 +91,7 @@ def test_the_gradient_and_sums_over_buckets():
         walk(filter="mmae", transition=None, learn={"parameters": ["R", "initial.mode_probabilities"]}),
     ):
         definition["modes"][1]["filter"] = "unscented"
-        learn = mode_learner(definition)
+        learn = build_mode_learner(definition)
         assert len(learn.start) == (3 if definition["filter"] == "imm" else 2)
         value, gradient, used = learn.evaluate(learn.start, rows, 6, UNIT)
         gradient = gradient[: len(learn.start)]

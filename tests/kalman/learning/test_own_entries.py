@@ -11,10 +11,10 @@ from statsmodels.tsa.statespace.mlemodel import MLEModel
 import kalman
 from kalman.learning import learners, maximum_likelihood
 from kalman.learning.groups import group_learning
-from kalman.learning.key_fits import Outcome
-from kalman.learning.key_rows import by_rounds
+from kalman.learning.key_fits import FitOutcome
+from kalman.learning.key_rows import sort_by_rounds
 from kalman.learning.score import score
-from kalman.learning.tangents import evaluate, learned
+from kalman.learning.tangents import evaluate, list_learned_entries
 from kalman.models.groups import begin_states
 from tests.kalman.learning.test_group_learning import fit_all, of_group
 from tests.kalman.support.models import random_definition, random_rows, same, states_with
@@ -34,7 +34,7 @@ def test_gradient_by_entries_of_a_process_in_continuous_time_is_exact(nilpotent)
     definition["learn"] = {"parameters": ["A[0][1]", "A[1][2]", "diffusion", "R", "H[0][1]"]}
     if nilpotent:
         definition["process"]["A"] = [[0.0, 0.7, 0.0], [0.0, 0.0, -0.4], [0.0, 0.0, 0.0]]
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     rows = random_rows(rng, definition, 6, 8)
     theta = learn.start + 0.1 * rng.normal(size=len(learn.start))
     value, vector, _ = learn.evaluate(theta, rows, 6, UNIT)
@@ -63,12 +63,12 @@ def test_value_and_gradient_of_keys_are_those_of_the_filter_and_its_adjoint(kind
     definition["learn"] = {"parameters": names, "scope": "key"}
     if diffuse:
         definition["initial"] = {"diffuse": True}
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     rows = random_rows(rng, definition, 7, 9)
     theta = learn.start[:, None] + 0.1 * rng.normal(size=(len(learn.start), 7))
-    taken = by_rounds(rows, UNIT)
+    taken = sort_by_rounds(rows, UNIT)
     entries = np.array([np.broadcast_to(a, 7) for a in learn.entries(theta)])
-    found = evaluate(learned(learn.each), taken, entries[:, taken.number])
+    found = evaluate(list_learned_entries(learn.each), taken, entries[:, taken.number])
     expected = score(learn.each, learn.own_names, rows, 7, UNIT, learn.begun(theta, 7))
     np.testing.assert_allclose(
         found.log_likelihood, expected.log_likelihood[taken.number], rtol=1e-8, atol=1e-8
@@ -147,7 +147,7 @@ def test_each_key_finds_its_own_coefficient(method):
     for k, one in enumerate(y):
         best, point, hessian = best_of(one)
         assert found.log_likelihood[k] == pytest.approx(best, abs=0.01) or found.log_likelihood[k] > best
-        if found.outcome[k] == Outcome.CONVERGED and abs(found.log_likelihood[k] - best) < 1e-4:
+        if found.outcome[k] == FitOutcome.CONVERGED and abs(found.log_likelihood[k] - best) < 1e-4:
             np.testing.assert_allclose(found.parameters[:, k], point[[1, 0, 2]], rtol=5e-3, atol=5e-3)
             if abs(point[0]) > 0.6:  # else the information that was observed is far from the expected one
                 errors = np.sqrt(np.diag(np.linalg.inv(hessian)))[[1, 0, 2]]
@@ -176,14 +176,14 @@ def test_a_key_filters_with_what_it_learned():
 def test_few_rows_lean_on_the_population_of_coefficients():
     rng = np.random.default_rng(10)
     F = 0.8 + 0.05 * rng.normal(size=120)
-    learn = maximum_likelihood.maximum_likelihood({**AR, "learn": {"parameters": FREE, **BY_KEY}})
+    learn = maximum_likelihood.build_linear_learner({**AR, "learn": {"parameters": FREE, **BY_KEY}})
     population = learn.population([learn.fit_keys(rows_of(autoregressions(rng, F, 250)), 120, UNIT, None)])
     assert population.mean[1] == pytest.approx(0.8, abs=0.03)
     few = autoregressions(rng, F[:60], 15)
     alone, leaning = (learn.fit_keys(rows_of(few), 60, UNIT, one) for one in (None, population))
     error = [np.sqrt(np.mean((fits.parameters[1] - F[:60]) ** 2)) for fits in (alone, leaning)]
     assert error[1] < 0.1 < error[0]
-    assert (leaning.own < 0.9).all() and (leaning.outcome == Outcome.TOO_FEW_ROWS).sum() > 30
+    assert (leaning.own < 0.9).all() and (leaning.outcome == FitOutcome.TOO_FEW_ROWS).sum() > 30
 
 
 def brute_force(y, times, A, D, R):
@@ -257,7 +257,7 @@ def test_each_key_finds_the_matrix_of_its_own_oscillator():
             options={"gtol": 1e-3, "maxiter": 25},
         )
         assert found.log_likelihood[k] >= -end.fun - 1e-3
-    assert (found.outcome == Outcome.CONVERGED).sum() >= 2
+    assert (found.outcome == FitOutcome.CONVERGED).sum() >= 2
 
 
 @pytest.mark.parametrize("method", ["mle", "em"])
@@ -277,7 +277,7 @@ def test_each_group_learns_its_own_coefficient(method):
     model = learners.learnable({**AR, "learn": {"parameters": FREE, **BY_GROUP}})
     for g in range(3):  # where no step of the group's own posterior leads further
         alone = of_group(rows, group, g)
-        _, gradient, _ = model.value_and_gradient(found.theta[:, g], alone, 8, UNIT)  # type: ignore[attr-defined]
+        _, gradient, _ = model.compute_gradient(found.theta[:, g], alone, 8, UNIT)  # type: ignore[attr-defined]
         drawn = found.precision @ (found.theta[:, g] - pooled.theta)
         np.testing.assert_allclose(gradient, drawn, atol=2e-3)
     learned_values = {**learn.parameters(pooled.theta)}

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 import kalman
 from kalman.learning import learners
 from kalman.learning.groups import group_learning
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from tests.kalman.learning.test_filter_learning import level
 from tests.kalman.learning.test_group_learning import fit_all
 from tests.kalman.learning.test_own_entries import rows_of
@@ -54,7 +54,7 @@ def test_the_learned_scale_is_that_of_the_noise(degrees):
         y = heavy(seed, 10, 100, degrees)
         learn, plain = learners.learnable(robust(section)), learners.learnable(robust(None))
         found = pooled(learn, y)
-        assert found.outcome == Outcome.CONVERGED and found.errors is not None
+        assert found.outcome == FitOutcome.CONVERGED and found.errors is not None
         away = learn.parameters(found.theta)["R"][0][0] - R
         assert abs(away) < 2.0 * found.errors["R"][0][0] < 0.4
         normal = pooled(plain, y)
@@ -62,7 +62,7 @@ def test_the_learned_scale_is_that_of_the_noise(degrees):
         assert plain.parameters(normal.theta)["R"][0][0] > R + 5.0 * normal.errors["R"][0][0]
     y = heavy(9, 20, 300, degrees)
     of_keys = learners.learnable(robust(section, "key")).fit_keys(rows_of(y), 20, UNIT, None)
-    assert (of_keys.outcome <= Outcome.AT_BOUND).all()
+    assert (of_keys.outcome <= FitOutcome.AT_BOUND).all()
     score = (of_keys.parameters[1] - R) / of_keys.errors[1]
     assert abs(score.mean()) < 0.6 and 0.6 < score.std() < 1.5
 
@@ -86,7 +86,7 @@ def test_it_ends_at_the_maximum_of_the_likelihood_of_the_filter(section, changes
     definition = robust(section, **changes)
     learn = learners.learnable(definition)
     found = pooled(learn, y)
-    assert found.outcome == Outcome.CONVERGED
+    assert found.outcome == FitOutcome.CONVERGED
     own = {**definition, "adaptive": None}
 
     def negative(logs):
@@ -105,7 +105,7 @@ def test_a_key_filters_with_what_it_learned(section):
     y = heavy(2, 4, 200, 3.0, np.array([[0.5], [2.0], [8.0], [1e6]]))
     definition = robust({**section, "gate": {"threshold": 1e9}}, "key")
     found = learners.learnable(definition).fit_keys(rows_of(y), 4, UNIT, None)
-    assert (found.outcome <= Outcome.AT_BOUND).all()
+    assert (found.outcome <= FitOutcome.AT_BOUND).all()
     model = kalman.build(definition)
     after, _ = kalman.run(model, states_with(model, found.parameters), rows_of(y), UNIT)
     np.testing.assert_allclose(after.log_likelihood, found.log_likelihood, rtol=1e-10)
@@ -119,7 +119,7 @@ def test_groups_learn_their_own_scale_and_the_start():
     names = ["variance", "R", "initial.mean", "initial.covariance"]
     learn = learners.learnable(robust(STUDENT_T, BY_GROUP, names))
     found, _ = fit_all(group_learning(learn), rows_of(y), group, pooled(learn, y), 2)
-    assert all(outcome in (Outcome.CONVERGED, Outcome.TOO_FEW_ROWS) for outcome in found.outcome)
+    assert all(outcome in (FitOutcome.CONVERGED, FitOutcome.TOO_FEW_ROWS) for outcome in found.outcome)
     for g, truth in enumerate((0.5, 8.0)):
         errors = found.errors[g]
         assert errors is not None
@@ -144,7 +144,7 @@ def test_several_measurements_and_entries_of_matrices():
         )
         learn = learners.learnable(definition)
         found = learn.fit(lambda theta, of=learn: of.evaluate(theta, rows, 6, UNIT), lambda: y, 100)
-        assert found.outcome == Outcome.CONVERGED
+        assert found.outcome == FitOutcome.CONVERGED
         _, vector, _ = learn.evaluate(found.theta, rows, 6, UNIT)
         assert np.abs(vector[: len(found.theta)]).max() < 0.05
         values = learn.parameters(found.theta)

@@ -8,7 +8,7 @@ from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
 from kalman.learning import maximum_likelihood, scoring
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from tests.kalman.learning.test_learning import NILE, level, series
 from tests.kalman.support.models import same
 from tests.kalman.support.oracles import UNIT
@@ -51,10 +51,10 @@ def delays(rng, keys):
 def test_few_evaluations():
     """L-BFGS-B, which sees gradients alone, has not arrived after a hundred."""
     definition, rows = delays(np.random.default_rng(1), 150)
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     found, evaluations = counted(learn, rows, 150, HOUR)
     assert found.converged and evaluations <= 8
-    rough = maximum_likelihood.maximum_likelihood(
+    rough = maximum_likelihood.build_linear_learner(
         {
             **definition,
             "process": {
@@ -81,7 +81,7 @@ def test_few_evaluations():
 
 def test_nile_to_all_published_digits_and_its_standard_errors():
     """Durbin and Koopman (2012), section 2.10; statsmodels' information matrix, which is Harvey's too."""
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}))
     found, evaluations = counted(learn, NILE, 1)
     values = learn.parameters(found.theta)
     assert found.converged and evaluations <= 12
@@ -109,7 +109,7 @@ def test_errors_of_independent_values():
     y = rng.normal(size=(2, 60))
     y[1, 40:] = np.nan
     rows = kalman.SortedRows(np.repeat(np.arange(3), 20), np.arange(60), y, np.empty((0, 60)))
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     found, _ = counted(learn, rows, 3)
     R, errors = learn.parameters(found.theta)["R"], dict(found.errors or {})["R"]
     np.testing.assert_allclose(np.diag(R), [np.mean(y[0] ** 2), np.mean(y[1, :40] ** 2)], rtol=1e-6)
@@ -122,9 +122,12 @@ def test_a_variance_of_zero_is_an_answer_at_its_bound():
     rng = np.random.default_rng(4)
     y = 10.0 + rng.normal(size=200)[::-1]
     for q, r, most in ((0.5, 2.0, 20), (1e-3, 1e6, 20), (1e9, 1e-3, 45)):
-        learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, q, r))
+        learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}, q, r))
         found, evaluations = counted(learn, series(y), 1)
-        assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero") and evaluations < most
+        assert (found.outcome, found.reason) == (
+            FitOutcome.AT_BOUND,
+            "variance is zero",
+        ) and evaluations < most
         values, errors = learn.parameters(found.theta), dict(found.errors or {})
         assert values["variance"] < 1e-7 and values["R"][0][0] == pytest.approx(y.var(ddof=1), rel=1e-5)
         assert np.isnan(errors["variance"])
@@ -132,9 +135,9 @@ def test_a_variance_of_zero_is_an_answer_at_its_bound():
 
 
 def test_a_search_that_is_cut_short_says_so():
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
     found = learn.fit(lambda theta: learn.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 2)
-    assert found.outcome == Outcome.FAILED and "stopped after 2 steps" in str(found.reason)
+    assert found.outcome == FitOutcome.FAILED and "stopped after 2 steps" in str(found.reason)
 
 
 def unlike_units(seed, keys=24, length=300):
@@ -153,9 +156,9 @@ def unlike_units(seed, keys=24, length=300):
 def test_units_that_are_1e9_apart_take_few_evaluations(seed):
     """Against a search without gradients of the sum of statsmodels' log-likelihoods."""
     rows = unlike_units(seed)
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
     found, evaluations = counted(learn, rows, 24)
-    assert found.outcome == Outcome.CONVERGED and evaluations < 20
+    assert found.outcome == FitOutcome.CONVERGED and evaluations < 20
     models = [UnobservedComponents(y, "llevel", use_exact_diffuse=True) for y in rows.y[0].reshape(24, -1)]  # type: ignore[arg-type]
 
     def negative(theta):
@@ -170,7 +173,7 @@ def test_units_that_are_1e9_apart_take_few_evaluations(seed):
 def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
     definition, rows = delays(np.random.default_rng(2), 12)
     rows.y[0, 77] = np.inf  # flagged, and left out of everything
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     theta = learn.start + 0.1
     whole = learn.evaluate(theta, rows, 12, HOUR)
     assert whole[2] == len(rows.key) - 1 and len(whole[1]) == 9 + 45
@@ -189,9 +192,9 @@ def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
 
 
 def test_a_parameter_without_information_has_an_infinite_error():
-    found = scoring.covariance(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    found = scoring.invert_to_covariance(np.array([[4.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_array_equal(found, [[0.25, 0.0], [0.0, np.inf]])
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}, 2.0))
     assert learn.errors(learn.start, found)["variance"] == pytest.approx(1.0)
     assert learn.errors(learn.start, found)["R"] == [[np.inf]]
 
@@ -205,7 +208,7 @@ def test_a_flat_variable_moves_only_as_a_variance_that_rises(gradient, power, mo
     known = 1e-5
     point = scoring.Point(np.zeros(2), 0.0, np.array([gradient, 0.3]), np.diag([known, 2.0]), 50)
     limits, held = np.array([2.0, 9.0]), np.zeros(2, np.int8)
-    step, gain, _ = scoring._step(point, limits, np.array([power, 0.0]), held, [])
+    step, gain, _ = scoring._compute_step(point, limits, np.array([power, 0.0]), held, [])
     rise = np.log1p(power * gradient / known) / power if moves else 0.0
     assert step == pytest.approx([rise, 0.15], rel=1e-5)
     own = 0.5 * gradient**2 / known if moves else 0.0
@@ -215,7 +218,7 @@ def test_a_flat_variable_moves_only_as_a_variance_that_rises(gradient, power, mo
 @pytest.mark.parametrize(("most", "arrived"), [(100, True), (1, False)])
 def test_without_information_at_the_start_the_gradients_lead(most, arrived):
     """Of a quadratic whose information is never a number, L-BFGS-B finds the top in the steps that it may take."""
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.build_linear_learner(level({"parameters": ["variance", "R"]}))
     top, weight = learn.start + [1.0, -2.0], np.array([1.0, 7.0])
 
     def evaluate(theta):

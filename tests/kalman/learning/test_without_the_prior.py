@@ -7,7 +7,7 @@ import kalman
 from kalman.learning import maximum_likelihood
 from kalman.learning.em import Fit
 from kalman.learning.groups import GroupLearning
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import FitOutcome
 from tests.kalman.learning.test_learning import level, simulated
 from tests.kalman.support.oracles import UNIT
 
@@ -20,7 +20,7 @@ def test_a_key_s_log_likelihood_is_that_of_the_filter_at_its_parameters():
     keys = 8
     rows, _, _ = simulated(rng, keys, 12)
     rows = rows._replace(y=rows.y * np.repeat(10.0 ** np.linspace(-2, 2, keys), 12))
-    learn = maximum_likelihood.maximum_likelihood(
+    learn = maximum_likelihood.build_linear_learner(
         level({"parameters": ["variance", "R"], "scope": "key"}, 1.0, 1.0)
     )
     prior = learn.population([learn.fit_keys(rows, keys, UNIT, None)])
@@ -59,7 +59,7 @@ def test_a_group_s_level_is_its_own(names):
     }
     first = np.arange(GROUPS) * length  # the initial distribution's rows say nothing of the mean
     rows.y[0, first] = np.nan
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     assert np.isinf(learn.limits).tolist() == [name == "mean" for name in names]
     groups = GroupLearning(learn)
 
@@ -70,7 +70,7 @@ def test_a_group_s_level_is_its_own(names):
         part = kalman.SortedRows(place[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         return groups.evaluate(theta, np.arange(len(which)), part, len(which), UNIT)
 
-    found = groups.fit(evaluate, Fit(learn.start, 0.0, 0, Outcome.CONVERGED), GROUPS, 200)
+    found = groups.fit(evaluate, Fit(learn.start, 0.0, 0, FitOutcome.CONVERGED), GROUPS, 200)
     assert found.converged.all()
     averages = y[:, 1:].mean(axis=1)
     means = np.array([one["mean"] for one in found.parameters])

@@ -9,7 +9,7 @@ from scipy import special
 import kalman
 from kalman import flags
 from kalman.learning.key_fits import Population
-from kalman.learning.mixtures import mixture_learner
+from kalman.learning.mixtures import build_mixture_learner
 from kalman.mixtures.online import MixtureFilter
 from tests.kalman.support import laws
 from tests.kalman.support.models import same
@@ -196,7 +196,7 @@ def test_a_category_that_never_comes_keeps_a_little_and_the_rest_sums_to_one():
 
 
 def learner(k, categories, learn=("weights", "probabilities"), scope="pooled", **more):
-    return mixture_learner(
+    return build_mixture_learner(
         {
             "filter": "categorical_mixture",
             "measurement": [f"y{i}" for i in range(len(categories))],

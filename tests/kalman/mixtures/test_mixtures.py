@@ -9,7 +9,7 @@ from scipy import special, stats
 
 import kalman
 from kalman import flags
-from kalman.mixtures.components import components, judge
+from kalman.mixtures.components import judge, unpack_components
 from kalman.mixtures.families import Gaussian
 from kalman.mixtures.online import MixtureFilter
 from tests.kalman.support import laws
@@ -413,7 +413,7 @@ def test_gaussian_densities_integrate_over_missing_components():
     flat = [1.0, 1.0, -1.0, 2.0, 1.2, 1.0]
     y, there = np.array([[2.5], [np.nan]]), [np.array([True]), np.array([False])]
     with np.errstate(all="ignore"):
-        judged = judge(Gaussian(), components(flat, 1, 2, 3), list(y), there)
+        judged = judge(Gaussian(), unpack_components(flat, 1, 2, 3), list(y), there)
     assert np.asarray(judged.log_likelihood)[0] == pytest.approx(
         stats.norm.logpdf(2.5, 1.0, np.sqrt(2.0)), rel=1e-12
     )

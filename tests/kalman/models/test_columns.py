@@ -155,7 +155,7 @@ def test_psd_knows_covariances(seed):
     L = rng.normal(size=(n, rank)) * 10.0 ** rng.integers(-8, 8, (n, 1))
     M = L @ L.T
     packed = [np.array([M[i, j]]) for i in range(n) for j in range(i + 1)]
-    assert columns.psd(packed) >= 0
+    assert columns.compute_lowest_pivot(packed) >= 0
     i = int(rng.integers(n))
     M[i, i] -= 1e-3 * M[i, i] + (1e-3 if M[i, i] == 0 else 0)
     if (
@@ -163,7 +163,7 @@ def test_psd_knows_covariances(seed):
         < -1e-6
     ):
         packed = [np.array([M[i, j]]) for i in range(n) for j in range(i + 1)]
-        assert not columns.psd(packed) >= 0
+        assert not columns.compute_lowest_pivot(packed) >= 0
 
 
 def test_the_gradient_is_exact_with_columns():
@@ -172,17 +172,17 @@ def test_the_gradient_is_exact_with_columns():
     model["process"]["Q"] = random_covariance(rng, 2)
     model["observation"]["R"] = random_covariance(rng, 2)
     model["learn"] = {"parameters": ["Q", "R"]}
-    learn = maximum_likelihood.maximum_likelihood(model)
+    learn = maximum_likelihood.build_linear_learner(model)
     rows = random_inputs(rng, model)
     theta = learn.start + 0.1 * rng.normal(size=6)
-    _, gradient, used = learn.value_and_gradient(theta, rows, 8, UNIT)
+    _, gradient, used = learn.compute_gradient(theta, rows, 8, UNIT)
     assert used == len(rows.key)
     for i in range(6):
         values = []
         for step in (1e-3, -1e-3, 2e-3, -2e-3):
             moved = theta.copy()
             moved[i] += step
-            values.append(learn.value_and_gradient(moved, rows, 8, UNIT)[0])
+            values.append(learn.compute_gradient(moved, rows, 8, UNIT)[0])
         difference = (8 * (values[0] - values[1]) - (values[2] - values[3])) / 12e-3
         assert gradient[i] == pytest.approx(difference, rel=1e-6, abs=1e-6 * np.abs(gradient).max())
 
@@ -242,5 +242,5 @@ def test_a_control_that_nothing_uses_is_refused():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_covariance_of_columns_has_a_row_for_each_measurement(rows):
     with pytest.raises(kalman.ModelError) as error:
-        columns.covariance("observation.R", [["a", "b"]] * rows, 2, ["a", "b"])
+        columns.parse_covariance_cells("observation.R", [["a", "b"]] * rows, 2, ["a", "b"])
     assert (error.value.field, error.value.problem) == ("observation.R", f"2 x 2 is needed, found {rows} x 2")

@@ -46,7 +46,7 @@ def definition(jacobian=None, deviation=10.0, mean=PLACE):
 @pytest.mark.parametrize("deviation", [1e-4, 1e-2, 1.0, 10.0, 100.0, 1e4, 1e6, 1e8])
 def test_a_range_to_a_beacon_far_from_the_origin(deviation):
     x, spread = PLACE[:, None], np.full((2, 1), deviation)
-    found = differences.slope(lambda points, which: beacon_range(points), x, spread, 1)
+    found = differences.compute_slope(lambda points, which: beacon_range(points), x, spread, 1)
     np.testing.assert_allclose(found.value[0, :, 0], SLOPE, rtol=2e-8)
     assert (np.abs(found.value[0, :, 0] - SLOPE) <= found.error[0, :, 0]).all()
 
@@ -79,7 +79,7 @@ def test_moving_the_map_moves_the_slopes_by_rounding_alone():
 
         a, b = x - offset
         exact = np.array([[np.cos(a) * b, np.sin(a)], [0.5 * np.exp(0.5 * a), 2.0 * b]])
-        found = differences.slope(function, x, np.full((2, 2), 0.5), 2)
+        found = differences.compute_slope(function, x, np.full((2, 2), 0.5), 2)
         np.testing.assert_allclose(found.value, exact, rtol=1e-9 if offset < 1e7 else 1e-3)
         assert (np.abs(found.value - exact) <= found.error + 1e-15).all()
 
@@ -87,7 +87,7 @@ def test_moving_the_map_moves_the_slopes_by_rounding_alone():
 @pytest.mark.parametrize("deviation", [1e-6, 1.0, 1e3, 1e9, 1e12])
 def test_a_function_whose_domain_ends_within_the_spread(deviation):
     with np.errstate(all="ignore"):
-        found = differences.slope(
+        found = differences.compute_slope(
             lambda points, which: np.log(points), np.ones((1, 1)), np.full((1, 1), deviation), 1
         )
     assert found.value[0, 0, 0] == pytest.approx(1.0, abs=1e-8)
@@ -128,5 +128,5 @@ def test_no_step_is_shorter_than_4096_spacings_of_floats(place):
         widths.append(np.abs(away).min() / abs(place))
         return np.sign(away) * np.sqrt(np.abs(away))
 
-    differences.slope(root, np.full((1, 1), place), np.full((1, 1), abs(place)), 1)
+    differences.compute_slope(root, np.full((1, 1), place), np.full((1, 1), abs(place)), 1)
     assert widths == [2.0**-8, 2.0**-14, 2.0**-20, 2.0**-26, 2.0**-32, 2.0**-38, 2.0**-40]

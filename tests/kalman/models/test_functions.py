@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.models.differences import slope
-from kalman.models.functions import _places
+from kalman.models.differences import compute_slope
+from kalman.models.functions import _choose_check_points
 from kalman.models.named import Named, find
 from tests.kalman.support.oracles import run_one
 
@@ -238,12 +238,14 @@ def test_jacobians_by_differences():
                     [np.sin(x[0] / scale) * x[1], np.exp(x[1] / scale), x[0] * x[1] / scale + 10.0 * scale]
                 )
 
-            J = slope(lambda points, which: function(points), x, np.full((2, 3), 0.1 * scale), 3).value
+            J = compute_slope(
+                lambda points, which: function(points), x, np.full((2, 3), 0.1 * scale), 3
+            ).value
             a, b = x / scale
             expected = np.array([[np.cos(a) * b, np.sin(a)], [0 * a, np.exp(b) / scale], [b, a]])
             size = np.abs(expected).max(axis=(1, 2))[:, None, None]
             assert (np.abs(J - expected) <= 1e-9 * size).all()
-        at_zero = slope(lambda x, which: 3.0 * x, np.zeros((1, 1)), np.zeros((1, 1)), 1).value
+        at_zero = compute_slope(lambda x, which: 3.0 * x, np.zeros((1, 1)), np.zeros((1, 1)), 1).value
         assert at_zero[0, 0, 0] == pytest.approx(3.0, rel=1e-14)
 
 
@@ -295,7 +297,7 @@ def test_an_observation_of_any_arguments_is_called_with_the_state_alone(folder):
 def test_functions_are_checked_at_three_places_near_the_start():
     """Within a fifth of a deviation, or of the mean or 1 where a deviation is large, at other shares of each state."""
     mean, spread = (0.0, 5.0, -300.0, 2.0, 0.0), (1.0, 1e-3, 1e9, 0.0, 50.0)
-    places, sigma = _places(mean, spread)
+    places, sigma = _choose_check_points(mean, spread)
     np.testing.assert_array_equal(places[:, 0], mean)
     np.testing.assert_array_equal(sigma, np.repeat(np.array(spread)[:, None], 3, axis=1))
     size = np.array([1.0, 1e-3, 300.0, 0.0, 1.0])

@@ -32,7 +32,7 @@ def test_gradient_is_exact(controls):
     definition = random_definition(rng, "explicit", 2, 2, controls)
     definition["process"]["F"][1][1] = 0.5
     definition["learn"] = {"parameters": WISHES}
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     rows = random_rows(rng, definition, 8, 9)
     theta = learn.start + 0.2 * rng.normal(size=len(learn.start))
     assert len(theta) == 4 + 2 + 3 + 2 + 3
@@ -83,7 +83,7 @@ def test_autoregression_is_found_with_its_error():
     }
     key = np.repeat(np.arange(keys), length)
     rows = kalman.SortedRows(key, np.tile(np.arange(length), keys), x.reshape(1, -1), np.empty((0, len(key))))
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     found = fitted(learn, rows, keys)
     least_squares = (x[:, 1:] * x[:, :-1]).sum() / (x[:, :-1] ** 2).sum()
     assert learn.parameters(found.theta)["F[0][0]"] == pytest.approx(least_squares, rel=1e-5)
@@ -109,7 +109,7 @@ def test_new_keys_are_predicted_better_from_the_populations_prior():
     seen, unseen = population(rng, 200, 12), population(rng, 100, 3)
     scores = {}
     for name, definition in (("written", written), ("prior", asked)):
-        learn = maximum_likelihood.maximum_likelihood(definition)
+        learn = maximum_likelihood.build_linear_learner(definition)
         parameters = learn.parameters(fitted(learn, seen, 200).theta)
         model = kalman.build(definition, parameters)
         states, _ = kalman.run(model, kalman.initial_states(model, 100), unseen, UNIT)
@@ -124,7 +124,7 @@ def test_a_full_matrix_may_begin_with_zeros():
     definition = random_definition(np.random.default_rng(2), "explicit", 2, 2)
     definition["process"]["Q"] = [[1.0, 0.0], [0.0, 4.0]]
     definition["learn"] = {"parameters": [{"name": "Q", "form": "full"}]}
-    learn = maximum_likelihood.maximum_likelihood(definition)
+    learn = maximum_likelihood.build_linear_learner(definition)
     assert len(learn.start) == 3
     np.testing.assert_allclose(learn.parameters(learn.start)["Q"], [[1.0, 0.02], [0.02, 4.0]], rtol=1e-12)
 
@@ -153,7 +153,7 @@ def test_an_invalid_learn_request_is_refused(parameters, changes, field, problem
     definition = random_definition(np.random.default_rng(1), "explicit", 2, 1) | changes
     definition["learn"] = {"parameters": parameters}
     with pytest.raises(kalman.ModelError, match=problem) as error:
-        maximum_likelihood.maximum_likelihood(definition)
+        maximum_likelihood.build_linear_learner(definition)
     assert error.value.field == field
 
 
@@ -162,4 +162,4 @@ def test_each_key_cannot_have_its_own_beginning():
         "initial": {"mean": [0.0], "covariance": [[1.0]]}
     }
     with pytest.raises(kalman.ModelError, match="a key begins once"):
-        maximum_likelihood.maximum_likelihood(definition)
+        maximum_likelihood.build_linear_learner(definition)

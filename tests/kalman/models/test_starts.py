@@ -321,7 +321,7 @@ def test_a_mixture_starts_from_no_column_that_breaks_one_rule(kind):
     fair = [{}, {"w0": 0.25 + 0.9e-6}, {"w0": 0.25 - 0.9e-6}]
     fair += [{"p0": 0.1 + 0.9e-6}, {"p1": 0.2 - 0.9e-6}] if kind == "categorical_mixture" else []
     u = np.array([list({**good, **one}.values()) for one in [*fair, *bad]]).T
-    flat, wrong = start.resolved(u)
+    flat, wrong = start.resolve_start(u)
     assert wrong.tolist() == [False] * len(fair) + [True] * len(bad)
     np.testing.assert_allclose(flat[:2, : len(fair)].sum(axis=0), 1.0, rtol=1e-15)
     if kind == "categorical_mixture":

@@ -5,9 +5,9 @@ import pytest
 from scipy.linalg import expm, solve_continuous_lyapunov
 
 import kalman
-from kalman.linalg.packing import lower, symmetric
+from kalman.linalg.packing import pack_lower, unpack_symmetric
 from kalman.linalg.program import Program, Symbol, Tape
-from kalman.models.continuous import discretised
+from kalman.models.continuous import discretise_system
 from kalman.models.structures import parse
 from tests.kalman.support.models import random_covariance, same
 from tests.kalman.support.oracles import run_one, van_loan
@@ -21,7 +21,7 @@ def moved(definition, dt):
     values = {p.name: p.value for p in structure.parameters}
     F, Q, c = structure.transition(np.asarray(dt, float), [], values)
     K, n = len(dt), structure.size
-    whole = [[np.broadcast_to(a, K) for a in row] for row in (*F, *symmetric(Q), c)]
+    whole = [[np.broadcast_to(a, K) for a in row] for row in (*F, *unpack_symmetric(Q), c)]
     return (
         np.array(whole[:n]).transpose(2, 0, 1),
         np.array(whole[n : 2 * n]).transpose(2, 0, 1),
@@ -155,16 +155,16 @@ def test_a_call_on_the_straight_line_is_the_call_itself():
     tape = Tape()
     A, D = [[-0.5, 1.0], [0.0, -2.0]], [[1.0, 0.2, 3.0]]
     dt: Symbol = tape.symbol()
-    found = discretised(A, D, dt, True)  # type: ignore[arg-type]
+    found = discretise_system(A, D, dt, True)  # type: ignore[arg-type]
     flat = [*(a for row in (*found.F, *found.G) for a in row), *found.Q[0]]
     program = Program(tape, [dt], flat)
     times = np.random.default_rng(0).exponential(size=50)
     out = np.empty((len(flat), 50))
     program([times], np.empty((program.buffers, 50)), out)
-    now = discretised(A, D, times, True)
+    now = discretise_system(A, D, times, True)
     flat_now = [*(a for row in (*now.F, *now.G) for a in row), *now.Q[0]]
     same(out, np.array([np.broadcast_to(a, 50) for a in flat_now]))
-    assert found.F[1][0] == 0.0 and len(lower(A)) == 3
+    assert found.F[1][0] == 0.0 and len(pack_lower(A)) == 3
 
 
 def test_continuous_takes_control_and_entries_from_columns():

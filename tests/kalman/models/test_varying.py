@@ -277,11 +277,11 @@ def test_other_fields_are_learned_and_adapted_beside_a_column():
     rows = rows_of(np.cumsum(rng.normal(size=60)), rng.uniform(0.5, 2.0, (1, 60)))
     assert np.isfinite(run({**definition, "adaptive": {"Q": 0.05}}, rows).mean).all()
     learned = {**definition, "learn": {"parameters": ["slope_variance", "R"]}}
-    learn = maximum_likelihood.maximum_likelihood(learned)
+    learn = maximum_likelihood.build_linear_learner(learned)
     theta = learn.start
-    value, gradient, _ = learn.value_and_gradient(theta, rows, 1, UNIT)
+    value, gradient, _ = learn.compute_gradient(theta, rows, 1, UNIT)
     assert value == pytest.approx(run(definition, rows).log_likelihood.sum(), rel=1e-12)
     for i in range(len(theta)):
         step = np.where(np.arange(len(theta)) == i, 1e-4, 0.0)
-        up, down = (learn.value_and_gradient(theta + a, rows, 1, UNIT)[0] for a in (step, -step))
+        up, down = (learn.compute_gradient(theta + a, rows, 1, UNIT)[0] for a in (step, -step))
         assert gradient[i] == pytest.approx((up - down) / 2e-4, rel=1e-5)

@@ -155,11 +155,11 @@ def test_mistakes_are_named(smoothing, field):
 
 def test_smoothing_and_learning_go_on_beneath_it():
     definition = nile_model({"diffuse": True}) | {"learn": {"parameters": ["Q", "R"]}}
-    from kalman.learning.maximum_likelihood import maximum_likelihood
+    from kalman.learning.maximum_likelihood import build_linear_learner
 
     plain, lagged = (
-        maximum_likelihood(definition),
-        maximum_likelihood({**definition, "smoothing": {"lag": 2}}),
+        build_linear_learner(definition),
+        build_linear_learner({**definition, "smoothing": {"lag": 2}}),
     )
     same(plain.start, lagged.start)
     model = kalman.build({**definition, "smoothing": {"lag": 2}})

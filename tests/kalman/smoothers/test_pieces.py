@@ -9,10 +9,10 @@ import pytest
 import kalman
 from kalman import flags
 from kalman.evaluation.diagnostics import Watch, innovations
-from kalman.filters.own_parameters import with_own
-from kalman.run import late_rows, rounds
-from kalman.smoothers.checkpoints import Footprint, Lengths, sections
-from kalman.smoothers.kinds import smoother, to_smooth
+from kalman.filters.own_parameters import with_key_parameters
+from kalman.run import build_rounds, find_late_rows
+from kalman.smoothers.checkpoints import Footprint, Lengths, split_sections
+from kalman.smoothers.kinds import build_smoother, select_smoothed_part
 from kalman.smoothers.pieces import Pieces
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -59,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def keeping_everything(model, states, rows):
     """The recursion without checkpoints: the filter's states before every round are kept."""
-    history, size = [], to_smooth(model).size
+    history, size = [], select_smoothed_part(model).size
     after, outputs = kalman.run(
         model,
         states,
@@ -67,9 +67,9 @@ def keeping_everything(model, states, rows):
         UNIT,
         lambda taken: history.append(taken._replace(before=taken.before[:size].copy())),
     )
-    backwards = smoother(model)
-    kept = np.flatnonzero(~late_rows(states, rows))
-    plan = rounds(rows.key[kept])
+    backwards = build_smoother(model)
+    kept = np.flatnonzero(~find_late_rows(states, rows))
+    plan = build_rounds(rows.key[kept])
     values = after.values[:size, plan.keys]
     later = backwards.begin(values)
     found = {name: np.full((len(a), len(rows.key)), np.nan) for name, a in backwards.extra(later).items()}
@@ -153,7 +153,7 @@ def test_each_keys_own_parameters():
     model = kalman.build({**definition_of("joseph"), "learn": learn})
     rows = uneven_rows(np.random.default_rng(7))
     start = kalman.initial_states(model, 9)
-    own = with_own(model, start.values, {"R": np.linspace(0.5, 4.0, 9)[None]})
+    own = with_key_parameters(model, start.values, {"R": np.linspace(0.5, 4.0, 9)[None]})
     start = start._replace(values=own)
     expected = keeping_everything(model, start, rows)
     _, _, smoothed = smooth(model, start, rows, UNIT, room=1)
@@ -199,7 +199,7 @@ def test_sections_cover_every_row_once_and_fit(seed):
     counts = np.ceil(rng.pareto(0.7, rng.integers(1, 300)) + 1).clip(max=20_000).astype(np.int64)
     footprint = Footprint(row=300, round=300, state=80, key=400)
     room = 10 ** rng.uniform(4.5, 7)
-    found = sections(counts, footprint, room)
+    found = split_sections(counts, footprint, room)
     assert [one.first for one in found] + [len(counts)] == [0] + [one.stop for one in found]
     for one in found:
         here = counts[one.first : one.stop]
@@ -219,15 +219,15 @@ def test_sections_cover_every_row_once_and_fit(seed):
 def test_the_longest_key_alone_takes_as_much_as_its_square_root():
     footprint = Footprint(row=300, round=300, state=80, key=400)
     lengths = Lengths(np.array([5_000_000]))
-    (one,) = sections(np.array([5_000_000]), footprint, 1.0)
+    (one,) = split_sections(np.array([5_000_000]), footprint, 1.0)
     assert lengths.bytes(np.array(one.bounds), footprint) < 2_000_000
 
 
 def test_rounds_are_counted_as_they_are_run():
     counts = np.array([3, 1, 7, 7, 2])
     lengths = Lengths(counts)
-    plan = rounds(np.repeat(np.arange(5), counts))
-    same(lengths.rows_before(np.arange(8)), np.array(plan.starts))
+    plan = build_rounds(np.repeat(np.arange(5), counts))
+    same(lengths.count_rows_before(np.arange(8)), np.array(plan.starts))
     same(lengths.active(np.arange(7)), np.diff(plan.starts))
     expected = np.repeat(np.arange(7), np.diff(plan.starts))
     same(lengths.round_of(np.arange(20)), expected)

@@ -8,7 +8,7 @@ import pytest
 
 import kalman
 from kalman.filters.linear import LinearFilter
-from kalman.learning.em_entries import second_moments
+from kalman.learning.em_entries import compute_second_moments
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support import rationals
 from tests.kalman.support.oracles import UNIT, full
@@ -179,7 +179,7 @@ def test_the_moments_that_em_sums(start):
     model = kalman.build(definition(TREND, start))
     rows = rows_of(WALK)
     assert isinstance(model, LinearFilter)
-    starts, measured = second_moments(model, model.initial(1), rows, 1, UNIT, np.ones(len(WALK)))
+    starts, measured = compute_second_moments(model, model.initial(1), rows, 1, UNIT, np.ones(len(WALK)))
     mean, V = exact("trend", start)
     products = V + mean[:, :, None] * mean[:, None, :]
     tolerance = rounding(TREND, start, "linear")

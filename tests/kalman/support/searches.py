@@ -4,8 +4,8 @@ import numpy as np
 
 from kalman.learning.bounds import search_outcome, search_within
 from kalman.learning.groups import GroupLearning, _search_together
-from kalman.learning.key_fits import Outcome
-from kalman.learning.scoring import Maximum, point_of
+from kalman.learning.key_fits import FitOutcome
+from kalman.learning.scoring import Maximum, build_point
 from tests.kalman.support.key_series import rows_of
 from tests.kalman.support.oracles import UNIT
 
@@ -22,7 +22,7 @@ def searched(learn, series, starts) -> list[list[Maximum]]:
         some = rows.take(np.concatenate(places))._replace(key=key)
         value, vector, used = own.evaluate(theta, np.arange(len(which)), some, len(which), UNIT)
         found = zip(theta.T, value.tolist(), vector.T, used.tolist(), strict=True)
-        return [point_of(*one) for one in found]
+        return [build_point(*one) for one in found]
 
     all_starts = np.tile(starts, (1, len(series)))
     begin = points(all_starts, np.arange(all_starts.shape[1]))
@@ -36,6 +36,6 @@ def judged(learn, ends, best):
     """Return how far each end that says that it arrived is below the best (K,), and the share of those that do not."""
     lost: list[float] = []
     for most, one in zip(best, ends, strict=True):
-        arrived = [end for end in one if search_outcome(end, learn.variables)[0] != Outcome.FAILED]
+        arrived = [end for end in one if search_outcome(end, learn.variables)[0] != FitOutcome.FAILED]
         lost += [most - end.point.value for end in arrived]
     return np.array(lost), 1.0 - len(lost) / sum(len(one) for one in ends)

@@ -14,7 +14,7 @@ from jobs.core import clock
 from jobs.core.errors import UserError
 from jobs.landing.rejected import held
 from jobs.storage import table_log
-from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
+from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, RowSelection
 from jobs.storage.row_changes import put_rows
 from jobs.storage.table_rows import open_log
 from jobs.storage.tables import QUARANTINE
@@ -62,12 +62,12 @@ def made(root: Path, rows: list[dict[str, Any]] = ROWS, columns: str = QUARANTIN
     return tables
 
 
-def ids(tables: Tables, choice: Choice) -> list[str]:
-    return [row["id"] for row in held.held_rows(held.chosen(tables, "walk", choice))]
+def ids(tables: Tables, choice: RowSelection) -> list[str]:
+    return [row["id"] for row in held.list_quarantined_rows(held.read_selected(tables, "walk", choice))]
 
 
 def test_rows_are_counted_by_reason_and_status(tables: Tables) -> None:
-    late, quoted, day = held.count_by_reason(held.chosen(tables, "walk", Choice()))
+    late, quoted, day = held.count_by_reason(held.read_selected(tables, "walk", RowSelection()))
     assert (late["reason"], quoted["reason"], day["reason"]) == ("late", QUOTED, "late: a day")
     assert {name: late[name] for name in (HELD, REPLAYING, REPLAYED, DISCARDED)} == {
         HELD: 2, REPLAYING: 1, REPLAYED: 0, DISCARDED: 1,
@@ -79,20 +79,22 @@ def test_rows_are_counted_by_reason_and_status(tables: Tables) -> None:
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
-        (Choice(), ["r1", "r3", "r4"]),
-        (Choice(reason="late"), ["r1", "r3"]),
-        (Choice(reason=QUOTED), ["r4"]),
-        (Choice(reason="%"), []),
-        (Choice(since="2026-01-04"), ["r3", "r4"]),
-        (Choice(ids=("r3", "r6", "r7", "it's")), ["r3"]),
-        (Choice(reason="late", since="2026-01-03"), ["r3"]),
+        (RowSelection(), ["r1", "r3", "r4"]),
+        (RowSelection(reason="late"), ["r1", "r3"]),
+        (RowSelection(reason=QUOTED), ["r4"]),
+        (RowSelection(reason="%"), []),
+        (RowSelection(since="2026-01-04"), ["r3", "r4"]),
+        (RowSelection(ids=("r3", "r6", "r7", "it's")), ["r3"]),
+        (RowSelection(reason="late", since="2026-01-03"), ["r3"]),
     ],
 )
-def test_what_is_chosen_is_shown_and_discarded(tables: Tables, choice: Choice, wanted: list[str]) -> None:
+def test_what_is_chosen_is_shown_and_discarded(
+    tables: Tables, choice: RowSelection, wanted: list[str]
+) -> None:
     assert ids(tables, choice) == wanted
     assert (
-        held.held_rows(held.chosen(tables, "walk", choice), 1)[0:1]
-        == held.held_rows(held.chosen(tables, "walk", choice))[:1]
+        held.list_quarantined_rows(held.read_selected(tables, "walk", choice), 1)[0:1]
+        == held.list_quarantined_rows(held.read_selected(tables, "walk", choice))[:1]
     )
     before, began = {row["id"]: row for row in tables.rows(TABLE)}, clock.now()
     assert held.discard(tables, "walk", choice) == len(wanted)
@@ -108,15 +110,15 @@ def test_what_is_chosen_is_shown_and_discarded(tables: Tables, choice: Choice, w
 def test_a_row_that_a_replay_marks_meanwhile_is_not_discarded(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = held.chosen
+    read = held.read_selected
 
     def overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
         open_log(tables.root, TABLE).update({"status": "'replaying'"}, predicate="id = 'r1'")
         return found
 
-    monkeypatch.setattr(held, "chosen", overtaken)
-    held.discard(tables, "walk", Choice(reason="late"))
+    monkeypatch.setattr(held, "read_selected", overtaken)
+    held.discard(tables, "walk", RowSelection(reason="late"))
     found = {row["id"]: row["status"] for row in tables.rows(TABLE)}
     assert (found["r1"], found["r3"]) == (REPLAYING, DISCARDED)
 
@@ -150,7 +152,7 @@ def test_a_row_that_another_replay_marks_first_stays_with_it(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one comes between the look at the table and the commit."""
-    properties, left = table_log._properties, ["other"]
+    properties, left = table_log._build_properties, ["other"]
 
     def overtaken(*arguments: Any) -> Any:
         if left:
@@ -159,14 +161,17 @@ def test_a_row_that_another_replay_marks_first_stays_with_it(
             open_log(tables.root, TABLE).update(values, predicate="id = 'r1'")
         return properties(*arguments)
 
-    monkeypatch.setattr(table_log, "_properties", overtaken)
+    monkeypatch.setattr(table_log, "_build_properties", overtaken)
     held.mark_replaying(tables, pa.table({"id": ["r1", "r3"], "landing": ["a", "b"]}), "one")
     found = fates(tables)
     assert (found["r1"], found["r3"]) == ((REPLAYING, "other", None), (REPLAYING, "one", "b"))
 
 
 def test_rows_are_exported_as_lines_to_mend(tables: Tables, tmp_path: Path) -> None:
-    held.export_rows(held.held_rows(held.chosen(tables, "walk", Choice())), tmp_path / "rows.jsonl")
+    held.export_rows(
+        held.list_quarantined_rows(held.read_selected(tables, "walk", RowSelection())),
+        tmp_path / "rows.jsonl",
+    )
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[0] == {"id": "r1", "reason": "late", "payload": {"number": 1}}
     assert lines[2] == {"id": "r4", "reason": QUOTED, "payload": "no JSON"}
@@ -175,16 +180,20 @@ def test_rows_are_exported_as_lines_to_mend(tables: Tables, tmp_path: Path) -> N
 
 
 def test_rows_of_a_release_without_ids_get_them_once(tmp_path: Path) -> None:
-    assert not held.ready(Tables(str(tmp_path)))
+    assert not held.prepare_quarantine(Tables(str(tmp_path)))
     columns = QUARANTINE.partition("id string")[0].strip().rstrip(",")
     rows = [
         {name: row[name] for name in row if name in columns.replace(",", " ").split()} for row in ROWS[:3]
     ]
     tables = made(tmp_path, rows, columns)
-    assert held.ready(tables)
-    found = ids(tables, Choice())
+    assert held.prepare_quarantine(tables)
+    found = ids(tables, RowSelection())
     assert len({*found}) == 3 and all(len(one) == 32 for one in found)
     version = tables.latest_version(TABLE)
-    assert held.ready(tables) and ids(tables, Choice()) == found and tables.latest_version(TABLE) == version
-    assert held.discard(tables, "walk", Choice(ids=(found[1],))) == 1
-    assert ids(tables, Choice()) == [found[0], found[2]]
+    assert (
+        held.prepare_quarantine(tables)
+        and ids(tables, RowSelection()) == found
+        and tables.latest_version(TABLE) == version
+    )
+    assert held.discard(tables, "walk", RowSelection(ids=(found[1],))) == 1
+    assert ids(tables, RowSelection()) == [found[0], found[2]]

@@ -17,7 +17,7 @@ from jobs.core.report import Report
 from jobs.landing.rejected import replay
 from jobs.lineage import generations
 from jobs.snapshots import manifests, store, verified_rows
-from jobs.storage.quarantine import Choice
+from jobs.storage.quarantine import RowSelection
 from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
@@ -27,7 +27,7 @@ GERMAN = (
 )
 
 
-def call(pipeline: Pipeline, action: str, choice: Choice | None = None, **options: Any) -> Report:
+def call(pipeline: Pipeline, action: str, choice: RowSelection | None = None, **options: Any) -> Report:
     return quarantine.act(pipeline.settings, action, pipeline.name, choice, **options)
 
 
@@ -81,17 +81,17 @@ def test_a_row_is_listed_edited_replayed_and_discarded(tmp_path: Path) -> None:
     again = call(pipeline, "replay", edited=str(path))
     assert (again.data["landed"], again.data["before"], again.data["stay"]) == (0, 1, 1)
 
-    assert call(pipeline, "discard", Choice(ids=(third["id"],))).data["discarded"] == 1
+    assert call(pipeline, "discard", RowSelection(ids=(third["id"],))).data["discarded"] == 1
     path.write_text(json.dumps(third))
     with pytest.raises(UserError, match="1 rows of the file are not held"):
         call(pipeline, "replay", edited=str(path))
-    wrong = Choice(since="2999-01-01", reason="time")
+    wrong = RowSelection(since="2999-01-01", reason="time")
     assert call(pipeline, "discard", wrong).data["discarded"] == 0
     with pytest.raises(UserError, match="name the rows to discard"):
         call(pipeline, "discard")
-    shown = call(pipeline, "show", Choice(reason="time", since="1h"), limit=3).data["rows"]
+    shown = call(pipeline, "show", RowSelection(reason="time", since="1h"), limit=3).data["rows"]
     assert len(shown) == 3 and third["id"] not in [one["id"] for one in shown]
-    assert call(pipeline, "discard", Choice(reason="time at")).data["discarded"] == 6
+    assert call(pipeline, "discard", RowSelection(reason="time at")).data["discarded"] == 6
     (reason,) = call(pipeline, "list").data["reasons"]
     assert (reason["held"], reason["replayed"], reason["discarded"]) == (0, 1, 7)
 
@@ -149,7 +149,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     before = pipeline.warehouse.latest_version("measurements/walk")
 
     pipeline.write_spec(random_walk_spec(late="apply"))
-    done = call(pipeline, "replay", Choice(reason="late"))
+    done = call(pipeline, "replay", RowSelection(reason="late"))
     assert (done.data["landed"], done.data["late"]) == (refused, refused)
     assert "copies are appended" in done.lines[1]
     streamed = pipeline.stream().data
@@ -157,7 +157,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
 
     # A batch pass has the rows themselves at their positions, and so has a stream that starts from it.
     snapshot = pipeline.pretrain().data["snapshot"]
-    (made,) = [one for one in manifests.all_of(pipeline.warehouse) if one.snapshot_id == snapshot]
+    (made,) = [one for one in manifests.read_manifests(pipeline.warehouse) if one.snapshot_id == snapshot]
     assert made.version == before + 1
     assert made.rows == len(everything) == sum(map(len, (*days, late)))
     again = pipeline.pretrain(to_version=before).data["snapshot"]
@@ -195,7 +195,7 @@ def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Pa
         assert {one.name for one in table.glob("*.parquet")} == {
             Path(one).name for one in DeltaTable(str(table)).file_uris()
         }
-    live = generations.live(pipeline.warehouse, "walk")
+    live = generations.find_live(pipeline.warehouse, "walk")
     assert live is not None and "quarantine.fail_above" in (live.last_error or "")
 
     pipeline.write_spec(random_walk_spec())
@@ -229,7 +229,7 @@ def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path
     pipeline.land(days[0])
     pipeline.pretrain()
     pipeline.land(*days[1:])
-    (good,) = manifests.all_of(pipeline.warehouse)
+    (good,) = manifests.read_manifests(pipeline.warehouse)
     key = str(days[1]["id"].mode()[0])
     rows = verified_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
         "mean",

@@ -11,10 +11,10 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.landing.rejected.held import read_edited
-from jobs.landing.rejected.rechecking import NOT_AN_OBJECT, recheck
+from jobs.landing.rejected.rechecking import NOT_AN_OBJECT, recheck_payloads
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
-from jobs.storage.quarantine import refusal, too_many
+from jobs.storage.quarantine import build_refusal, is_over_limit
 from tests.jobs.support.pipeline import random_walk_spec
 
 MARCH = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1e6)
@@ -26,7 +26,7 @@ def spec(**changes: Any) -> ModelSpec:
 
 def rechecked(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
     text = payload if isinstance(payload, str) else json.dumps(payload)
-    found = recheck(spec(**changes), {"id": key}, [text])
+    found = recheck_payloads(spec(**changes), {"id": key}, [text])
     landing = found.landings[0]
     return found.reasons[0], None if landing is None else json.loads(landing)
 
@@ -46,7 +46,7 @@ def test_a_row_lands_with_the_id_that_identifies_duplicates(kind: str, wanted: A
     texts = [
         json.dumps({**row, "message": one}) for one in (12345678901234567, "12345678901234567", None, "")
     ]
-    found = recheck(by_id, {"id": "bigint", "message": kind}, texts)
+    found = recheck_payloads(by_id, {"id": "bigint", "message": kind}, texts)
     assert found.reasons == [None] * 4
     landed = [json.loads(landing or "") for landing in found.landings]
     assert [one.get("message") for one in landed] == [wanted, wanted, None, None]
@@ -85,7 +85,7 @@ def test_a_time_may_be_in_the_specs_format_or_iso_8601() -> None:
 def test_rows_keep_their_places_and_numbers_their_bits() -> None:
     values = [0.1 + 0.2, 1e-310, -1.7976931348623157e308, 123456789.123456789]
     payloads = ["?", *(json.dumps({"id": i, "at": "2024-03-01", "a": v}) for i, v in enumerate(values)), "{}"]
-    found = recheck(spec(), {"id": "bigint"}, payloads)
+    found = recheck_payloads(spec(), {"id": "bigint"}, payloads)
     assert [one is None for one in found.reasons] == [False, True, True, True, True, False]
     assert [json.loads(one)["a"] for one in found.landings[1:5] if one] == values
 
@@ -99,10 +99,10 @@ def test_the_limit_is_a_share_of_the_rows_from_a_minimum_on(
 ) -> None:
     limit = QuarantineLimit(fail_above=0.1, fail_from=2)
     reasons = {"late": rejected} if rejected else {}
-    assert too_many(limit, reasons, accepted) is fails
-    assert not too_many(None, reasons, accepted)
+    assert is_over_limit(limit, reasons, accepted) is fails
+    assert not is_over_limit(None, reasons, accepted)
     if fails:
-        said = str(refusal(limit, reasons, accepted, "micro-batch 3"))
+        said = str(build_refusal(limit, reasons, accepted, "micro-batch 3"))
         assert said.startswith(
             f"micro-batch 3: {rejected} of {rejected + accepted} rows would go to quarantine"
         )

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.landing.sources.table_start import UserTable, _left_out
+from jobs.landing.sources.table_start import UserTable, _describe_skipped
 from jobs.storage.warehouse import Tables
 
 
@@ -23,10 +23,10 @@ def table_of(folder: Path, sizes: list[int]) -> UserTable:
 
 def test_rows_of_the_versions_that_had_not_landed_are_counted(tmp_path: Path) -> None:
     table = table_of(tmp_path, [5, 10, 20, 1])
-    assert _left_out(table, 0, 3) == "31 rows that had not landed are left out"
-    assert _left_out(table, 2, 3) == "1 row that had not landed is left out"
-    assert _left_out(table, 3, 3) == "0 rows that had not landed are left out"
-    assert _left_out(table, -1, 3) == "36 rows that had not landed are left out"
+    assert _describe_skipped(table, 0, 3) == "31 rows that had not landed are left out"
+    assert _describe_skipped(table, 2, 3) == "1 row that had not landed is left out"
+    assert _describe_skipped(table, 3, 3) == "0 rows that had not landed are left out"
+    assert _describe_skipped(table, -1, 3) == "36 rows that had not landed are left out"
 
 
 @settings(max_examples=15, deadline=None)
@@ -37,7 +37,7 @@ def test_rows_of_any_commits_are_counted(
     table = table_of(tmp_path_factory.mktemp("t"), sizes)
     landed = data.draw(st.integers(-1, len(sizes) - 1))
     left = sum(sizes[landed + 1 :])
-    assert _left_out(table, landed, len(sizes) - 1).split(" row")[0] == f"{left:,}"
+    assert _describe_skipped(table, landed, len(sizes) - 1).split(" row")[0] == f"{left:,}"
 
 
 @pytest.mark.parametrize("change", ["delete", "overwrite", "update"])
@@ -51,7 +51,7 @@ def test_rows_that_a_commit_wrote_again_are_not_counted_as_new(tmp_path: Path, c
     else:
         write_deltalake(log, pa.table({"a": [1, 2]}), mode="overwrite")
     table_of(tmp_path, [50])
-    assert _left_out(table, 1, 3) == (
+    assert _describe_skipped(table, 1, 3) == (
         "50 rows that had not landed are left out; what version 2 changed or removed is not taken over"
     )
 
@@ -60,17 +60,17 @@ def test_optimize_and_settings_of_the_table_leave_nothing_out(tmp_path: Path) ->
     table = table_of(tmp_path, [5, 10])
     DeltaTable(tmp_path / "t").optimize.compact()
     DeltaTable(tmp_path / "t").alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
-    assert _left_out(table, 1, 3) == "0 rows that had not landed are left out"
+    assert _describe_skipped(table, 1, 3) == "0 rows that had not landed are left out"
 
 
 def test_versions_that_the_log_no_longer_has_are_named(tmp_path: Path) -> None:
     table = table_of(tmp_path, [5, 10, 20, 30, 1, 2, 3])
     for version in (1, 2):
         (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
-    assert _left_out(table, 0, 3) == (
+    assert _describe_skipped(table, 0, 3) == (
         "30 rows that had not landed are left out; how many rows versions 1, 2 had is not known, as the log does not "
         "say it any more"
     )
     for version in (3, 4, 5):
         (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
-    assert "versions 1 to 5 had" in _left_out(table, 0, 6)
+    assert "versions 1 to 5 had" in _describe_skipped(table, 0, 6)

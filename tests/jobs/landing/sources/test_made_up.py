@@ -13,7 +13,7 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.landing.sources import made_up as made_up_rows
-from jobs.landing.sources.made_up import landed, made_up
+from jobs.landing.sources.made_up import find_progress, make_up_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
@@ -31,11 +31,11 @@ def spec_of(**changes: Any) -> ModelSpec:
 
 def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
     spec = spec_of()
-    whole = made_up(spec, 0, 500, TYPES)
+    whole = make_up_rows(spec, 0, 500, TYPES)
     cuts = [0, 1, 2, 101, 499, 500]
-    parts = [made_up(spec, a, b, TYPES) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [make_up_rows(spec, a, b, TYPES) for a, b in zip(cuts, cuts[1:], strict=False)]
     assert pa.concat_tables(parts).combine_chunks().equals(whole)
-    assert not made_up(spec_of(rate={"seed": 4}), 0, 500, TYPES).equals(whole)
+    assert not make_up_rows(spec_of(rate={"seed": 4}), 0, 500, TYPES).equals(whole)
     assert whole.column("id").to_pylist()[:8] == [
         "id-0",
         "id-1",
@@ -48,16 +48,16 @@ def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
     ]
     times = np.asarray(whole.column("at").cast(pa.int64()))
     assert (np.diff(times[::7]) == 10_000_000).all() and times[0] == 1704067200000000
-    many = made_up(spec, 0, 70_000, TYPES)
+    many = make_up_rows(spec, 0, 70_000, TYPES)
     a = np.array(many.column("a"), float)
     assert np.isnan(a).mean() == pytest.approx(0.1, abs=0.005)
-    noise = made_up_rows._noise(3, np.arange(70_000), 2)[0]
+    noise = made_up_rows._draw_noise(3, np.arange(70_000), 2)[0]
     assert noise.mean() == pytest.approx(0.0, abs=0.01) and noise.var() == pytest.approx(1.0, abs=0.02)
     assert abs((noise[0] * noise[1]).mean()) < 0.01 and abs((noise[0, 1:] * noise[0, :-1]).mean()) < 0.01
 
 
 def test_without_key_columns_each_row_has_a_time_of_its_own() -> None:
-    times = np.asarray(made_up(spec_of(key=None), 0, 50, {}).column("at").cast(pa.int64()))
+    times = np.asarray(make_up_rows(spec_of(key=None), 0, 50, {}).column("at").cast(pa.int64()))
     assert (np.diff(times) == 10_000_000).all()
 
 
@@ -71,7 +71,7 @@ def test_without_key_columns_each_row_has_a_time_of_its_own() -> None:
 )
 def test_mixtures_get_what_they_can_take(kind: str, mixture: dict[str, Any], known: range) -> None:
     plain: dict[str, Any] = dict.fromkeys(("process", "observation", "initial", "states"))
-    table = made_up(spec_of(filter=kind, mixture=mixture, **plain), 0, 5000, TYPES)
+    table = make_up_rows(spec_of(filter=kind, mixture=mixture, **plain), 0, 5000, TYPES)
     found = set(np.array(table.column("a").drop_null(), float).tolist())
     assert len(found) > 1 and found <= set(map(float, known))
 
@@ -94,10 +94,10 @@ def test_rows_land_once_and_a_killed_landing_goes_on(tmp_path: Path, monkeypatch
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 0
     rows = pipeline.tables.columns(measurements("walk"), ("id", "at", "a", "b"))
     order = [("at", "ascending"), ("id", "ascending")]
-    expected = made_up(pipeline.spec, 0, 500, TYPES).cast(rows.schema)
+    expected = make_up_rows(pipeline.spec, 0, 500, TYPES).cast(rows.schema)
     assert rows.sort_by(order).equals(expected.sort_by(order))
     # by the clock: a thousand a second since the first landing
-    known = landed(pipeline.tables, pipeline.spec)
+    known = find_progress(pipeline.tables, pipeline.spec)
     assert known is not None and known.rows == 500
     pipeline.write_spec(random_walk_spec(source={"kind": "rate", "rate": {**RATE, "rows_per_second": 100.0}}))
     due = 500 + 100 * (time.time() - known.since)

@@ -17,7 +17,7 @@ from jobs.landing.sources import topics
 from jobs.landing.sources.topics import TopicsReader
 from jobs.landing.topic_start import TopicsStart
 from jobs.spark import kafka
-from jobs.spark.kafka import topic_id
+from jobs.spark.kafka import read_topic_id
 from jobs.storage.tables import measurements
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -74,7 +74,7 @@ def test_topics_that_match_a_pattern_land_once_and_those_that_come_and_go_are_to
     found = places(pipeline)
     assert len(found) == 120 and not found.duplicated(["_topic", "_partition", "_offset"]).any()
     spark = pipeline.warehouse.spark
-    ids = {name: topic_id(spark, name) for name in ("plant-x", "plant-y", "plant-z")}
+    ids = {name: read_topic_id(spark, name) for name in ("plant-x", "plant-y", "plant-z")}
     assert dict(zip(found["_topic"], found["_topic_id"], strict=True)) == ids
     assert set(found["_origin"].str.split("/").str[0]) == {f"kafka:{name}" for name in ids}
 
@@ -147,7 +147,7 @@ def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request
     pipeline = pipeline_of(tmp_path, source={"topics": ["no-id-a", "no-id-b"]})
     pipeline_of_pattern = random_walk_spec(source={"kind": "kafka", "pattern": "no-id-[a-c]"})
     with monkeypatch.context() as patched:  # a broker of before topics had ids
-        patched.setattr(kafka, "_id", lambda jvm, described: None)
+        patched.setattr(kafka, "_parse_id", lambda jvm, described: None)
         assert land(pipeline).data["rows"] == 80
         feed.make("no-id-c")
         sent(feed, "no-id-c", days[1])
@@ -159,11 +159,13 @@ def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request
     for topic in ("no-id-a", "no-id-c"):
         sent(feed, topic, days[2])
     opened: list[str] = []
-    asked = kafka.topic_ids
-    monkeypatch.setattr(topics, "topic_ids", lambda spark, names: opened.extend(names) or asked(spark, names))
+    asked = kafka.read_topic_ids
+    monkeypatch.setattr(
+        topics, "read_topic_ids", lambda spark, names: opened.extend(names) or asked(spark, names)
+    )
     clients: list[int] = []
-    admin = kafka.admin
-    monkeypatch.setattr(kafka, "admin", lambda spark: clients.append(len(opened)) or admin(spark))
+    admin = kafka.open_admin
+    monkeypatch.setattr(kafka, "open_admin", lambda spark: clients.append(len(opened)) or admin(spark))
     assert land(pipeline).data["rows"] == 80
     assert sorted(opened) == ["no-id-a", "no-id-b", "no-id-c"]
     assert clients.count(3) == 1  # of the micro-batch; those before are of the start
@@ -184,7 +186,7 @@ def test_brokers_that_do_not_answer_do_not_hide_why_a_landing_failed(
         ("no-such-host.invalid:9092", "no client can be made for Kafka at no-such-host.invalid:9092"),
     ):
         monkeypatch.setenv(kafka.SERVERS, address)
-        said = reader.explained(PySparkException("the fetch failed"))
+        said = reader.explain_error(PySparkException("the fetch failed"))
         assert "the fetch failed" in said and told in said
 
 
