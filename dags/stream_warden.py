@@ -14,8 +14,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import format_log_name, read_driver_status
-from jobs.supervision.stopping import request_stop
+from jobs.supervision.driver_status import format_log_name, read_driver_status, request_stop
 from kalman_dags import dag_defaults, specs
 from kalman_dags.places import find_warehouse_root
 

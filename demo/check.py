@@ -25,7 +25,7 @@ from demo.compare import (
 from jobs.batch.batch_filter import Batch, compute_final_states, compute_packed_estimates, pack_buckets
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.state_rows import pack_seeds
 from jobs.snapshots.store import verify
@@ -34,13 +34,13 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import estimate_format, unpack_estimates
 from jobs.state.encoding.keys import build_key_kind, build_key_text, match
-from jobs.state.encoding.order import order_rows
 from jobs.state.encoding.packets import join_records
 from jobs.state.encoding.routing import make_routing
+from jobs.state.encoding.row_order import order_rows
 from jobs.state.encoding.rows import KeyedRows, RowFormat, build_row_format
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, measurements
-from jobs.streaming.state_reader import read_states
+from jobs.streaming.exporting import read_states
 from kalman.filters.own_parameters import FIELD, find_key_parameters, with_key_parameters
 from kalman.filters.rounded import find_storage_dtype
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.storage.files import open_files
 from jobs.supervision.driver_log import DriverLog
 

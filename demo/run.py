@@ -34,10 +34,9 @@ from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
 from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
 from jobs.core.report import convert_to_json
-from jobs.core.roots import parse_warehouse_root
-from jobs.core.settings import DEFAULT_MASTER, Settings
+from jobs.core.settings import DEFAULT_MASTER, Settings, parse_warehouse_root
 from jobs.storage.files import open_files
-from jobs.storage.probe import FOLDER as PROBE_FOLDER
+from jobs.storage.object_files import FOLDER as PROBE_FOLDER
 
 if TYPE_CHECKING:
     from demo.check import Checked

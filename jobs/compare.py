@@ -63,7 +63,7 @@ def run(
         wide = specs[0].model_copy(update={"control": [*specs[0].control, *more], "files": files})
         source, what = read_rows(wide, input), input
     else:
-        from jobs.choosing.landed import read_landed_rows
+        from jobs.choosing.comparing import read_landed_rows
         from jobs.storage.tables import need_measurements
         from jobs.storage.warehouse import Tables
 
@@ -83,7 +83,8 @@ def _report(what: str, found: ModelComparison, seconds: float) -> Report:
     else:
         verdict = f"{best.name} is the best"
     lines = [
-        f"{what}: {format_count(ranking.rows, 'held-out row')} of {format_count(ranking.keys, 'key')} in {seconds:.1f} s",
+        f"{what}: {format_count(ranking.rows, 'held-out row')} of {format_count(ranking.keys, 'key')} in "
+        f"{seconds:.1f} s",
         "log-likelihood a held-out row:",
     ]
     for one in ranking.scores:

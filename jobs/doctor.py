@@ -17,11 +17,10 @@ def run(settings: Settings) -> Report:
         UserError: something is missing, or the store is not safe.
     """
     from jobs.core.errors import UserError
-    from jobs.core.roots import find_local_path
+    from jobs.core.settings import find_local_path
     from jobs.spark.doctor import find_java_problem
-    from jobs.spark.jars import list_jars
-    from jobs.spark.stores import store_jars
-    from jobs.storage.probe import probe_store
+    from jobs.spark.jars import list_jars, store_jars
+    from jobs.storage.object_files import probe_store
     from jobs.storage.settings import is_in_s3
 
     problem = find_java_problem()

@@ -82,13 +82,13 @@ def run(
     """
     from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateRequest, estimate
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_rows_conf
-    from jobs.spark.running_tasks import build_task_counter
+    from jobs.spark.job_labels import build_task_counter
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import parse_time
-    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.supervision.batch_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -117,7 +117,8 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
         )
     elif result.written < counts.rows:
         lines.append(
-            f"without an estimate: {format_count(counts.rows - result.written, 'row')} that are duplicates, or of keys that "
+            f"without an estimate: {format_count(counts.rows - result.written, 'row')} that are duplicates, "
+            f"or of keys that "
             f"have no valid state"
         )
     lines += _explain_left_out(spec, result)
@@ -176,7 +177,8 @@ def _start_line(result: EstimateResult) -> str:
         parameters = f"snapshot {manifest.snapshot_id}: its parameters"
     if result.start.before is not None:
         return f"{parameters}, and its states before the interval"
-    return f"{parameters}; {format_count(result.counts.before, 'row')} before the interval filtered, from each key's first"
+    before = format_count(result.counts.before, "row")
+    return f"{parameters}; {before} before the interval filtered, from each key's first"
 
 
 if __name__ == "__main__":

@@ -43,13 +43,12 @@ def run(
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
-    from jobs.lineage.generations import find_live, read_named
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel, find_live, read_named
     from jobs.spark.conf import build_short_command_conf
     from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec
     from jobs.streaming.exporting import export
-    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.supervision.batch_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)

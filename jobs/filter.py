@@ -19,7 +19,7 @@ from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.landing.parsing import ParsedRows
+    from jobs.landing.checking import ParsedRows
     from jobs.landing.raw_rows import RawRows
     from jobs.offline.filtering import FilteredRows
     from jobs.specs.model_spec import ModelSpec
@@ -55,14 +55,13 @@ def run(
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
+    from jobs.landing.checking import parse
     from jobs.landing.file_rows import describe_dialects, list_input_files, read_rows
-    from jobs.landing.parsing import parse
     from jobs.landing.reading import list_endings
     from jobs.landing.remarks import list_remarks
-    from jobs.offline.filtering import filter_rows, write
+    from jobs.offline.filtering import check_target, filter_rows, write
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import build_prior
-    from jobs.offline.result_files import check_target
     from jobs.snapshots.learned import find_learned_parameters
     from jobs.state.encoding import arrow
     from jobs.state.kernel import load_checked_spec
@@ -106,7 +105,8 @@ def _list_faults(spec: ModelSpec, source: RawRows, rows: ParsedRows, estimates: 
     )
     if unsmoothed := estimates.unsmoothed:
         found.append(
-            f"warning: {format_count(unsmoothed, 'row')} cannot be smoothed, since rounding has left nothing of a variance; "
+            f"warning: {format_count(unsmoothed, 'row')} cannot be smoothed, since rounding has left "
+            f"nothing of a variance; "
             "leave states of a wide initial.covariance diffuse"
         )
     if estimates.lost is None:

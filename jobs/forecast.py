@@ -140,13 +140,13 @@ def _forecast_rows(
     settings: Settings, spec: ModelSpec, input: str, request: ForecastRequest, is_median: bool, start: float
 ) -> Report:
     """Filter the rows of a file, and forecast each key from its newest row."""
+    from jobs.landing.checking import parse
     from jobs.landing.file_rows import read_rows
-    from jobs.landing.parsing import parse
+    from jobs.offline.ahead import read_future
+    from jobs.offline.filtering import check_target
     from jobs.offline.forecasting import forecast_keys, write_forecasts
-    from jobs.offline.future import read_future
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import build_prior
-    from jobs.offline.result_files import check_target
     from jobs.snapshots.learned import find_learned_parameters
 
     assert request.output is not None
@@ -168,11 +168,10 @@ def _forecast_rows(
 
 def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
-    from jobs.core.clock import now
-    from jobs.offline.ahead import forecast_ahead
+    from jobs.core.times import now
+    from jobs.offline.ahead import forecast_ahead, read_future
+    from jobs.offline.filtering import check_target
     from jobs.offline.forecasting import write_forecasts
-    from jobs.offline.future import read_future
-    from jobs.offline.result_files import check_target
     from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
 
     assert request.output is not None
@@ -209,7 +208,7 @@ def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastReq
 def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast from the live state or a snapshot on Spark."""
     from jobs.batch.forecast_run import forecast_live, report_lines
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
 
@@ -237,7 +236,8 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
         "seconds": round(perf_counter() - start, 3),
     }
     head = (
-        f"{spec.name} v{origin.spec.version}: {format_count(written.forecasts, 'forecast')} of {format_count(written.keys, 'key')} "
+        f"{spec.name} v{origin.spec.version}: {format_count(written.forecasts, 'forecast')} of "
+        f"{format_count(written.keys, 'key')} "
         f"in {data['seconds']:.2f} s -> {done.table}"
     )
     return Report([head, *report_lines(done, spec)], data)

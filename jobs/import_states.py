@@ -48,14 +48,14 @@ def run(
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
     from jobs.batch.snapshot_ids import TableVersion, find_position
-    from jobs.lineage.model import DeployedModel
-    from jobs.snapshots.runtime import ModelRuntime
+    from jobs.lineage.generations import DeployedModel
+    from jobs.snapshots.model_runtime import ModelRuntime
     from jobs.spark.conf import build_short_command_conf
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import check_version
     from jobs.storage.tables import need_measurements
-    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.supervision.batch_profile import VerbProfiler
     from jobs.upgrades.migration.importing import import_states
 
     started, profiler = time.monotonic(), VerbProfiler(profile)

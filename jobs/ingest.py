@@ -91,8 +91,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     from contextlib import closing
 
     from jobs.core.input_files import find_files
-    from jobs.landing.file_groups import land_all, needs_workers
-    from jobs.landing.file_landing import FileLanding, read_file_size
+    from jobs.landing.file_landing import FileLanding, land_all, needs_workers, read_file_size
     from jobs.landing.file_rows import describe_dialects
     from jobs.landing.reading import list_endings
     from jobs.landing.workers import Workers
@@ -116,7 +115,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.landed_report import build_row_data, describe_accepted, describe_rejected
+    from jobs.landing.remarks import build_row_data, describe_accepted, describe_rejected
     from jobs.landing.values.rejected import explain_reason
     from jobs.landing.written_pieces import RowCounts
     from jobs.specs.sections import PRETRAINED
@@ -132,7 +131,8 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
     commits = f" in {format_count(len(versions), 'commit')}" if len(new) > 1 else ""
     of_history = " of history" if history else ""
     lines = [
-        f"landed {format_count(counts.rows, 'row')}{of_history} of {format_count(len(new), 'file')} for {spec.name}{commits}"
+        f"landed {format_count(counts.rows, 'row')}{of_history} of {format_count(len(new), 'file')} for "
+        f"{spec.name}{commits}"
     ]
     lines += written
     if known:
@@ -175,7 +175,8 @@ def _explain_all_rejected(
     """Return the sentence about a file with only rejected rows."""
     first = max(one.reasons, key=lambda reason: one.reasons[reason])
     return (
-        f"{one.path}: every row was rejected ({format_count(sum(one.reasons.values()), 'row')}, now in quarantine), most for "
+        f"{one.path}: every row was rejected ({format_count(sum(one.reasons.values()), 'row')}, now in "
+        f"quarantine), most for "
         f"{explained(spec, first, one.counts.examples.get(first))}; then land them with "
         f"`kalman-pipeline quarantine replay --model {spec.name}`"
     )

@@ -156,7 +156,8 @@ def _report(
 ) -> Report:
     paths = {"spec": str(spec), "picture": None if picture is None else str(picture)}
     lines = [
-        f"{format_count(found.parsed.reason.size, 'row')} of {format_count(len(found.table.files), 'file')} in {seconds:.1f} s",
+        f"{format_count(found.parsed.reason.size, 'row')} of {format_count(len(found.table.files), 'file')} "
+        f"in {seconds:.1f} s",
         *_format_columns(found),
         *_format_structures(found),
         *(f"note: {note}" for note in notes),

@@ -46,7 +46,7 @@ def run(
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
     from jobs.insight.maintenance import Maintenance, format_result
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_command_conf
     from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec

@@ -44,11 +44,11 @@ def run(
     Raises:
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_command_conf
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
-    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.supervision.batch_profile import VerbProfiler
     from jobs.upgrades.migration.migrating import migrate, select_source_snapshot
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
@@ -72,7 +72,7 @@ def _report(
     is_new: bool,
     seconds: float,
 ) -> Report:
-    from jobs.upgrades.migration.report import format_change
+    from jobs.upgrades.migration.apply import format_change
 
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     lines += format_change(source.model, change)

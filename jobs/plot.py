@@ -114,7 +114,7 @@ def _choose_estimates(root: str, model: str, history: bool) -> str:
     Raises:
         UserError: the model has no estimates.
     """
-    from jobs.offline.which_estimates import HISTORY, LIVE, need_estimates
+    from jobs.offline.estimate_series import HISTORY, LIVE, need_estimates
     from jobs.storage.tables import estimates, estimates_history
     from jobs.storage.warehouse import Tables
 

@@ -71,15 +71,15 @@ def run(
     from jobs.batch.estimating import estimate_reflected
     from jobs.batch.learning_summary import summarize_learning
     from jobs.batch.pretraining import pretrain_snapshot
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_rows_conf
-    from jobs.spark.running_tasks import build_task_counter
+    from jobs.spark.job_labels import build_task_counter
     from jobs.spark.session import open_warehouse
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
     from jobs.storage.tables import need_columns, need_measurements
-    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.supervision.batch_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

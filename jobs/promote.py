@@ -37,7 +37,7 @@ def run(
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.
     """
     from jobs.insight.comparison_page import compare
-    from jobs.lineage import live_table, promotion
+    from jobs.lineage import live_rows, promotion
     from jobs.lineage.generations import SHADOW
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
@@ -58,7 +58,7 @@ def run(
     elif shadow.status == SHADOW and force:
         lines.append("forced: it was not compared")
     live, retired = promotion.promote(tables, name, shadow.generation, behind)
-    live_table.refresh_live_table(tables, name)
+    live_rows.refresh_live_table(tables, name)
     lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

@@ -47,7 +47,7 @@ def run(
     Raises:
         UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
-    from jobs.lineage import live_table
+    from jobs.lineage import live_rows
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
 
@@ -59,7 +59,7 @@ def run(
     else:
         report = _resume_checkpoint(tables, spec, to)
     if not dry_run:  # even without a change: an earlier attempt may have ended just before
-        live_table.refresh_live_table(tables, spec.name)
+        live_rows.refresh_live_table(tables, spec.name)
     return report
 
 
@@ -79,7 +79,7 @@ def _resume_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> Re
 
 
 def _migrate_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry_run: bool) -> Report:
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_command_conf
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import check_numerics
@@ -94,7 +94,7 @@ def _migrate_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry
 
 def _report_migration(spec: ModelSpec, done: ReversedMigration) -> Report:
     from jobs.storage.positions import describe
-    from jobs.upgrades.migration.report import format_change
+    from jobs.upgrades.migration.apply import format_change
 
     live, retired = done.live, done.retired
     data = {

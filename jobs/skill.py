@@ -45,10 +45,10 @@ def run(
     """
     from jobs.downstream.forecast_pairs import check_spec
     from jobs.downstream.forecast_skill import ForecastScorer
+    from jobs.downstream.over_history import score_history
     from jobs.downstream.queries import SKILL
     from jobs.downstream.runner import start_exclusive_run
-    from jobs.downstream.skill_over_history import score_history
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse

@@ -38,10 +38,8 @@ def run(
         UserError: the driver has not stopped in time, or gives no sign of life.
     """
     from jobs.specs.loading import load_spec
-    from jobs.supervision.driver_identity import read_machine_name
-    from jobs.supervision.driver_log import DriverLog, Hold
-    from jobs.supervision.driver_status import format_log_name, read_driver_status
-    from jobs.supervision.stopping import end_driver, is_there
+    from jobs.supervision.driver_log import DriverLog, Hold, read_machine_name
+    from jobs.supervision.driver_status import end_driver, format_log_name, is_there, read_driver_status
 
     what = select_query(monitor, skill)
     name = load_spec(model, settings.models).name

@@ -14,9 +14,9 @@ from typer import Option
 
 from jobs.core.command import Profile, Trigger, command
 from jobs.core.errors import UserError
+from jobs.core.processes import stop_signal
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 
 
@@ -70,8 +70,8 @@ def run(
         UserError: no snapshot to start from, another driver, a state with another meaning, rows that would have
             no live estimate, a failed query.
     """
+    from jobs.lineage.generations import DeployedModel
     from jobs.lineage.leases import stream_lock
-    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec

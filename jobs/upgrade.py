@@ -75,8 +75,8 @@ def run(
             predicts worse, or a comparison that cannot decide.
     """
     from jobs.insight.comparison_page import compare
-    from jobs.lineage import generations, live_table
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage import generations, live_rows
+    from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_interpreted_conf
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
@@ -118,7 +118,7 @@ def run(
         )
         outcome = upgrade(context, mode)
         if not dry_run:
-            live_table.refresh_live_table(warehouse, spec.name)
+            live_rows.refresh_live_table(warehouse, spec.name)
     return _report(spec, mode, outcome, needed, started)
 
 

@@ -57,8 +57,7 @@ def run(
     """
     from datetime import UTC, datetime
 
-    from jobs.lineage.generations import find_live
-    from jobs.lineage.model import DeployedModel
+    from jobs.lineage.generations import DeployedModel, find_live
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("jobs", "kalman", "dags")
 SAID = {
-    *("UserError", "SpecError", "ModelError", "Problem", "invalid", "TooMany", "ChangedFile", "refusal"),
-    "AirflowException",
+    *("UserError", "SpecError", "ModelError", "Problem", "invalid", "TooMany", "ChangedFile"),
+    *("AirflowException", "build_refusal", "find_refusal"),
 }
 """Functions whose texts a user reads, besides raised errors."""
 HEAD = """# Every message

@@ -42,7 +42,7 @@ class Contender(NamedTuple):
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
     from jobs.state.encoding.estimates import unpack_estimates
-    from jobs.state.encoding.packet_kinds import OutputPacket
+    from jobs.state.encoding.packets import OutputPacket
 
     packets, out = _packets(frame, work, None)
     return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
@@ -61,7 +61,7 @@ def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFram
     from jobs.state.block_format import build_state_format
     from jobs.state.encoding.estimates import estimate_format
     from jobs.state.encoding.keys import build_key_kind
-    from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS
+    from jobs.state.encoding.packets import OUTPUT_PACKETS
     from jobs.state.encoding.routing import make_routing
     from jobs.state.encoding.rows import build_row_format, pack_rows
     from jobs.state.plan import Plan

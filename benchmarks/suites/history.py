@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.contenders.contenders import PARTITIONS, limit
 from benchmarks.workloads.data import batch
 from benchmarks.workloads.work import Work
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.spark.conf import set_codegen_for
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
     from jobs.batch.bucket_estimates import EstimatingPlan, build_estimator, list_smoothed_widths
     from jobs.batch.estimating import choose_layout
-    from jobs.snapshots.runtime import ModelRuntime
+    from jobs.snapshots.model_runtime import ModelRuntime
     from jobs.state.block_format import build_state_layout
     from jobs.state.encoding.estimates import estimate_schema
-    from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS
+    from jobs.state.encoding.packets import TYPED_ROW_PACKETS
     from jobs.state.encoding.rows import build_row_packer, select_columns
 
     runtime, layout = ModelRuntime(work.spec, {}, frame.schema), choose_layout(rows)

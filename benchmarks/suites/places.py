@@ -22,7 +22,7 @@ from benchmarks.workloads.verbs import Verbs
 from demo.broker import Broker
 from jobs import ingest, stream
 from jobs.core.settings import Settings
-from jobs.lineage.reached_commits import ReachedCommits
+from jobs.lineage.generation_checkpoint import ReachedCommits
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.kafka import SERVERS, TopicWatch
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter

@@ -21,7 +21,7 @@ from jobs.state.encoding.routing import compute_blocks, compute_routes
 from jobs.state.encoding.rows import build_row_format, sort_by_key
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
-from jobs.state.text_codec import to_text
+from jobs.state.spark_values import to_text
 from kalman import build
 
 KEYS, BATCHES = 30_000, 30

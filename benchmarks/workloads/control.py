@@ -73,7 +73,7 @@ def _write(settings: Settings, name: str, version: int) -> None:
 
 def describe(settings: Settings, names: list[str]) -> None:
     """Add the model's rows of the control tables under other names, and specs of these names."""
-    from jobs.lineage import generations, live_table
+    from jobs.lineage import generations, live_rows
     from jobs.snapshots import manifests
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
@@ -83,7 +83,7 @@ def describe(settings: Settings, names: list[str]) -> None:
         generations.read_generations(warehouse, MODEL),
         manifests.read_manifests(warehouse, MODEL),
     )
-    rows: dict[str, list[dict[str, Any]]] = {"generations": [], "manifests": [], live_table.TABLE: []}
+    rows: dict[str, list[dict[str, Any]]] = {"generations": [], "manifests": [], live_rows.TABLE: []}
     for name in names:
         _write(settings, name, 3)
         copies = [replace(one, **_renamed(one, name, "generation", "snapshot_id", "parent")) for one in begun]
@@ -92,7 +92,7 @@ def describe(settings: Settings, names: list[str]) -> None:
         ]
         rows["generations"] += [generations.build_generation_row(one) for one in copies]
         rows["manifests"] += [manifests.build_manifest_row(one) for one in states]
-        rows[live_table.TABLE] += live_table.build_live_rows(copies, states)
+        rows[live_rows.TABLE] += live_rows.build_live_rows(copies, states)
     for table, some in rows.items():
         _append(warehouse, table, some)
 

@@ -61,7 +61,8 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
         ),
         (
             "keys predicted better / worse",
-            f"{format_number(numbers.get('keys_better'), ',', '-')} / {format_number(numbers.get('keys_worse'), ',', '-')}",
+            f"{format_number(numbers.get('keys_better'), ',', '-')} / "
+            f"{format_number(numbers.get('keys_worse'), ',', '-')}",
             "",
         ),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jobs.core.roots import parse_warehouse_root
+from jobs.core.settings import parse_warehouse_root
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains `dags/`: relative settings start here, because a worker's current folder is arbitrary."""

@@ -26,7 +26,7 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from jobs.snapshots.runtime import ModelRuntime
+    from jobs.snapshots.model_runtime import ModelRuntime
 
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4

@@ -19,8 +19,7 @@ from jobs.state.encoding.estimates import (
     locate_packed_full,
 )
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.packet_kinds import NEVER, RowPacket
-from jobs.state.encoding.packets import Layout, Records, join_records
+from jobs.state.encoding.packets import NEVER, Layout, Records, RowPacket, join_records
 from jobs.state.encoding.routing import compute_buckets
 from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.state.expiry import split_lives_from

@@ -16,15 +16,22 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.batch.batch_filter import Interval, count_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
-from jobs.batch.history_rows import HistoryRows, read_history_rows
-from jobs.batch.history_start import HistoryStart, StartRequest, find_start
+from jobs.batch.history_rows import (
+    CountedRows,
+    HistoryCounts,
+    HistoryRows,
+    HistoryStart,
+    StartRequest,
+    count_by_log,
+    find_start,
+    read_history_rows,
+)
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
-from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.core.errors import UserError, extract_python_error
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.model import DeployedModel
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import pack_seeds
 from jobs.snapshots.store import verify
 from jobs.spark.conf import COMPILED_FROM, choose_codegen
@@ -33,7 +40,7 @@ from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
-from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.packets import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.state.encoding.routing import Routing, compute_partition, make_routing
 from jobs.state.encoding.rows import build_row_packer, select_columns
 from jobs.storage.quarantine import PAYLOAD, REASON

@@ -11,10 +11,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.input_files import open_input
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import INPUTS, InputsTable
-from jobs.lineage.model import DeployedModel
-from jobs.offline.ahead import ForecastKeys, forecast_ahead, list_forecasts
-from jobs.offline.future import Future, read_future
+from jobs.offline.ahead import ForecastKeys, Future, forecast_ahead, list_forecasts, read_future
 from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import find_state_extras_widths, parse_states, split_extras
 from jobs.spark.warehouse import Warehouse

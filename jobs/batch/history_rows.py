@@ -1,35 +1,49 @@
-"""The rows that a run estimates: the measurements at a version, or any table with the model's columns."""
+"""The input of a run over history.
+
+Its rows at a version, their counts from Delta's log, and the states and parameters from which it starts.
+"""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from jobs.batch.batch_filter import Interval
 from jobs.batch.snapshot_ids import TableVersion
 from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import find_files
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.landing.reading import list_endings, read_spec_schema
 from jobs.landing.sources.checked_frames import read_checked_files, read_checked_table, read_table_schema
 from jobs.landing.values.keys import derive_key_types
 from jobs.lineage import replayed_late_rows
-from jobs.lineage.model import DeployedModel
-from jobs.spark.read_files import convert_path
+from jobs.lineage.generations import DeployedModel
+from jobs.snapshots import manifests
+from jobs.snapshots.learned import NONE
+from jobs.snapshots.manifests import GOOD, Manifest
+from jobs.spark.hadoop_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.positions import check_version
+from jobs.storage.positions import DELTA, check_version, is_in_table, read_commits, to_micros
+from jobs.storage.table_log import read_files_at
 from jobs.storage.tables import need_columns, need_measurements
 from jobs.storage.warehouse import find_home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.lineage.inputs_table import Version
+    from jobs.storage.positions import Commit
 
 
 class HistoryRows(NamedTuple):
@@ -146,3 +160,201 @@ def _read_remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[Dat
     )
     listed = files.select(*(F.col(name).cast("string") for name in ("path", "length", "modificationTime")))
     return rows, ["|".join(map(str, one)) for one in listed.collect()]
+
+
+class HistoryStart(NamedTuple):
+    """The snapshot whose parameters a run takes, None: the spec's values; and since when it reads rows.
+
+    before: the event time up to which the snapshot's states reflect all rows, and from which rows are read; None: the
+    states are not taken, and all rows are read
+    """
+
+    manifest: Manifest | None
+    before: int | None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Return the learned parameters."""
+        return {} if self.manifest is None else self.manifest.parameters
+
+    @property
+    def identity(self) -> list[Any]:
+        """Return what tells this start from every other."""
+        one = self.manifest
+        return [None if one is None else [one.snapshot_id, one.checksum], self.before]
+
+
+class StartRequest(NamedTuple):
+    """What a run is asked: its rows and interval, a snapshot (`none`: the spec's values; None: the best one)."""
+
+    rows: HistoryRows
+    interval: Interval
+    snapshot: str | None
+    inputs: Version | None
+
+
+def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryStart:
+    """Return the start of a run.
+
+    Raises:
+        UserError: the named snapshot does not exist, or is of another spec.
+    """
+    if asked.snapshot == NONE:
+        return HistoryStart(None, None)
+    fitting = [
+        one
+        for one in manifests.read_manifests(model.warehouse, model.name)
+        if one.status == GOOD and one.fingerprint == model.spec.fingerprint()
+    ]
+    if asked.snapshot is not None:
+        fitting = [one for one in fitting if one.snapshot_id == asked.snapshot]
+        if not fitting:
+            raise UserError(
+                f"--snapshot {asked.snapshot}: model {model.name} has no such snapshot of its spec as it is now: name "
+                f"another one, or `none` for the spec's values"
+            )
+    if not fitting:
+        return HistoryStart(None, None)
+    clean = _clean(model, asked, fitting)
+    if clean:
+        before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
+        return HistoryStart(newest, before)
+    # As `filter` chooses: one that a stream could start from before one that is history only.
+    best = max(fitting, key=attrgetter("preference"))
+    return HistoryStart(best, None)
+
+
+def _clean(
+    model: DeployedModel[Warehouse], asked: StartRequest, fitting: list[Manifest]
+) -> list[tuple[int, Manifest]]:
+    """Return the snapshots whose states stand for all rows before the interval, each with the time up to which."""
+    first = asked.interval.first
+    if first is None or not asked.rows.measurements or asked.rows.version is None or model.spec.id_columns:
+        return []  # an id may repeat that of a row before the snapshot's end, whose ids it does not keep
+    landed = read_commits(model.warehouse, asked.rows.name)
+    found = []
+    for one in fitting:
+        version = _find_batch_version(model, one, asked)
+        before = None if version is None else _find_reflected_end(one, landed, version)
+        if version is None or before is None or before > first:
+            continue
+        later = [each for each in landed if version < each.version <= asked.rows.version]
+        if all(each.known and (each.first is None or each.first >= before) for each in later):
+            found.append((before, one))
+    return found
+
+
+def _find_batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartRequest) -> int | None:
+    """Return up to which version of the measurements a batch pass has made a snapshot; None: it was not made so."""
+    position = one.position
+    if (
+        one.generation is not None
+        or one.parent is not None
+        or one.without_state
+        or position["source"] != DELTA
+    ):
+        return None
+    if (
+        position["table"] != asked.rows.name
+        or position.get("id", asked.rows.identity[2]) != asked.rows.identity[2]
+    ):
+        return None
+    if not is_in_table(model.warehouse, position) or int(position["version"]) > (asked.rows.version or 0):
+        return None
+    if model.spec.inputs is not None:
+        newest, made = asked.inputs, one.inputs
+        if newest is None or made is None or any(made.get(k) != v for k, v in newest._asdict().items()):
+            return None
+    return int(position["version"])
+
+
+def _find_reflected_end(one: Manifest, landed: list[Commit], version: int) -> int | None:
+    """Return the event time such that a snapshot reflects the rows before it, and no others; None: not known."""
+    if one.cut is not None:
+        return to_micros(one.cut)
+    if one.waiting is not None and one.waiting.get("rows"):
+        return one.waiting["watermark"]
+    upto = [each for each in landed if each.version <= version]
+    if not upto or upto[0].version != 0 or not all(each.known for each in upto):
+        return None
+    return max((each.last + 1 for each in upto if each.last is not None), default=None)
+
+
+_MILLISECOND = 1000
+
+
+class HistoryCounts(NamedTuple):
+    """Rows of the interval, rows before it that were read, rows that do not fit, rows whose key has no inputs."""
+
+    rows: int
+    before: int
+    unfit: int
+    without_inputs: int
+
+
+class CountedRows(NamedTuple):
+    """The rows to count: those of the interval, and those before it since a time (None: all of them)."""
+
+    interval: Interval
+    since: int | None
+
+    @property
+    def everything(self) -> bool:
+        """Whether all rows are of the interval."""
+        return self.interval == Interval(None, None) and self.since is None
+
+    def place(self, earliest: int, latest: int) -> int | None:
+        """Return where rows of such times are: 0 in the interval, 1 before it, -1 not read; None: not in one place."""
+        first, last = self.interval
+        if last is not None and earliest >= last or self.since is not None and latest < self.since:
+            return -1
+        if last is not None and latest >= last or self.since is not None and earliest < self.since:
+            return None
+        if first is None or earliest >= first:
+            return 0
+        return 1 if latest < first else None
+
+
+def _sum_counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
+    """Return the counts of numbers of rows that are all in one place each (`Wanted.place`); None if some are not."""
+    totals = [0, 0]
+    for number, place in found:
+        if place is None:
+            return None
+        if place >= 0:
+            totals[place] += number
+    return HistoryCounts(totals[0], totals[1], 0, 0)
+
+
+def count_by_log(
+    warehouse: Warehouse, table: str, version: int, time: str, wanted: CountedRows
+) -> HistoryCounts | None:
+    """Return the counts of a Delta table's version all of whose rows fit, if its log tells them.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        version: of the table.
+        time: the column of event times.
+        wanted: the rows to count.
+    """
+    files = read_files_at(warehouse, table, version)
+    if files is None or "." in time:
+        return None
+    names = ["num_records"] if wanted.everything else ["num_records", f"min.{time}", f"max.{time}"]
+    if not files.num_rows:
+        return HistoryCounts(0, 0, 0, 0)
+    if not set(names) <= set(files.column_names) or any(files.column(name).null_count for name in names):
+        return None
+    rows = files.column("num_records").to_pylist()
+    if wanted.everything:
+        return HistoryCounts(sum(rows), 0, 0, 0)
+    if not all(pa.types.is_timestamp(files.schema.field(name).type) for name in names[1:]):
+        return None
+    least, greatest = (
+        pc.cast(files.column(name), pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+        for name in names[1:]
+    )
+    # Delta in Java rounds both bounds down to milliseconds.
+    places = (wanted.place(low, high + _MILLISECOND - 1) for low, high in zip(least, greatest, strict=True))
+    return _sum_counts(zip(rows, places, strict=True))

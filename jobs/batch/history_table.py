@@ -19,8 +19,8 @@ from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.estimates import build_table_batch
 from jobs.storage.part_files import PartFile, remove
-from jobs.storage.replaced_files import Overtaken, ReplacingTable
-from jobs.storage.row_filters import Filter, convert_time
+from jobs.storage.row_changes import Overtaken, ReplacingTable
+from jobs.storage.table_rows import Filter, convert_time
 from jobs.storage.warehouse import LogEntry, Tables
 
 if TYPE_CHECKING:

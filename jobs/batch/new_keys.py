@@ -25,12 +25,10 @@ from jobs.batch.snapshot_ids import TableVersion, find_earlier_id
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.lineage import generations
-from jobs.lineage.generations import read_origin_manifest
+from jobs.lineage.generations import DeployedModel, read_origin_manifest
 from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows, manifests
-from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import hash_meaning
+from jobs.snapshots.model_runtime import ModelRuntime, hash_meaning
 from jobs.snapshots.store import find_whole, verify
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sections import PRETRAINED

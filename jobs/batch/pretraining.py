@@ -21,13 +21,13 @@ from jobs.batch.learning import learn_pooled
 from jobs.batch.snapshot_ids import TableVersion, find_earlier_id, find_position, snapshot_id
 from jobs.core.progress import Progress
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.model import DeployedModel
 from jobs.offline.row_faults import FEWEST, format_gaps, format_lost, list_row_step_kinds
 from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.row_ids import extract_from_rows
-from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import restore_types
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.verified_rows import read_rows
@@ -36,7 +36,7 @@ from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import format_key
-from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.packets import NEVER
 from jobs.storage.measurements_table import TOPIC_ID
 from jobs.storage.positions import Cut, find_first_topic_id, parse_offsets, to_datetime
 from kalman.filters.numerics import NUMERICS

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jobs.batch.batch_filter import Interval
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots.manifests import record
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -25,7 +25,7 @@ from jobs.storage.positions import (
 
 if TYPE_CHECKING:
     from jobs.lineage.inputs_table import Version
-    from jobs.specs.key_inputs import Inputs
+    from jobs.specs.sections import Inputs
 
 
 class TableVersion(NamedTuple):

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.choosing.columns import Wishes
+from jobs.choosing.columns import NumericColumn, Wishes
 from jobs.choosing.finding import Columns, find_columns
-from jobs.choosing.missing_marks import NumericColumn
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
+from jobs.landing.checking import ParsedRows, parse
 from jobs.landing.file_rows import describe_dialect, list_input_files, read_first_rows
-from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import RawRows
 from jobs.landing.reading import ALWAYS_READ, list_endings
 from jobs.landing.remarks import list_remarks

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.choosing.columns import Roles, Wishes, find_roles
+from jobs.choosing.columns import NumericColumn, Roles, Wishes, find_marks, find_roles
 from jobs.choosing.keys import Keys, find_keys
-from jobs.choosing.missing_marks import NumericColumn, find_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import InputTable
 from jobs.choosing.time_parts import find_column_within_times, has_clock
@@ -20,11 +19,10 @@ from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.core.stopwatch import Stopwatch
+from jobs.landing.checking import ParsedRows, parse
 from jobs.landing.dialects import ANY
-from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import RawRows
-from jobs.landing.values.key_from_name import parse_name
-from jobs.landing.values.spec_columns import take_columns
+from jobs.landing.values.spec_columns import parse_name, take_columns
 from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -194,7 +192,8 @@ def note_left_out_texts(table: InputTable, roles: Roles, keys: Keys) -> list[str
         if count > 1 and name in roles.texts:
             rows = table.source.rows // count
             notes.append(
-                f"{name} holds {count:,} texts, each in about {format_count(rows, 'row')}, and is not taken as a key; if "
+                f"{name} holds {count:,} texts, each in about {format_count(rows, 'row')}, and is not taken "
+                f"as a key; if "
                 f"each is a series of its own, give --key {shlex.quote(name)}"
             )
     return notes

@@ -11,20 +11,17 @@ from numpy.typing import NDArray
 import kalman
 from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import Columns, find_columns
-from jobs.choosing.held_out import FEWEST
-from jobs.choosing.rhythm import Rhythm
+from jobs.choosing.rhythm import Rhythm, Season, find_season
+from jobs.choosing.samples import FEWEST, SampledSeries, sample_series
 from jobs.choosing.search import Final, StructureChoice, finish, search
-from jobs.choosing.seasons import Season, find_season
-from jobs.choosing.series import SampledSeries, sample_series
 from jobs.choosing.structures import list_structures
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
-from jobs.landing.checking import build_payloads
+from jobs.landing.checking import build_payloads, parse
 from jobs.landing.file_rows import list_input_files
-from jobs.landing.parsing import parse
 from jobs.landing.reading import ALWAYS_READ, select_reader
 from jobs.landing.remarks import find_absent_notes
 from jobs.landing.values.rejected import describe_clock_changes, explain_reason
@@ -233,7 +230,8 @@ def _list_doubts(found: Columns, final: Final) -> list[str]:
         )
     if final.still:
         notes.append(
-            f"for {final.still:,} of {format_count(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
+            f"for {final.still:,} of {format_count(final.parameters.shape[1], 'sampled key')} a variance is "
+            f"zero: that part "
             "of the state (level, slope or season) never changes"
         )
     return notes

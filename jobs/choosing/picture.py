@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from jobs.choosing.model_finding import ModelFinding
-from jobs.offline.picture_parts import format_date_axis
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
@@ -22,6 +21,7 @@ from jobs.offline.plots import (
     draw_nis,
     fit_values,
     format_coverage,
+    format_date_axis,
     join_title,
 )
 

@@ -1,18 +1,18 @@
-"""Try the structures on the sample, rank them, and fit the chosen ones."""
+"""Fit the structures to the sample by a grid over their noise ratios, rank them, and fit the chosen ones."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.grid import fit_grid, fit_robust
-from jobs.choosing.held_out import Fitted, SplitRows, score_held_out
 from jobs.choosing.ranking import Ranking, choose, rank
-from jobs.choosing.series import SampledSeries
+from jobs.choosing.samples import Fitted, SampledSeries, SplitRows, score_held_out
 from jobs.choosing.structures import (
     HUBER,
     ROBUST,
@@ -24,8 +24,201 @@ from jobs.choosing.structures import (
 )
 from jobs.core.errors import UserError
 from kalman.linalg.packing import unpack_symmetric
+from kalman.types import Filter, Rows
 
 Floats = NDArray[np.float64]
+
+GRIDS: dict[str, tuple[float, ...]] = {
+    "variance": (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0, 10.0, 1e2, 1e4),
+    "level_variance": (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0, 1e3),
+    "slope_variance": (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0),
+    "damping": (0.02, 0.1, 0.5),
+    "season.variance": (0.0, 1e-6, 1e-4, 1e-2),
+}
+"""First grid points of each number: a variance per step relative to the measurement noise's, a rate per step."""
+STEPS = {"slope_variance": 3}
+"""Power of the step that scales a number, where it is not 1."""
+FIRST, FACTOR = 0.5, 0.5
+"""Distance (power of ten) from a best point to the first finer grid's other points; factor for each next grid."""
+LOWEST, HIGHEST = 1e-10, 1e8
+SMALLER = tuple(product((1.0, 0.3, 0.1, 0.03, 0.01), (3.0, 0.3, 0.03)))
+"""Start points of the search under a robust likelihood: factors on the noise and on the other variances."""
+MOVING = 1e-2
+"""Start value there for a variance of zero, relative to the noise: wide noise can hide all movement."""
+WIDTH = 20_000
+"""Number of series times points that are filtered at once."""
+
+
+class GridFit(NamedTuple):
+    """Best point of each of K series.
+
+    parameters (d, K) argument of `with_parameters`; at_zero (K,): a variance is zero
+    """
+
+    parameters: Floats
+    at_zero: NDArray[np.bool_]
+
+
+class _Rounds(NamedTuple):
+    """Rows of K series, ordered by descending length, in rounds: round i has dt and y of each series' row i."""
+
+    keys: NDArray[np.int64]
+    rounds: list[tuple[Floats, Floats]]
+
+
+def fit_grid(
+    structure: CandidateStructure,
+    rows: kalman.SortedRows,
+    keys: int,
+    unit: float,
+    step: float,
+    finer: int,
+) -> GridFit:
+    """Fit a structure to each series of one measurement.
+
+    Args:
+        structure: structure with p ratios.
+        rows: N rows, each series with measurements of standard size.
+        keys: number of series.
+        unit: microseconds per unit of time.
+        step: usual step, in the unit of time.
+        finer: number of grid refinements; each halves the error of a ratio's logarithm.
+    """
+    composed = compose(["y"], [structure])
+    model = kalman.build(build_definition(composed, ["y"]))
+    names = [
+        f"season.{one}" if part.name == "season" else one for part in structure.parts for one in part.learned
+    ]
+    counted = np.array([step ** STEPS.get(name, 1) for name in names])
+    powers = np.array([power for _, power in composed.powers])
+    plan = _split_rounds(rows, unit)
+
+    def likelihoods(points: Floats) -> tuple[Floats, Floats]:
+        """Return the log-likelihood (K, C) and the scale (K, C) at C points (p, K, C) of each series."""
+        whole = np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
+        return _concentrate_scale(*_evaluate(model, plan, whole))
+
+    first = np.array(list(product(*(GRIDS[name] for name in names)))).T
+    best, scale = _climb(np.repeat(first[:, None, :], keys, axis=1), likelihoods, finer)
+    variances = np.where(powers[:, None] == 2, scale, 1.0)
+    parameters = np.concatenate([best / counted[:, None] * variances, scale[None]])
+    return GridFit(parameters, (best == 0.0).any(axis=0))
+
+
+def fit_robust(
+    structure: CandidateStructure,
+    rows: kalman.SortedRows,
+    keys: int,
+    unit: float,
+    plain: GridFit,
+    robust: dict[str, Any],
+    finer: int,
+) -> GridFit:
+    """Fit a structure with robust updates to each series by their likelihood, starting from its Gaussian fit.
+
+    Args:
+        structure, rows, keys, unit, finer: as in `fit_grid`.
+        plain: result of `fit_grid`.
+        robust: options of the robust updates.
+    """
+    composed = compose(["y"], [structure])
+    model = kalman.build(build_definition(composed, ["y"], robust))
+    plan = _split_rounds(rows, unit)
+    noise, others = np.array(SMALLER).T
+    factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few of these differences are between keys
+    moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
+    points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
+    best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)
+    return GridFit(best, (best[:-1] == 0.0).any(axis=0))
+
+
+def _climb(
+    points: Floats, evaluate: Callable[[Floats], tuple[Floats, Floats]], finer: int
+) -> tuple[Floats, Floats]:
+    """Return each series' best point (p, K) among points (p, K, C) and on finer grids around the best, and its scale.
+
+    evaluate: returns the log-likelihood and the scale (K, C) at points.
+    """
+    best, value, scale = _select_best(points, *evaluate(points))
+    for turn in range(finer):
+        points = _build_points_around(best, FIRST * FACTOR**turn)
+        other, higher, wide = _select_best(points, *evaluate(points))
+        better = higher > value
+        best, scale = np.where(better, other, best), np.where(better, wide, scale)
+        value = np.maximum(value, higher)
+    return best, scale
+
+
+def _build_points_around(best: Floats, reach: float) -> Floats:
+    """Return the points (p, K, 3^p) around the best points (p, K): a factor up and down, or a little above zero."""
+    factor = 10.0**reach
+    p = len(best)
+    up = np.where(best > 0, np.minimum(best * factor, HIGHEST), 1e-7)
+    down = np.where(best > 0, np.maximum(best / factor, LOWEST), 1e-8)
+    three = np.stack([best, up, down], axis=-1)  # (p, K, 3)
+    chosen = np.array(list(product(range(3), repeat=p))).T  # (p, 3^p)
+    return np.stack([three[i][:, chosen[i]] for i in range(p)])
+
+
+def _select_best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return each series' best point (p, K), its log-likelihood (K,) and scale (K,)."""
+    at = np.argmax(value, axis=1)
+    series = np.arange(len(at))
+    return points[:, series, at], value[series, at], scale[series, at]
+
+
+def _split_rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
+    from_last = np.diff(rows.time, prepend=rows.time[:1]) / unit
+    first = np.diff(rows.key, prepend=-1) != 0
+    starts = np.flatnonzero(first)
+    counts = np.diff(starts, append=len(rows.key))
+    order = np.argsort(-counts, kind="stable")
+    found: list[tuple[Floats, Floats]] = []
+    for k in range(int(counts.max())):
+        at = starts[order][counts[order] > k] + k
+        found.append((np.where(first[at], 0.0, from_last[at]), rows.y[0, at]))
+    return _Rounds(rows.key[starts][order], found)
+
+
+def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return log-likelihood, sum of NIS and number of rows with a NIS (K, C) at parameters (d, K, C)."""
+    _, keys, points = parameters.shape
+    slices = _split_slices(points, max(1, WIDTH // keys))
+    parts = [_filter_points(model, plan, parameters[:, :, some]) for some in slices]
+    likelihood, nis, count = (np.concatenate(one, axis=1) for one in zip(*parts, strict=True))
+    return likelihood, nis, count
+
+
+def _concentrate_scale(likelihood: Floats, nis: Floats, count: Floats) -> tuple[Floats, Floats]:
+    """Return the log-likelihood at the best common scale, and this scale (K, C)."""
+    count = np.maximum(count, 1.0)
+    scale = np.maximum(nis / count, 1e-300)
+    return likelihood + 0.5 * (nis - count * np.log(scale) - count), scale
+
+
+def _split_slices(size: int, width: int) -> Iterator[slice]:
+    return (slice(at, min(at + width, size)) for at in range(0, size, width))
+
+
+def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
+    d, keys, points = parameters.shape
+    own = parameters[:, plan.keys].reshape(d, -1)
+    state = model.with_parameters(model.initial(own.shape[1]), own)
+    likelihood, nis, count = np.zeros((3, own.shape[1]))
+    for number, (dt, y) in enumerate(plan.rounds):
+        width = len(dt) * points
+        first = np.full(width, number == 0)
+        rows = Rows(np.repeat(dt, points), first, np.repeat(y, points)[None], np.empty((0, width)))
+        state, step = model.step(state[:, :width], rows)
+        good = np.isfinite(step.nis) & (step.flag == 0)
+        likelihood[:width] += np.where(step.flag == 0, step.log_likelihood, -1e6)
+        nis[:width] += np.where(good, step.nis, 0.0)
+        count[:width] += good
+    back = np.argsort(plan.keys)
+    whole = (one.reshape(len(plan.keys), points)[back] for one in (likelihood, nis, count))
+    return next(whole), next(whole), next(whole)
+
 
 FINER, FINAL = 2, 5
 """Number of grid refinements: to rank structures, and to fit the chosen structure."""

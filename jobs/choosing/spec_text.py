@@ -15,7 +15,7 @@ from jobs.choosing.rhythm import format_span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
-from jobs.landing.values.number_writing import format_setting
+from jobs.landing.values.number_reading import format_setting
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.specs.yaml_text import format_flow
 from jobs.state.kernel import load_checked_spec
@@ -45,7 +45,8 @@ def format_spec(name: str, input: str, found: ModelFinding) -> str:
     if found.spec.time_zone != "UTC":
         lines.append(f"time_zone: {found.spec.time_zone}")
     lines += [
-        f"time_unit: {rhythm.unit}{_format_margin(f'the usual step is {format_span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
+        "time_unit: "
+        f"{rhythm.unit}{_format_margin(f'the usual step is {format_span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
         *_format_comment(_format_rhythm(found)),
         f"measurement: {format_flow([one.name for one in found.measurements])}",
     ]
@@ -80,7 +81,8 @@ def _format_rhythm(found: ModelFinding) -> str:
     words = []
     if rhythm.gaps:
         words.append(
-            f"{rhythm.gaps:,} pauses are longer, up to {format_span(rhythm.longest)}: the state moves by the time that passed"
+            f"{rhythm.gaps:,} pauses are longer, up to {format_span(rhythm.longest)}: the state moves by "
+            f"the time that passed"
         )
     if found.season is not None:
         words.append(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jobs.choosing.rhythm import Rhythm
-from jobs.choosing.seasons import Season
+from jobs.choosing.rhythm import Rhythm, Season
 from jobs.core.times import UNIT_US
 
 LEVEL = "level"

@@ -17,7 +17,7 @@ from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import read_columns_schema, read_member_rows, take_rows
 from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, RawRows, join_parts
-from jobs.landing.values.number_writing import Writing, find_writing
+from jobs.landing.values.number_reading import Writing, find_writing
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
 

@@ -24,8 +24,7 @@ from jobs.choosing.times import (
 from jobs.core.errors import UserError
 from jobs.core.time_readings import find_forms
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, parse_date_us, parse_time_of_day
-from jobs.landing.values.time_columns import combine_times
-from jobs.landing.values.times import read_times
+from jobs.landing.values.times import combine_times, read_times
 from jobs.specs.column_names import find_time_part, find_time_parts
 from jobs.state.encoding import arrow
 

@@ -25,8 +25,7 @@ from jobs.core.time_readings import (
     lacks_date,
 )
 from jobs.core.times import UNIT_US, TimeParser
-from jobs.landing.values.time_columns import as_texts
-from jobs.landing.values.times import read_now_us, read_times
+from jobs.landing.values.times import as_texts, read_now_us, read_times
 from jobs.specs.column_names import find_time_parts
 from jobs.state.encoding import arrow
 
@@ -226,7 +225,10 @@ def _note_alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | N
     others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
     if not others:
         return None
-    return f"{best.name}: read as {describe_readings(readings[:1])}; {describe_readings(others)} would fit too: --time-format says which"
+    return (
+        f"{best.name}: read as {describe_readings(readings[:1])}; {describe_readings(others)} would fit too: "
+        "--time-format says which"
+    )
 
 
 def _is_same(one: TimeColumn, other: TimeColumn) -> bool:

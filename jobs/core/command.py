@@ -19,9 +19,9 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.core.errors import INPUT_ERROR, Terminated, UserError, escape_unprintable, show
+from jobs.core.processes import raise_on_sigterm
 from jobs.core.report import Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
-from jobs.core.signals import raise_on_sigterm
 from jobs.core.times import parse_duration_us
 
 P = ParamSpec("P")

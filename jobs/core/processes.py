@@ -1,8 +1,17 @@
-"""The identity of a process of this machine: its id and its start time."""
+"""Processes of this machine: their identity, and the signals that end a command or stop a running stream."""
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
 import psutil
+
+from jobs.core.errors import Terminated
 
 
 def read_start_time(pid: int) -> float | None:
@@ -18,3 +27,39 @@ def read_start_time(pid: int) -> float | None:
         return round(began - psutil.boot_time(), 2) if psutil.LINUX else began
     except psutil.NoSuchProcess:
         return None
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def stop_signal() -> Iterator[threading.Event]:
+    """Turn SIGTERM and Ctrl-C into an event, so that the stream can finish its micro-batch."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

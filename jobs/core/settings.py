@@ -1,13 +1,137 @@
-"""The settings that all verbs share: locations of warehouse and models, and the output of commands."""
+"""The settings of a command, and the location of a warehouse: one spelling of its root, and the supported stores."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes
 
-from jobs.core.roots import parse_warehouse_root
+from jobs.core.errors import UserError
+
+STORES = ("abfs", "abfss", "gs")
+"""Schemes of the stores in which exactly one of two commits of the same version of a table succeeds."""
+S3 = "s3a"
+"""The scheme of S3, where the project's log store makes exactly one of two commits succeed (docs/deploy.md)."""
+_OTHER_S3 = ("s3", "s3n")
+_MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]|(?<=/)_delta_log(?=/|$)")
+"""Forbidden parts of a path: delta-rs decodes them, reads them as a separator or as the end, or refuses them."""
+_MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
+"""Further forbidden parts of a URI: a query, a fragment, and folders that one client drops and another keeps."""
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+
+
+def parse_warehouse_root(text: str, base: Path | None = None) -> str:
+    """Return a warehouse's root in one spelling: an absolute path, also of a `file:` URI, or the URI of a store.
+
+    base: folder of relative paths, by default the working directory.
+
+    Raises:
+        UserError: tables in that place would not be safe, or the URI is not understood.
+    """
+    scheme, rest = _split(text)
+    if scheme is None:
+        path = Path(os.path.expanduser(text))
+        return _normalize_path(path if base is None else base / path)
+    if scheme in _OTHER_S3:
+        raise UserError(f"a warehouse in S3 is written {S3}://bucket/folder, and this one is {text}")
+    if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest, re.DOTALL):
+        raise UserError(
+            f"a warehouse in S3 is a folder of a bucket, {S3}://bucket/folder, and this one is {text}"
+        )
+    if scheme == "file":
+        local = find_local_path(text)
+        if local is None:
+            raise UserError(
+                f"the warehouse {text} is not understood: write a folder as a path, or as file:///folder"
+            )
+        return _normalize_path(local)
+    if scheme == "hdfs":
+        raise UserError(
+            f"a warehouse cannot be at {text}: the library that commits to tables may wait for ever for HDFS when it "
+            "opens a table (docs/deploy.md); use a folder that all machines share, or an object store"
+        )
+    if scheme not in (S3, *STORES) or not rest.startswith("/"):
+        stores = ", ".join(f"{store}://" for store in (S3, *STORES))
+        raise UserError(
+            f"a warehouse cannot be at {text}: use a folder that all machines share, as a path or file:///folder, "
+            f"or a store, as one of {stores}"
+        )
+    root = f"{scheme}:{rest if rest.startswith('//') else f'//{rest}'}".rstrip("/")
+    found = _MISREAD.search(root) or _MISREAD_IN_STORE.search(root.partition("://")[2])
+    if found is not None:
+        raise UserError(
+            f"a warehouse cannot be at {_escape_text(root)}: its URI has '{_escape_text(found[0])}' in it, and the "
+            "clients of the store would take it for different folders; choose a name without it"
+        )
+    return root
+
+
+def _normalize_path(path: Path) -> str:
+    """Return the absolute path of a folder in a spelling that Python, Java and delta-rs all understand.
+
+    Raises:
+        UserError: no such spelling exists.
+    """
+    # Java would read a second slash as a host, and drop the folder before `..` even if it is a link.
+    folder = path.resolve() if ".." in path.parts else path.absolute()
+    return refuse_misread(f"/{str(folder).lstrip('/')}")
+
+
+def refuse_misread(folder: str, what: str = "a warehouse") -> str:
+    """Return the path of a local folder, unless delta-rs would misread it.
+
+    Args:
+        folder: an absolute path.
+        what: future content of the folder, for the sentence.
+
+    Raises:
+        UserError: delta-rs would misread the path, or the path behind a link.
+    """
+    real = os.path.realpath(folder)
+    found = _MISREAD.search(real)
+    if found is None:
+        return folder
+    leads = "" if real == folder else f", which is {_escape_text(real)}"
+    part = found[0]
+    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{_escape_text(part)}' in it"
+    meant = unquote(real)
+    hint = f" (if {meant} is meant, write that)" if meant != real and os.path.isdir(meant) else ""
+    raise UserError(
+        f"{what} cannot be at {_escape_text(folder)}{leads}: the path {why}, and the library that commits to Delta "
+        "tables would take it for another folder, as it does with a percent sign before two hexadecimal digits, a "
+        f"backslash, and control characters such as a line break; rename the folder or choose another one{hint}"
+    )
+
+
+def _escape_text(text: str) -> str:
+    """Return a text with escapes for the characters that would spoil a line."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def find_local_path(root: str) -> Path | None:
+    """Return the path of a local folder, given as a path or a `file:` URI; None for any other URI."""
+    scheme, rest = _split(root)
+    if scheme is None:
+        return Path(root)
+    if scheme != "file":
+        return None
+    found = re.fullmatch(r"(?://(?:localhost)?/+|/(?!/))([^/].*)?", rest, re.DOTALL)
+    return None if found is None else Path("/" + os.fsdecode(unquote_to_bytes(os.fsencode(found[1] or ""))))
+
+
+def _split(text: str) -> tuple[str | None, str]:
+    """Return the scheme of a URI in lower case and the part after its colon; a path has no scheme."""
+    found = _URI.fullmatch(text)
+    if found is None:
+        return None, text
+    scheme, rest = found[1].lower(), found[2]
+    # A folder's name may contain a colon.
+    known = rest.startswith("/") or scheme in ("file", "hdfs", S3, *_OTHER_S3, *STORES)
+    return (scheme, rest) if known else (None, text)
+
 
 # 4: a failed task is retried, as on a cluster; plain local[*] fails at the first lost Python worker.
 DEFAULT_MASTER = "local[*,4]"
@@ -18,7 +142,7 @@ class Settings:
     """The global options of one command.
 
     Attributes:
-        warehouse: root of the tables (`jobs.core.roots`): an absolute local path, or a URI such as `s3a://bucket/dir`.
+        warehouse: root of the tables (`jobs.core.settings`): an absolute local path, or a URI such as `s3a://bucket/dir`.
         models: folder of the model specs.
         master: Spark's master URL.
         jars: folder of Spark's jars, which `make setup` fills.

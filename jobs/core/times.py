@@ -1,14 +1,10 @@
-"""Durations, and event times as text: one rule for every command.
-
-A time format becomes a regular expression with a named group for each part of a time. The same rules read parts in
-separate columns.
-"""
+"""Durations, the current time, and event times as text: one rule for every command."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, date, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -420,3 +416,8 @@ def trigger_seconds(trigger: str) -> float | None:
     if not 0 <= seconds < 1e6:
         raise UserError(f"--trigger {trigger}: give {AVAILABLE_NOW}, or a number of seconds")
     return seconds
+
+
+def now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)

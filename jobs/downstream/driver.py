@@ -9,13 +9,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import extract_first_line
 from jobs.downstream.queries import list_queries, open_driver_log
 from jobs.lineage.generations import stream_taken_error
 from jobs.spark.warehouse import Warehouse
-from jobs.supervision.driver_identity import LIVENESS_SECONDS, DriverIdentity
-from jobs.supervision.driver_log import CAUGHT_UP, FAILED, QUERIES, STOPPED, DriverRecord
+from jobs.supervision.driver_log import (
+    CAUGHT_UP,
+    FAILED,
+    LIVENESS_SECONDS,
+    QUERIES,
+    STOPPED,
+    DriverIdentity,
+    DriverRecord,
+)
 from jobs.supervision.driver_status import LIVE
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 
@@ -44,7 +51,7 @@ def register_driver(
     launch = os.environ.get(LAUNCH_VARIABLE)
     rules = {QUERIES: [query.name for query in list_queries(spec, verb)]}
     record = DriverRecord(
-        log.model, verb, epoch, LIVE, owner, log.compute_next_time(), clock.now(), launch, rules=rules
+        log.model, verb, epoch, LIVE, owner, log.compute_next_time(), times.now(), launch, rules=rules
     )
     log.write(record)
     log.prune(verb)
@@ -53,7 +60,7 @@ def register_driver(
     def renew() -> None:
         while not done.wait(LIVENESS_SECONDS):
             try:
-                log.write(replace(record, beat_at=clock.now()))
+                log.write(replace(record, beat_at=times.now()))
                 if log.read_stop_request(record) is not None or log.overtaken(verb, epoch):
                     stop.set()
             except Exception:  # a failed write must not end the run; the next write follows soon
@@ -71,5 +78,5 @@ def register_driver(
     finally:
         done.set()
         thread.join()
-        at = clock.now()
+        at = times.now()
         log.write(replace(record, beat_at=at, ended_at=at, how=how, error=error))

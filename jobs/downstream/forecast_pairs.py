@@ -18,15 +18,15 @@ from pyspark.sql import functions as F
 import kalman
 from jobs.core.errors import UserError
 from jobs.core.times import MIN_US
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import INPUTS, InputsTable
-from jobs.lineage.model import DeployedModel
 from jobs.offline.horizon import count_section_steps
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_matrix
 from jobs.state.encoding.keys import KeyKind, build_key_kind, build_key_text
-from jobs.state.encoding.packet_kinds import MEASURED
+from jobs.state.encoding.packets import MEASURED
 from jobs.state.key_groups import GroupBegin, group_begin
 from jobs.storage.tables import measurements
 from kalman.evaluation.forecast import check_measuring, extract_variances, forecast, interval

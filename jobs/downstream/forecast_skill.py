@@ -29,7 +29,7 @@ from jobs.downstream.queries import SKILL, begin_query, list_queries
 from jobs.downstream.runner import LiveQueries
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.verified_rows import read_rows
@@ -38,7 +38,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import build_key_columns, build_key_kind
-from jobs.state.encoding.packet_kinds import MEASURED
+from jobs.state.encoding.packets import MEASURED
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, forecast_skill
 from kalman.filters.own_parameters import FIELD

@@ -1,15 +1,31 @@
-"""Compute windows and rules over a history in one batch pass, with the code of the live queries."""
+"""Compute windows, rules and forecast scores over a history in one batch pass, with the code of the live queries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pyspark.sql import functions as F
 
+from jobs.batch.history_table import HistoryRun, list_history_runs
 from jobs.core.errors import UserError
 from jobs.core.report import Report, format_count
+from jobs.downstream.forecast_pairs import (
+    ScoringPlan,
+    UsedModel,
+    build_forecaster,
+    join_forecast_pairs,
+    join_inputs,
+    score_pairs,
+)
+from jobs.downstream.forecast_skill import (
+    count_unmatched,
+    format_skill,
+    name_scores,
+    read_key_parameters,
+    summarise_scores,
+)
 from jobs.downstream.rule_operator import (
     OUTPUT,
     RulePlan,
@@ -20,14 +36,23 @@ from jobs.downstream.rule_operator import (
 )
 from jobs.downstream.rules import NEVER
 from jobs.downstream.windows import Windows
+from jobs.lineage.generations import DeployedModel
+from jobs.snapshots import manifests
+from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse, format_ddl
+from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
 from jobs.state.encoding.keys import build_key_kind
-from jobs.storage.tables import alerts_history, estimates_history, windows_history
+from jobs.state.encoding.packets import MEASURED
+from jobs.storage.tables import alerts_history, estimates_history, forecast_skill_history, windows_history
+from kalman.filters.state_output import OUTPUT as STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+
 
 ROWS_A_BUCKET = 1_000_000
 
@@ -100,3 +125,75 @@ def replace(warehouse: Warehouse, rows: DataFrame, table: str, definition: str) 
     """Replace a definition's rows in a table in one commit; create the table if it is missing."""
     warehouse.create(table, format_ddl(rows.schema))
     warehouse.replace(rows, table, [[("definition", "=", definition)]])
+
+
+def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Report:
+    """Score the forecasts that follow from a model's history, and replace those of the same section.
+
+    Forecasts for times after the newest row are not due, and are left out.
+
+    Raises:
+        UserError: the model has no history, the history lacks the measurements, or no run in it used this spec.
+    """
+    warehouse, spec = model.warehouse, model.spec
+    rows = read_history(warehouse, spec.name)
+    if MEASURED not in rows.columns:
+        raise UserError(
+            f"the history of {spec.name} has no column of measurements: write outputs: {{measured: true}} and run "
+            f"`kalman-pipeline estimate --model {spec.name}` again"
+        )
+    of_runs, kind = _list_scored_runs(model, rows), build_key_kind(spec.key, rows.schema)
+    used: dict[str, UsedModel] = {}
+    for run, made in of_runs.items():
+        parameters = {} if made is None else made.parameters
+        used[run] = UsedModel(spec, parameters, build_forecaster(spec, parameters, STATE in rows.columns))
+    ship(warehouse.spark, spec.definition())
+    plan = ScoringPlan.of(spec, section, kind, used)
+    chosen = rows.filter(F.col("generation").isin(*of_runs))
+    last: Any = chosen.agg(F.unix_micros(F.max("event_time")).alias("last")).first()
+    pairs = join_forecast_pairs(chosen, chosen, section, with_unmatched=True)
+    pairs = pairs.filter(F.col(MEASURED).isNotNull() | (F.col("event_time") <= last["last"]))
+    if plan.controls or plan.inputs:
+        pairs = join_inputs(model, pairs)
+    scored = score_pairs(pairs, plan, read_key_parameters(warehouse, spec.name, plan, of_runs))
+    table = forecast_skill_history(spec.name)
+    replace(warehouse, name_scores(spec, section, kind, scored, None), table, section.definition())
+    return _report(model, section, table, list(of_runs))
+
+
+def _list_scored_runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifest | None]:
+    """Return the runs of this very spec whose estimates the table has, with the snapshots that they took.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    warehouse, spec = model.warehouse, model.spec
+    known = {one.run: one for one in list_history_runs(warehouse, estimates_history(spec.name))}
+    there = {row["generation"] for row in rows.select("generation").distinct().collect()}
+    mine = [one for name, one in known.items() if name in there and one.fingerprint == spec.fingerprint()]
+    if not mine:
+        raise UserError(
+            f"no estimate in {estimates_history(spec.name)} is of the spec as it is now: make them with "
+            f"`kalman-pipeline estimate --model {spec.name}`"
+        )
+    return {one.run: _read_run_snapshot(warehouse, one) for one in mine}
+
+
+def _read_run_snapshot(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
+    return None if run.snapshot is None else manifests.record(warehouse, run.snapshot)
+
+
+def _report(model: DeployedModel[Warehouse], section: ForecastSkill, table: str, runs: list[str]) -> Report:
+    summary = summarise_scores(model, section, table)
+    lost = count_unmatched(model, section, table).forecasts
+    scored = sum(one["forecasts"] for one in summary)
+    lines = [
+        f"scored {scored:,} forecasts of {format_count(len(runs), 'run')} over the history of {model.name} -> {table}"
+    ]
+    if not summary:
+        lines.append("there is no measurement at a forecast time")
+    if lost:
+        lines.append(f"{format_count(lost, 'forecast')} met no row at its time; `actual` is null")
+    lines += [format_skill(one, section.probability) for one in summary]
+    data = {"model": model.name, "rows": scored, "unmatched": lost, "skill": summary, "runs": runs}
+    return Report(lines, {**data, "table": table})

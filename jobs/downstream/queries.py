@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import SmallFiles
-from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_filters import Filter
+from jobs.storage.row_changes import delete_rows
+from jobs.storage.table_rows import Filter
 from jobs.storage.tables import alerts, forecast_skill, rule_states, windows, windows_open
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog

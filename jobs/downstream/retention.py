@@ -33,12 +33,11 @@ from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
 from jobs.storage.positions import to_datetime
-from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_filters import Filter
-from jobs.storage.table_rows import read_parts
+from jobs.storage.row_changes import delete_rows
+from jobs.storage.table_rows import Filter, read_parts
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
-from jobs.supervision.lag import measure_table_lag
+from jobs.supervision.progress import measure_table_lag
 
 REMOVED = "removed-"
 """Prefix of a renamed checkpoint."""

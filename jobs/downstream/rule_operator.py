@@ -20,11 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.core.times import parse_duration_us
-from jobs.downstream.readings import build_reading_column, check_columns
-from jobs.downstream.rule_functions import FAILED, Field, FunctionRule
 from jobs.downstream.rules import (
+    FAILED,
     NEVER,
     Events,
+    Field,
+    FunctionRule,
     Rules,
     RuleStates,
     apply_rules,
@@ -32,6 +33,7 @@ from jobs.downstream.rules import (
     concatenate_events,
     raise_silence_alerts,
 )
+from jobs.downstream.windows import build_reading_column, check_columns
 from jobs.spark.user_functions import ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -41,8 +43,7 @@ from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_reco
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import RowFormat, build_row_packer, read_times, select_columns, unpack_rows
 from jobs.storage.tables import alerts
-from jobs.streaming.sinks.published_batch import add_ordinals
-from jobs.streaming.sinks.publishing import TopicSink, write_to_sink
+from jobs.streaming.sinks.publishing import TopicSink, add_ordinals, write_to_sink
 from kalman.models.named import Named
 
 if TYPE_CHECKING:

@@ -1,16 +1,18 @@
-"""Apply rules to the sequence of a key's readings, for many keys at once. No Spark, no clock, no loop per key.
-
-A rule is met by consecutive readings beyond a bound (each above the previous reading, if `rising`), or by silence. It
-raises an alert once. It clears the alert with hysteresis: when consecutive readings are within bounds that may be
-narrower.
-"""
+"""Apply built-in rules and rules of user functions to the readings of many keys at once. No Spark, no clock."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from jobs.core.errors import UserError, extract_first_line
+from jobs.state.encoding.packets import PacketColumn
+from kalman.models.named import Named
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -202,3 +204,313 @@ def _sort_events(parts: list[Events]) -> Events:
     """Return the events of all parts sorted by key and time."""
     whole = concatenate_events(parts)
     return whole.take(np.lexsort((np.arange(len(whole.key)), whole.time, whole.key)))
+
+
+State = Mapping[str, NDArray]
+
+FAILED = -1
+"""`readings` of an event that reports a row at which the rule's function failed."""
+MOST_FAILURES = 100
+"""Maximum number of failing rows in one call. More failures count as a mistake in the function, and end the query."""
+_TYPES = {"float64": "<f8", "int64": "<i8", "timestamp": "<i8", "bool": "|u1"}
+_FRESH = {"float64": np.nan, "int64": 0, "timestamp": NEVER, "bool": False}
+_GIVEN = {"row": np.int64, "raised": np.bool_, "value": np.float64, "since": np.int64, "readings": np.int64}
+"""Arrays of a function's events and their types; only `row` is required."""
+
+
+class Field(NamedTuple):
+    """Field of a function's state: its type, and the count of numbers per key if it is an array."""
+
+    name: str
+    type: str
+    width: int | None = None
+
+    def shape(self, keys: int) -> tuple[int, ...]:
+        """Return the shape of the field's array for `keys` keys."""
+        return (keys,) if self.width is None else (self.width, keys)
+
+    def fresh(self, keys: int) -> NDArray:
+        """Return the field for keys without rows: NaN, 0, false, or NEVER (the least integer) for a timestamp."""
+        kind = bool if self.type == "bool" else _TYPES[self.type]
+        return np.full(self.shape(keys), _FRESH[self.type], kind)
+
+
+class FunctionRule(NamedTuple):
+    """Rule that a function decides.
+
+    number: number of the rule among all rules; function: named as in `called`; reads: name of each reading, and its
+    place in the rows; fields: fields of its state; parameters: keyword arguments of the function; forget: microseconds
+    of silence after which a key's state begins anew, None: never.
+    """
+
+    number: int
+    name: str
+    called: str
+    function: Named
+    reads: tuple[tuple[str, int], ...]
+    fields: tuple[Field, ...]
+    parameters: Mapping[str, float]
+    forget: int | None = None
+
+    @property
+    def columns(self) -> list[PacketColumn]:
+        """Return the packet columns of the state."""
+        return [PacketColumn(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
+
+    def place(self, field: Field) -> str:
+        """Return the name of a field's column among the columns of all rules."""
+        return f"{self.name}.{field.name}"
+
+    def fresh(self, keys: int) -> dict[str, NDArray]:
+        """Return the packet arrays of keys without rows."""
+        found = {self.place(field): field.fresh(keys) for field in self.fields}
+        return {
+            name: array.astype(np.uint8) if array.dtype == bool else array for name, array in found.items()
+        }
+
+    def apply(
+        self, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
+    ) -> tuple[dict[str, NDArray], Events]:
+        """Apply rows to the states of their keys; return the state's packet arrays and the events.
+
+        Args:
+            arrays: packet arrays of all keys of the bucket, with the time of each key's last row.
+            key: (N,) position of each row's key in the arrays; rows are ordered by key, then time.
+            time: (N,) microseconds.
+            value: (., N) the bucket's readings.
+
+        Raises:
+            UserError: the function breaks its contract, or fails at too many rows.
+        """
+        now, found, calls = dict(arrays), [], _Calls(self)
+        for rows, new in self._split_lives(arrays["time"], key, time):
+            if len(new):
+                for name, fresh in self.fresh(len(new)).items():
+                    now[name] = np.array(now[name])
+                    now[name][..., new] = fresh
+            changed, events = self._apply(calls, now, key[rows], time[rows], value[:, rows])
+            now |= changed
+            found.append(events)
+        return {self.place(field): now[self.place(field)] for field in self.fields}, concatenate_events(found)
+
+    def _split_lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
+        """Yield rows to apply together, and the keys whose state begins anew before them.
+
+        last (K,): time of each key's last row in the bucket. A silence ends a life of a key.
+        """
+        if len(key) == 0:
+            return
+        first = np.r_[True, key[1:] != key[:-1]]
+        before = np.where(first, last[key], np.r_[NEVER, time[:-1]])
+        ended = np.zeros(len(key), bool)
+        if self.forget is not None:
+            known = before != NEVER
+            ended[known] = time[known] - before[known] > self.forget
+        if not ended.any():
+            yield slice(None), np.zeros(0, np.int64)
+            return
+        lives = np.cumsum(ended)
+        start = np.flatnonzero(first)
+        lives -= np.repeat((lives - ended)[start], np.diff(start, append=len(key)))
+        for number in range(int(lives.max()) + 1):
+            rows = np.flatnonzero(lives == number)
+            yield rows, key[rows[ended[rows]]]
+
+    def _apply(
+        self, calls: _Calls, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
+    ) -> tuple[dict[str, NDArray], Events]:
+        if len(key) == 0:
+            return {}, concatenate_events([])
+        start = np.r_[0, np.flatnonzero(np.diff(key)) + 1, len(key)]
+        here = key[start[:-1]]
+        code = np.repeat(np.arange(len(here)), np.diff(start))
+        rows = RuleRows(code, time, start, {name: value[place] for name, place in self.reads})
+        state = {field.name: np.array(arrays[self.place(field)][..., here]) for field in self.fields}
+        state = {
+            f.name: state[f.name].astype(bool) if f.type == "bool" else state[f.name] for f in self.fields
+        }
+        calls.events = []
+        after = calls.over(rows, state, 0)
+        changed = {}
+        for field in self.fields:
+            whole = np.array(arrays[self.place(field)])
+            whole[..., here] = after[field.name]
+            changed[self.place(field)] = whole
+        found = concatenate_events(calls.events)
+        return changed, found._replace(key=here[found.key])
+
+
+@dataclass(frozen=True)
+class RuleRows:
+    """The N rows of K keys, ordered by key and time.
+
+    key (N,): number of each row's key, from 0 to K - 1; time (N,): microseconds since 1970; start (K + 1,): the rows of
+    key k are start[k] to start[k + 1] - 1; columns: each reading (N,), NaN where a row has no value. `rows["nis"]` is a
+    reading, too.
+    """
+
+    key: Ints
+    time: Ints
+    start: Ints
+    columns: Mapping[str, NDArray[np.float64]]
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        """Return a reading of each row (N,)."""
+        return self.columns[name]
+
+    @property
+    def keys(self) -> int:
+        """Return K."""
+        return len(self.start) - 1
+
+    def iterate_turns(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yield key numbers and row numbers of all first rows, then of all second rows, and so on."""
+        turn = np.arange(len(self.key)) - self.start[self.key]
+        order = np.argsort(turn, kind="stable")
+        for row in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
+            yield self.key[row], row
+
+    def of_keys(self, first: int, stop: int) -> RuleRows:
+        """Return the rows of keys first..stop-1, numbered from 0."""
+        some = slice(self.start[first], self.start[stop])
+        return self._some(some, first, self.start[first : stop + 1] - self.start[first])
+
+    def select_span(self, first: int, stop: int) -> RuleRows:
+        """Return rows first..stop-1 of a call with one key."""
+        return self._some(slice(first, stop), 0, np.array([0, stop - first]))
+
+    def _some(self, some: slice, first: int, start: Ints) -> RuleRows:
+        columns = {name: values[some] for name, values in self.columns.items()}
+        return RuleRows(self.key[some] - first, self.time[some], start, columns)
+
+
+class _Calls:
+    """Calls of a function for one bucket's rows."""
+
+    def __init__(self, rule: FunctionRule) -> None:
+        self.rule = rule
+        self.function = (
+            rule.function.function
+        )  # looked up before any call: a missing function is not a failure of a row
+        self.events: list[Events] = []
+        self.failures = 0
+
+    def over(self, rows: RuleRows, state: State, first: int) -> dict[str, NDArray]:
+        """Return the state after rows; first: number of the call's first key among all keys."""
+        n = len(rows.key)
+        given = {name: np.array(array) for name, array in state.items()}
+        try:
+            with np.errstate(all="ignore"):
+                found = self.function(rows, given, **self.rule.parameters)
+        except Exception as error:
+            if rows.keys > 1:
+                half = rows.keys // 2
+                left = self.over(rows.of_keys(0, half), _slice_keys(state, 0, half), first)
+                right = self.over(
+                    rows.of_keys(half, rows.keys), _slice_keys(state, half, rows.keys), first + half
+                )
+                return {name: np.concatenate([left[name], right[name]], -1) for name in state}
+            if n > 1:
+                before = self.over(rows.select_span(0, n // 2), state, first)
+                return self.over(rows.select_span(n // 2, n), before, first)
+            self._record_failure(rows, first, error)
+            return dict(state)
+        after, events = self._check_result(found, rows)
+        if events is not None:
+            self.events.append(events._replace(key=events.key + first))
+        return after
+
+    def _record_failure(self, rows: RuleRows, first: int, error: Exception) -> None:
+        rule = self.rule
+        what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {extract_first_line(error)})"
+        if self.failures == 0:
+            print(f"{what}; the row is left out", file=sys.stderr)  # log of the executor
+        self.failures += 1
+        if self.failures > MOST_FAILURES:
+            raise UserError(f"{what}, at more than {MOST_FAILURES} rows of a micro-batch: mend the function")
+        one = np.ones(1, np.int64)
+        self.events.append(
+            Events(
+                one * first,
+                one * rule.number,
+                one < 0,
+                rows.time,
+                np.full(1, np.nan),
+                rows.time,
+                one * FAILED,
+            )
+        )
+
+    def _check_result(self, found: Any, rows: RuleRows) -> tuple[dict[str, NDArray], Events | None]:
+        """Check and return the state and the events that a function has returned.
+
+        Raises:
+            UserError: the function broke its contract.
+        """
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
+            raise self._build_error("must return a pair: the state by field, and the events or None")
+        after, given = found
+        names = [field.name for field in self.rule.fields]
+        if set(after) != set(names):
+            raise self._build_error(
+                f"returned the state {', '.join(sorted(map(str, after))) or 'without fields'}: its rule keeps "
+                f"{', '.join(sorted(names)) or 'nothing'}"
+            )
+        types = {field.name: _FRESH_KIND[field.type] for field in self.rule.fields}
+        state = {
+            field.name: self._check_array(
+                f"state {field.name}", after[field.name], types[field.name], field.shape(rows.keys)
+            )
+            for field in self.rule.fields
+        }
+        return state, None if given is None else self._build_events(given, rows)
+
+    def _build_events(self, given: Any, rows: RuleRows) -> Events | None:
+        if not isinstance(given, Mapping) or "row" not in given or set(given) - set(_GIVEN):
+            raise self._build_error(
+                f"must return events as arrays by name, row and any of {', '.join(_GIVEN)}"
+            )
+        size = len(np.atleast_1d(np.asarray(given["row"])))
+        arrays = {
+            name: self._check_array(
+                f"events {name}", given[name] if size else np.zeros(0, kind), kind, (size,)
+            )
+            for name, kind in _GIVEN.items()
+            if name in given
+        }
+        if size == 0:
+            return None
+        if arrays.get("readings", np.zeros(1)).min() < 0:
+            raise self._build_error("returned an event with less than 0 readings")
+        row = arrays["row"]
+        if row.min() < 0 or row.max() >= len(rows.key):
+            raise self._build_error(f"returned an event of a row outside 0 to {len(rows.key) - 1}")
+        return Events(
+            rows.key[row],
+            np.full(size, self.rule.number),
+            arrays.get("raised", np.ones(size, bool)),
+            rows.time[row],
+            arrays.get("value", np.full(size, np.nan)),
+            arrays.get("since", rows.time[row]),
+            arrays.get("readings", np.ones(size, np.int64)),
+        )
+
+    def _check_array(self, what: str, given: Any, kind: Any, shape: tuple[int, ...]) -> NDArray:
+        array = np.asarray(given)
+        if array.shape != shape:
+            raise self._build_error(f"returned {what} of shape {array.shape}, which must be {shape}")
+        if not np.can_cast(array.dtype, kind, "same_kind"):
+            raise self._build_error(
+                f"returned {what} of type {array.dtype}, which does not fit {np.dtype(kind).name}"
+            )
+        return array.astype(kind)
+
+    def _build_error(self, what: str) -> UserError:
+        return UserError(f"rule {self.rule.name}: {self.rule.called} {what}: mend the function")
+
+
+_FRESH_KIND = {"float64": np.float64, "int64": np.int64, "timestamp": np.int64, "bool": np.bool_}
+
+
+def _slice_keys(state: State, first: int, stop: int) -> dict[str, NDArray]:
+    return {name: array[..., first:stop] for name, array in state.items()}

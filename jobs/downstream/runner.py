@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
 from jobs.downstream.driver import register_driver
 from jobs.downstream.queries import Query
 from jobs.downstream.views import Begin, update_view
@@ -127,7 +127,8 @@ class LiveQueries:
     def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
         """Return the estimates that a query counts, as a stream: first the current table, then appended rows.
 
-        number: number of this source in the query; begin: function that returns the view of a new query (`update_view`).
+        number: number of this source in the query; begin: function that returns the view of a new query
+            (`update_view`).
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.

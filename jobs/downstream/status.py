@@ -13,7 +13,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import resume_command
-from jobs.supervision.lag import measure_table_lag
+from jobs.supervision.progress import measure_table_lag
 
 
 def read_downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:

@@ -1,47 +1,205 @@
-"""Add each micro-batch of estimates to event-time windows, exactly once.
-
-By default a window's row appears with its first estimate and is updated. If the spec wants final windows only, the row
-stays in a table of open windows until no later estimate can change it. The watermark is the newest event time of all
-earlier micro-batches less the spec's delay. An estimate for a window that ended before the watermark is counted as late
-and not added.
-"""
+"""Add each micro-batch of estimates to event-time windows and their aggregates, exactly once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
+from pyspark.sql.functions import arrow_udf
 
+from jobs.core.errors import UserError
 from jobs.core.times import parse_duration_us
-from jobs.downstream.readings import check_columns
+from jobs.downstream.aggregates import WindowAggregate, accumulate, compute_aggregates, merge_accumulators
 from jobs.downstream.views import combine_conditions
-from jobs.downstream.window_aggregates import (
-    ACCUMULATORS,
-    AGGREGATES,
-    Aggregated,
-    accumulate_rows,
-    add_accumulators,
-    assign_windows,
-    build_place_columns,
-    compute_figures,
-    group_columns,
-    list_aggregated,
-)
 from jobs.spark.user_functions import ship_named
 from jobs.spark.warehouse import Warehouse, format_ddl, set_transaction
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.monitor import Monitor
-from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_filters import convert_time
+from jobs.specs.monitor import Monitor, Window
+from jobs.storage.row_changes import delete_rows
+from jobs.storage.table_rows import convert_time
 from jobs.storage.tables import windows, windows_open
-from jobs.streaming.sinks.published_batch import add_ordinals
-from jobs.streaming.sinks.publishing import TopicSink, write_to_sink
+from jobs.streaming.sinks.publishing import TopicSink, add_ordinals, write_to_sink
+from kalman.models.named import Named
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import Column, DataFrame
+
+
+def build_reading_column(spec: ModelSpec, name: str) -> Column:
+    """Return the column of a reading; null in estimates without it."""
+    found = spec.readings.by_name[name]
+    column = F.col(found.column)
+    return column if found.index is None else F.get(column, found.index)
+
+
+def check_columns(spec: ModelSpec, names: Iterable[str], columns: Iterable[str]) -> None:
+    """Refuse readings of columns that the estimates table does not have yet.
+
+    Raises:
+        UserError: the stream has written no estimates since the spec's `outputs` name these columns.
+    """
+    missing = {spec.readings.by_name[name].column for name in names} - set(columns)
+    if missing:
+        raise UserError(
+            f"the estimates of {spec.name} have no column {' and no column '.join(sorted(missing))} yet: its stream "
+            f"writes it from its next micro-batch on (`kalman-pipeline stream --model {spec.name}`)"
+        )
+
+
+ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"
+"""Columns of the windows table: the accumulators by reading, and the aggregates by name."""
+SHARES = 32
+"""Number of shares of the keys by which the rows of a window and group are first combined."""
+
+
+class Aggregated(NamedTuple):
+    """Aggregates of one reading; keep: whether they need the readings themselves."""
+
+    reading: str
+    aggregates: tuple[WindowAggregate, ...]
+
+    @property
+    def keep(self) -> bool:
+        """Return whether an aggregate needs the readings themselves, not only sums."""
+        return any(one.needs_values for one in self.aggregates)
+
+
+def list_aggregated(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
+    """Return a spec's aggregates by reading."""
+    by_reading: dict[str, list[WindowAggregate]] = {}
+    for one in monitor.aggregates:
+        function = None if one.function is None else Named(one.function, spec.folder)
+        by_reading.setdefault(one.of, []).append(WindowAggregate(one.name, one.kind, one.level, function))
+    return [Aggregated(name, tuple(some)) for name, some in by_reading.items()]
+
+
+def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
+    """Return the grouping columns that estimates store in arrays: measurements, controls and inputs."""
+    kinds = {
+        **dict.fromkeys(spec.measurement, "measured"),
+        **dict.fromkeys([*spec.control, *spec.input_names], "control"),
+    }
+    return {
+        name: build_reading_column(spec, f"{kinds[name]}.{name}")
+        for name in monitor.by
+        if name not in spec.key
+    }
+
+
+def assign_windows(estimates: DataFrame, window: Window, watermark: int | None) -> DataFrame:
+    """Return each row once per window, with the window (`_window`) and whether it had ended (`_late`)."""
+    size, slide = parse_duration_us(window.size), parse_duration_us(window.slide_or_size)
+    marked = estimates.withColumn(
+        "_window", F.window("event_time", f"{size} microseconds", f"{slide} microseconds")
+    )
+    ended = F.lit(False) if watermark is None else F.unix_micros(F.col("_window.end")) <= watermark
+    return marked.withColumn("_late", ended)
+
+
+def build_place_columns(monitor: Monitor, window: Window) -> list[Column]:
+    """Return the columns that identify window and group in rows of `assign_windows`."""
+    return [
+        F.lit(monitor.definition("windows")).alias("definition"),
+        F.lit(window.size).alias("size"),
+        F.lit(window.slide_or_size).alias("slide"),
+        F.col("_window.start").alias("window_start"),
+        F.col("_window.end").alias("window_end"),
+        *(F.col(f"`{name}`") for name in monitor.by),
+    ]
+
+
+def accumulate_rows(
+    spec: ModelSpec, monitor: Monitor, estimates: DataFrame, watermark: int | None
+) -> DataFrame:
+    """Return the accumulators of rows that are not late, by window and group.
+
+    estimates: estimates with the columns of groups.
+    """
+    several, parts = list_aggregated(spec, monitor), []
+    share = F.pmod(F.xxhash64("key"), F.lit(SHARES))
+    for window in monitor.windows:
+        rows = assign_windows(estimates, window, watermark).filter(~F.col("_late"))
+        values = [build_reading_column(spec, one.reading) for one in several]
+        read = [
+            F.when(~F.isnan(one) & (F.abs(one) < F.lit(float("inf"))), one).alias(f"_v{i}")
+            for i, one in enumerate(values)
+        ]
+        parts.append(rows.select(*build_place_columns(monitor, window), share.alias("_share"), *read))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.unionByName(part)
+    place = [name for name in whole.columns if not name.startswith("_")]
+    lists = whole.groupBy(*map(_quote_name, place), "_share").agg(
+        *(F.collect_list(f"_v{i}").alias(f"_v{i}") for i in range(len(several)))
+    )
+    packets = [_build_accumulator(one.keep)(F.col(f"_v{i}")).alias(f"_v{i}") for i, one in enumerate(several)]
+    shares = lists.select(*map(_quote_name, place), *packets)
+    lists = shares.groupBy(*map(_quote_name, place)).agg(
+        *(F.collect_list(f"_v{i}").alias(f"_v{i}") for i in range(len(several)))
+    )
+    found = [_build_merger(one.keep)(F.col(f"_v{i}")) for i, one in enumerate(several)]
+    return lists.select(*map(_quote_name, place), F.array(*found).alias(ACCUMULATORS))
+
+
+def add_accumulators(several: list[Aggregated], old: str, new: str) -> Column:
+    """Add two columns of accumulators, each of which may be null."""
+    parts = []
+    for i, one in enumerate(several):
+        pair = F.array_compact(F.array(F.get(F.col(old), i), F.get(F.col(new), i)))
+        parts.append(_build_merger(one.keep)(pair))
+    return F.array(*parts)
+
+
+def compute_figures(several: list[Aggregated], accumulators: Column) -> Column:
+    """Return the aggregates by name; null where an aggregate is undefined."""
+    names = F.array(*(F.lit(one.name) for some in several for one in some.aggregates))
+    found = F.concat(*(_build_finisher(one)(F.get(accumulators, i)) for i, one in enumerate(several)))
+    return F.map_from_arrays(names, F.transform(found, lambda one: F.when(~F.isnan(one), one)))
+
+
+def _build_accumulator(keep: bool) -> Callable[[Column], Column]:
+    @arrow_udf("binary")  # type: ignore[call-overload]
+    def of(values: pa.Array) -> pa.Array:
+        offsets = values.offsets.to_numpy()
+        flat = values.flatten().to_numpy(zero_copy_only=False).astype(float)
+        return pa.array(accumulate(flat, (offsets - offsets[0]).astype(np.int64), keep), pa.binary())
+
+    return of
+
+
+def _build_merger(keep: bool) -> Callable[[Column], Column]:
+    @arrow_udf("binary")  # type: ignore[call-overload]
+    def of(parts: pa.Array) -> pa.Array:
+        empty = accumulate(np.zeros(0), np.zeros(2, np.int64), keep)
+        return pa.array([merge_accumulators(some or empty, keep) for some in parts.to_pylist()], pa.binary())
+
+    return of
+
+
+def _build_finisher(one: Aggregated) -> Callable[[Column], Column]:
+    aggregates, keep = one.aggregates, one.keep
+
+    @arrow_udf("array<double>")  # type: ignore[call-overload]
+    def of(accumulators: pa.Array) -> pa.Array:
+        found = compute_aggregates(accumulators.to_pylist(), aggregates, keep)
+        flat = np.stack([found[some.name] for some in aggregates], 1).ravel()
+        offsets = np.arange(0, len(flat) + 1, len(aggregates), dtype=np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
+
+    return of
+
+
+def _quote_name(name: str) -> str:
+    return f"`{name}`"
+
 
 COUNTS = ("rows", "late", "gated", "flagged", "nis_rows")
 PLACE = ("definition", "size", "slide", "window_start", "window_end")

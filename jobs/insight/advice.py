@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.report import format_count, format_span
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.insight.retention_plan import plan_retention
 from jobs.specs.retention import parse_span
 from jobs.storage.quarantine import TABLE as QUARANTINE
@@ -65,7 +65,7 @@ def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: 
 
     spec: None if it cannot be read.
     """
-    now, root = clock.now(), catalog.warehouse.root
+    now, root = times.now(), catalog.warehouse.root
     known, snapshots, live = catalog.generations(model), catalog.manifests(model), catalog.live(model)
     found = StreamMeasures(model, partitions=None if live is None else live.partitions, cores=cores)
     if spec is not None and known:
@@ -143,7 +143,8 @@ def _advise_retention(seen: StreamMeasures, now: datetime) -> list[str]:
         age = now - seen.oldest_progress
         if age > seen.progress + timedelta(days=1):
             found.append(
-                f"the progress of {seen.model} goes back {format_span(age.total_seconds())}, and retention.progress keeps "
+                f"the progress of {seen.model} goes back {format_span(age.total_seconds())}, and "
+                f"retention.progress keeps "
                 f"{format_span(seen.progress.total_seconds())}: `kalman-pipeline maintain --model {seen.model}`"
             )
     return found

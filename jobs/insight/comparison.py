@@ -23,8 +23,13 @@ from jobs.upgrades.comparison.common_rows import (
     open_common_rows,
 )
 from jobs.upgrades.comparison.decision import VersionComparison, decide
-from jobs.upgrades.comparison.over_time import VersionSums, compute_time_course, select_version_sums
-from jobs.upgrades.comparison.statistics import is_same_model, judge_all_keys
+from jobs.upgrades.comparison.statistics import (
+    VersionSums,
+    compute_time_course,
+    is_same_model,
+    judge_all_keys,
+    select_version_sums,
+)
 
 Floats = NDArray[np.float64]
 SAMPLE = 5_000

@@ -95,7 +95,8 @@ def read_measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Seque
     if schema is None or not {*spec.key, spec.time, name} <= set(schema.names):
         return None
     landed = (
-        f"SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS time, CAST({quote_name(name)} AS DOUBLE) AS value "
+        f"SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS time, "
+        f"CAST({quote_name(name)} AS DOUBLE) AS value "
         f"FROM {MEASURED}"
     )
     return queries.run(f"SELECT * FROM ({landed}) WHERE {build_in_condition('key', keys)} ORDER BY key, time")

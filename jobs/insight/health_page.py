@@ -211,7 +211,8 @@ def _show_lag(health: Health) -> str:
     seconds = [one["seconds"] for one in health.progress if one.get("seconds")]
     text = (
         f"{format_count(len(health.progress), 'micro-batch', 'es')}, the last one {age} ago with "
-        f"{format_count(int(last.get('rows') or 0), 'row')}; half of them took {np.median(seconds or [0.0]):.1f} s or less."
+        f"{format_count(int(last.get('rows') or 0), 'row')}; half of them took "
+        f"{np.median(seconds or [0.0]):.1f} s or less."
     )
     if drawing is None or all(one.get("lag_rows") is None for one in health.progress):
         return format_section("Lag", text)

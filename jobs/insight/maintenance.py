@@ -15,15 +15,14 @@ from delta.tables import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.downstream.queries import list_downstream_tables
 from jobs.downstream.retention import DownstreamCleanup, find_largest_lag, format_cleanup
 from jobs.insight.index import report_files
 from jobs.insight.retention_plan import plan_retention
-from jobs.lineage import generations, live_table
-from jobs.lineage.generations import LIVE, SHADOW
-from jobs.lineage.model import DeployedModel
+from jobs.lineage import generations, live_rows
+from jobs.lineage.generations import LIVE, SHADOW, DeployedModel
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.retention import parse_span
@@ -31,8 +30,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_changes import describe_columns
+from jobs.storage.row_changes import delete_rows, describe_columns
 from jobs.storage.table_rows import measure_files, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, latest, list_history_tables
 from jobs.storage.warehouse import Tables
@@ -42,7 +40,7 @@ from jobs.supervision.progress_log import ProgressLog, format_table_name
 if TYPE_CHECKING:
     from jobs.insight.retention_plan import RetentionPlan
     from jobs.lineage.generations import Generation
-    from jobs.storage.row_filters import Filter
+    from jobs.storage.table_rows import Filter
 
 CHECKPOINTS = "checkpoints/"
 SHARED = ("manifests", "quarantine", "late_copies")
@@ -75,7 +73,7 @@ class Maintenance:
             known,
             manifests.read_manifests(warehouse, spec.name),
             spec.retention,
-            clock.now(),
+            times.now(),
             spec.fingerprint(),
             find_held_generations(warehouse, spec.name),
         )
@@ -96,7 +94,7 @@ class Maintenance:
         On a store that is not local nothing is locked, and a change of a schema would fail a stream's commit at that
         moment, so tables keep the comments there with which they were made.
         """
-        live_table.refresh_live_table(self.model.warehouse, self.model.name)
+        live_rows.refresh_live_table(self.model.warehouse, self.model.name)
         known = [
             *list_tables(self.model.warehouse, self.model.name),
             *(one for one in ("generations", *OF_SNAPSHOTS) if self.model.warehouse.exists(one)),
@@ -165,7 +163,7 @@ class Maintenance:
         old = [
             ("model", "=", self.model.name),
             ("status", "in", [REPLAYED, DISCARDED]),
-            ("resolved_at", "<", clock.now() - parse_span(self.model.spec.retention.quarantine)),
+            ("resolved_at", "<", times.now() - parse_span(self.model.spec.retention.quarantine)),
         ]
         running = [one for one in known if one.status in (LIVE, SHADOW)]
         rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
@@ -179,7 +177,7 @@ class Maintenance:
     def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.model.warehouse, self.model.name).compact()
-        before = clock.now() - parse_span(self.model.spec.retention.progress)
+        before = times.now() - parse_span(self.model.spec.retention.progress)
         self.result["progress"] = self._delete(
             format_table_name(self.model.name), [[("started_at", "<", before)]]
         )

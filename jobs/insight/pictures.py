@@ -16,32 +16,30 @@ from jobs.core.report import format_number
 from jobs.insight.comparison import ComparisonContent
 from jobs.insight.examples import Example
 from jobs.insight.health import PROBABILITY, Health
-from jobs.offline.picture_parts import (
-    LEGEND,
-    compute_axis_end,
-    convert_dates,
-    draw_expected,
-    draw_funnel,
-    draw_nis_of_keys,
-    finish_nis,
-    format_date_axis,
-    render_for_page,
-    shorten_name,
-)
 from jobs.offline.plots import (
     BAND,
     BOUND,
     ESTIMATE,
     INK,
+    LEGEND,
     MEASURED,
     SMOOTHED,
     Line,
+    compute_axis_end,
+    convert_dates,
+    draw_expected,
+    draw_funnel,
     draw_line,
     draw_measured,
+    draw_nis_of_keys,
+    finish_nis,
     format_coverage,
+    format_date_axis,
+    render_for_page,
+    shorten_name,
 )
 from jobs.state.encoding.keys import format_key
-from jobs.upgrades.comparison.over_time import VersionSums
+from jobs.upgrades.comparison.statistics import VersionSums
 
 Floats = NDArray[np.float64]
 LINES = [("estimate, 95 % band", ESTIMATE, "-")]
@@ -335,7 +333,8 @@ def draw_bias(ax: Axes, content: ComparisonContent, side: str) -> None:
 def _write_keys_title(ax: Axes, content: ComparisonContent, side: str, outside: float | None) -> None:
     """Write what the dots of one version's keys are."""
     ax.set_title(
-        f"{_format_version(content, side)}\n{format_number(outside, '.1%', '?')} of the keys outside (red; 5 % expected)"
+        f"{_format_version(content, side)}\n{format_number(outside, '.1%', '?')} of the keys outside (red; "
+        f"5 % expected)"
     )
 
 

@@ -15,9 +15,8 @@ from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_positi
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.lag import measure_table_lag
-from jobs.supervision.progress import Lag
+from jobs.supervision.driver_log import DriverIdentity
+from jobs.supervision.progress import Lag, measure_table_lag
 from jobs.supervision.progress_log import read_newest_record
 from jobs.verification.findings import DIFFERENT, format_difference
 

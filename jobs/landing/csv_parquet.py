@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.landing.bounds import MOST, limit_memory, limit_sources, open_bytes
 from jobs.landing.csv_records import (
     PIECE_BYTES,
     PLAIN,
@@ -24,13 +25,63 @@ from jobs.landing.csv_records import (
     read_header,
 )
 from jobs.landing.dialects import ANY, BEGINNING, detect_settings, find_dialect, suggest_setting
-from jobs.landing.file_parts import CSV_FORMATS, FilePart, check_columns, report_unreadable
+from jobs.landing.file_parts import (
+    CSV_FORMATS,
+    MOST,
+    FilePart,
+    check_columns,
+    limit_memory,
+    limit_sources,
+    open_bytes,
+    report_unreadable,
+)
 from jobs.landing.raw_rows import RawRows, join_parts
-from jobs.landing.shapes.recoded_text import recode_stream
 from jobs.landing.shapes.wide_files import build_long_rows, build_long_schema, find_wide_columns
 from jobs.landing.stored_columns import FORMATS as STORED_FORMATS
 from jobs.landing.stored_columns import list_stored_parts, read_stored, read_stored_schema
 from jobs.specs.files import Files
+
+_BLOCK = 1 << 20
+
+
+def recode_stream(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
+    """Return a forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
+
+    Args:
+        stream: bytes at their beginning.
+        encoding: encoding of the text.
+        by_cr: lines end with a carriage return alone.
+    """
+    return io.BufferedReader(_RecodedText(stream, encoding, by_cr), _BLOCK)
+
+
+class _RecodedText(io.RawIOBase):
+    def __init__(self, stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> None:
+        self._stream, self._by_cr = stream, by_cr
+        self._decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)()
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer with the next bytes and return their number; 0 at the end.
+
+        Raises:
+            UnicodeDecodeError: the text is not in the encoding.
+        """
+        block = b"."
+        while block and not self._rest:
+            block = self._stream.read(_BLOCK)
+            self._rest = block
+            if self._decoder is not None:
+                self._rest = self._decoder.decode(block, not block).encode("utf-8", "surrogatepass")
+            if self._by_cr:
+                self._rest = self._rest.replace(b"\r", b"\n")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
 
 FORMATS = (*CSV_FORMATS, *STORED_FORMATS)
 

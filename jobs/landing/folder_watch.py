@@ -24,17 +24,16 @@ from typing import Any, NamedTuple
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.input_files import NO_TEXT, has_text_name, list_inputs, warn_once
+from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
-from jobs.landing.file_groups import keep_whole_file, land_all
-from jobs.landing.file_landing import ChangedFile, FileLanding, Landed
+from jobs.landing.file_landing import ChangedFile, FileLanding, Landed, keep_whole_file, land_all
 from jobs.landing.landed_files import read_file_state
-from jobs.landing.landed_report import build_row_data, describe_accepted, describe_rejected
 from jobs.landing.reading import ALWAYS_READ, list_endings
-from jobs.landing.values.key_from_name import build_salt
+from jobs.landing.remarks import build_row_data, describe_accepted, describe_rejected
 from jobs.landing.values.rejected import explain_reasons
+from jobs.landing.values.spec_columns import build_salt
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.lineage.leases import stream_lock

@@ -19,20 +19,23 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from jobs.core.errors import UserError
-from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
 from jobs.landing.file_parts import (
     BLANK_BYTES,
+    MOST,
+    MOST_ROWS,
     FilePart,
     check_columns,
     cut_line_parts,
+    limit_steps,
+    open_bytes,
     read_lines,
     report_unreadable,
 )
 from jobs.landing.raw_rows import RawRows, join_parts
 from jobs.landing.shapes.json_values import BEGINNING, describe_members, read_row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
-from jobs.landing.values.key_from_name import add_key_to_document
+from jobs.landing.values.spec_columns import add_key_to_document
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.state.encoding.arrow import load_compute
@@ -358,7 +361,8 @@ def infer_json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     }
     if len(rows) == 1 and not set(spec.file_columns) & set(have) and spans_lines(path):
         raise UserError(
-            f"{path}: is one object with the members {describe_members(rows[0])}, in which no rows were found: write one "
+            f"{path}: is one object with the members {describe_members(rows[0])}, in which no rows were "
+            f"found: write one "
             "object on each line, or one array of them"
         )
     check_columns(path, list(have), spec.file_columns)

@@ -23,8 +23,7 @@ from jobs.landing.raw_rows import RawRows
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import build_text_schema, get_line_pattern, is_text
 from jobs.landing.text_lines import read_part as read_text
-from jobs.landing.values.key_from_name import add_key, add_key_to_schema
-from jobs.landing.values.spec_columns import build_spec_schema
+from jobs.landing.values.spec_columns import add_key, add_key_to_schema, build_spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 

@@ -16,9 +16,15 @@ from pyarrow import orc
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import list_part_files, open_input
-from jobs.landing.bounds import compute_batch_rows, compute_stored_bytes, limit_memory, refuse_expansion
 from jobs.landing.csv_records import PIECE_BYTES
-from jobs.landing.file_parts import FilePart, check_columns
+from jobs.landing.file_parts import (
+    FilePart,
+    check_columns,
+    compute_batch_rows,
+    compute_stored_bytes,
+    limit_memory,
+    refuse_expansion,
+)
 from jobs.landing.raw_rows import NOT_UTF8, RawRows, repair_texts
 
 FORMATS = (".parquet", ".orc")

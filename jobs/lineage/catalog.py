@@ -117,6 +117,7 @@ def export_id(generation: Generation, batch: int, version: int) -> str:
 
 
 def group_by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each model, in their order."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         found[row.model].append(row)

@@ -13,10 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage.damage import find_half_written_batch
-from jobs.lineage.generations import read_position
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.reached_commits import ReachedCommits
+from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
+from jobs.lineage.generations import DeployedModel, read_position
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import delete_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

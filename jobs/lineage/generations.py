@@ -1,4 +1,7 @@
-"""The table of generations: each is one stream lineage with one checkpoint; at most one per model is live."""
+"""A deployed model and its table of generations.
+
+Each is one stream lineage with one checkpoint; at most one per model is live.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.snapshots.manifests import Manifest, record
+from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import FIRST_NUMERICS, KAFKA, is_reached, rank, split_numerics, with_numerics
 from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
@@ -364,3 +368,27 @@ def _parse_generation(values: dict[str, Any]) -> Generation:
     start, numerics = split_numerics(json.loads(values["start_position"]), values["generation"])
     made = Generation(**{**values, "start_position": start, "numerics": numerics})
     return replace(made, epoch=made.epoch or 0)
+
+
+AnyTables = TypeVar("AnyTables", bound=Tables, covariant=True)
+
+
+@dataclass(frozen=True)
+class DeployedModel(Generic[AnyTables]):
+    """A model's deployed spec, and the warehouse with its tables.
+
+    A function with a parameter `DeployedModel[Tables]` needs no Spark; `DeployedModel[Warehouse]` starts Spark on first
+    use.
+    """
+
+    spec: ModelSpec
+    warehouse: AnyTables
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self.spec.name
+
+    def with_spec(self, spec: ModelSpec) -> Self:
+        """Return the handle with another spec of the model: the spec of a generation or a snapshot."""
+        return replace(self, spec=spec)

@@ -152,7 +152,8 @@ def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> C
     made = Continuation(name, found.before.batch)
     if found.unknown:
         why = (
-            f"an earlier release wrote micro-batches of {name} after {_describe_place(end, manifest)}, and where these ended "
+            f"an earlier release wrote micro-batches of {name} after {_describe_place(end, manifest)}, and "
+            f"where these ended "
             f"is not known"
         )
         return _count_missing_rows(warehouse, manifest, made._replace(why=why), end)
@@ -169,7 +170,8 @@ def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> C
     if includes(read, wanted):
         return made
     why = (
-        f"{name} has read up to {_describe_place(read, manifest)}: let it catch up first (`kalman-pipeline stream --model "
+        f"{name} has read up to {_describe_place(read, manifest)}: let it catch up first (`kalman-pipeline "
+        f"stream --model "
         f"{manifest.model}`)"
     )
     return _count_missing_rows(warehouse, manifest, made._replace(why=why), read)

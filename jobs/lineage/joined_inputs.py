@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from jobs.state.encoding.keys import KeyKind, build_identity_arrays, match
-from jobs.state.encoding.packet_kinds import MISSING_INPUTS, RowPacket, build_packet_batch
-from jobs.state.encoding.packets import Layout, PacketColumn, Records
+from jobs.state.encoding.packets import (
+    MISSING_INPUTS,
+    Layout,
+    PacketColumn,
+    Records,
+    RowPacket,
+    build_packet_batch,
+)
 from jobs.state.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, parse_records
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import is_in_s3

@@ -1,10 +1,4 @@
-"""The lease on a generation: one driver at a time.
-
-A generation's row has the holder of the lease, an epoch that rises with every driver, and a heartbeat. If two drivers
-start at once, both try to write to the row, and Delta commits one; on a local file system, a lock that ends with its
-process decides earlier. `jobs.supervision.open_driver_log` has the same facts for processes without Spark, and
-`jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
-"""
+"""The lease on a generation: one driver at a time, and none while a command pauses the stream."""
 
 from __future__ import annotations
 
@@ -12,14 +6,16 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
+from jobs.lineage import generations
 from jobs.lineage.compatibility import refuse_half_written
 from jobs.lineage.generations import (
     LIVE,
@@ -34,8 +30,15 @@ from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import open_lock
 from jobs.storage.row_changes import NOW
-from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, LIVENESS_SECONDS, DriverIdentity
-from jobs.supervision.driver_log import DriverLog, DriverRecord
+from jobs.supervision.driver_log import (
+    HEARTBEAT_SECONDS,
+    LIVENESS_SECONDS,
+    DriverIdentity,
+    DriverLog,
+    DriverRecord,
+    Hold,
+)
+from jobs.supervision.driver_status import DriverStatus, end_driver
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 
 LOCK_POLL_SECONDS = 0.1
@@ -91,7 +94,8 @@ def acquire_lease(
         warehouse: warehouse of the generation.
         generation: the generation to drive.
         owner: the driver.
-        rules: fields that decide how rows are processed (`compatibility.collect_row_rules`); they may not change within a
+        rules: fields that decide how rows are processed (`compatibility.collect_row_rules`); they may not change
+            within a
             micro-batch.
 
     Raises:
@@ -120,7 +124,7 @@ def acquire_lease(
             generation.model, f"another driver has just taken generation {generation.generation}"
         )
     launch = os.environ.get(LAUNCH_VARIABLE)
-    renew = clock.now()
+    renew = times.now()
     suspect = _find_suspect_epoch(generation, before)
     record = DriverRecord(
         now.model,
@@ -194,7 +198,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
     try:
         update(warehouse, _match_lease(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
     finally:
-        at = clock.now()
+        at = times.now()
         lease.log.write(replace(lease.record, beat_at=at, ended_at=at, how=how, error=error))
 
 
@@ -234,7 +238,7 @@ def keep_lease(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Ite
 
 def report_alive(lease: Lease, stop: threading.Event) -> None:
     """Record a sign of life in the log of drivers, and set `stop` if the log has a request to stop."""
-    lease.record = replace(lease.record, beat_at=clock.now())
+    lease.record = replace(lease.record, beat_at=times.now())
     lease.log.write(lease.record)
     if lease.log.read_stop_request(lease.record) is not None:
         stop.set()
@@ -277,3 +281,92 @@ def stream_lock(
         handle.write(str(os.getpid()))
         handle.flush()
         yield
+
+
+HOLD = timedelta(minutes=5)
+"""Duration of a hold after its last renewal."""
+RENEW_SECONDS = 60.0
+UNLOCK_SECONDS = 10.0
+"""Maximum time from a driver's recorded end to the release of the machine's lock."""
+WAIT = timedelta(minutes=30)
+"""Maximum time in which a driver must finish its micro-batch."""
+
+
+@contextmanager
+def pause_stream(
+    log: DriverLog, reason: str, on_progress: Callable[[str], None] = lambda text: None
+) -> Iterator[DriverStatus]:
+    """Stop a stream's driver, if there is one, and hold the stream; yield the driver's former status.
+
+    A hold of another command is left unchanged, during the pause and after it.
+
+    Raises:
+        UserError: the driver has not stopped in time, or gives no sign of life.
+    """
+    done = threading.Event()
+    mine = _PauseHold(log, reason)
+    mine.renew(first=True)
+
+    def renew() -> None:
+        while not done.wait(RENEW_SECONDS):
+            try:
+                mine.renew()
+            except Exception:  # a failed renewal must not end the command; the next one may succeed
+                continue
+
+    thread = threading.Thread(target=renew, name="hold", daemon=True)
+    thread.start()
+    try:
+        on_progress("waiting for the driver to finish its micro-batch")
+        yield end_driver(log, WAIT, reason)
+    finally:
+        done.set()
+        thread.join()
+        mine.end()
+
+
+@contextmanager
+def hold_stream(
+    warehouse: Warehouse,
+    live: Generation,
+    reason: str,
+    drain: bool,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[None]:
+    """Keep drivers from a model's live generation; with `drain` its driver is stopped first.
+
+    Raises:
+        UserError: a driver holds the generation, or another command has made another generation live.
+    """
+    name = live.model
+    log = DriverLog.of(warehouse, name)
+    with (
+        pause_stream(log, reason, on_progress) if drain else nullcontext(),
+        stream_lock(warehouse.root, name, patience=UNLOCK_SECONDS if drain else 0.0),
+    ):
+        now = generations.read_named(warehouse, name)
+        if now.generation != live.generation:
+            raise generations.stream_taken_error(
+                name, f"{now.generation} has just become the live generation"
+            )
+        refuse_if_driven(now)
+        yield
+
+
+class _PauseHold:
+    """A hold that never replaces the hold of another command."""
+
+    def __init__(self, log: DriverLog, reason: str) -> None:
+        self.log, self.reason, self.began_at = log, reason, times.now()
+
+    def renew(self, first: bool = False) -> None:
+        there = self.log.hold()
+        if there is None and first or self._is_mine(there):
+            self.log.put_hold(Hold(self.reason, self.began_at, times.now() + HOLD))
+
+    def end(self) -> None:
+        if self._is_mine(self.log.hold()):
+            self.log.put_hold(None)
+
+    def _is_mine(self, hold: Hold | None) -> bool:
+        return hold is not None and (hold.reason, hold.began_at) == (self.reason, self.began_at)

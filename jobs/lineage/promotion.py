@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.compatibility import refuse_other_measurements
-from jobs.lineage.damage import refuse_damaged
+from jobs.lineage.generation_checkpoint import refuse_damaged
 from jobs.lineage.generations import (
     LIVE,
     RETIRED,

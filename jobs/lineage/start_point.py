@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, hand_over, leases
-from jobs.lineage.damage import find_damage, refuse_damaged
-from jobs.lineage.generations import REMOVED, RETIRED, Generation
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generation_checkpoint import find_damage, refuse_damaged
+from jobs.lineage.generations import REMOVED, RETIRED, DeployedModel, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec

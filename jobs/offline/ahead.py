@@ -1,11 +1,13 @@
-"""Forecast keys from their states: for steps, until a time, at given horizons, or through future rows. No Spark.
+"""Forecast keys from their states.
 
-The states may come from a filtered file, from a snapshot, or from a stream: the forecasts are the same.
+For steps, until a time, at given horizons, or through the inputs of future rows. No Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +16,155 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.offline.future import Future, plan_future_steps
-from jobs.offline.horizon import Horizon, plan_steps
+from jobs.landing.checking import parse
+from jobs.landing.file_parts import check_columns
+from jobs.landing.file_rows import read_all
+from jobs.landing.raw_rows import reject
+from jobs.landing.values.keys import find_places
+from jobs.landing.values.number_reading import build_rules, parse_numbers
+from jobs.landing.values.spec_columns import take_columns
+from jobs.offline.horizon import ForecastSteps, Horizon, plan_steps
+from jobs.offline.key_inputs import convert_key_texts, refuse_rows
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.row_order import TimeRange
 from kalman.evaluation.forecast import Forecast, extract_variances, forecast, interval
 from kalman.linalg.packing import unpack
 from kalman.types import Filter
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+class Future(NamedTuple):
+    """The N rows of a file of future inputs.
+
+    file: name of the file; keys: the texts of each key column; time (N,) microseconds; control (c, N)
+    inputs: (i, N) if the file has the columns of the spec's `inputs`; None: the inputs of the keys' table stay valid
+    """
+
+    file: str
+    keys: list[pa.Array]
+    time: Ints
+    control: Floats
+    inputs: Floats | None
+
+
+def read_future(spec: ModelSpec, file: str) -> Future:
+    """Read a file of future inputs: key, time and control columns, and optionally the columns of the spec's `inputs`.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column, or has an unusable row; the message names key and time.
+    """
+    source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
+    check_columns(
+        Path(file), list(source.columns), spec.list_file_columns([*spec.key, spec.time, *spec.control])
+    )
+    inputs_columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
+    source = take_columns(spec, source, [*spec.columns, *inputs_columns])
+    empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
+    any_time = spec.model_copy(update={"time_range": TimeRange(latest=None)})
+    rows = parse(any_time, source._replace(columns={**source.columns, **empty}), file)
+    inputs = None
+    if inputs_columns and all(name in source.columns for name in inputs_columns):
+        rules = build_rules(spec.missing_values, spec.files)
+        inputs = parse_numbers(inputs_columns, "input", source, rules, file, rows.reason)
+        for name, values in zip(inputs_columns, inputs, strict=True):
+            reject(rows.reason, np.isnan(values), f"input {name}: missing")
+    names = {"key": [source.columns[name] for name in spec.key], spec.time: [source.columns[spec.time]]}
+    refuse_rows(f"--future {file}", rows.reason, names, "a forecast needs every input of every future row")
+    keys = [convert_key_texts(source.columns[name]) for name in spec.key]
+    return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
+
+
+def plan_future_steps(
+    future: Future, keys: list[pa.Array], last: Ints, inputs: Floats, horizon: Horizon
+) -> ForecastSteps:
+    """Return the steps of K keys through the future rows after their newest ones.
+
+    Args:
+        future: the rows.
+        keys: the texts of the K keys, column by column.
+        last: (K,) time of each key's newest row.
+        inputs: (i, K) each key's inputs from the table, used if the file has no inputs.
+        horizon: the horizon of the forecast.
+
+    Raises:
+        UserError: a row appears twice, or a wanted row is missing; the message names key and time.
+    """
+    size = len(last)
+    key = find_places(future.keys, keys, len(future.time), size)
+    after = np.flatnonzero((key >= 0) & (future.time > np.append(last, 0)[key]))
+    order = after[np.lexsort((future.time[after], key[after]))]
+    key, time = key[order], future.time[order]
+    again = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
+    if len(again):
+        raise UserError(
+            f"--future {future.file}: {_format_moment(keys, int(key[again[0]]), int(time[again[0]]))} is there twice"
+        )
+    rank = np.arange(len(key)) - np.searchsorted(key, key)
+    here = _mark_wanted(future.file, keys, last, key, time, rank, horizon)
+    newest = np.full(size, -1)
+    np.maximum.at(newest, key[here], rank[here])
+    used = rank <= newest[key]
+    order, key, time, rank, here = order[used], key[used], time[used], rank[used], here[used]
+    steps = int(newest.max(initial=-1)) + 1
+    widths = len(future.control), len(inputs)
+    at, wanted = np.tile(last, (steps, 1)), np.zeros((steps, size), bool)
+    u = np.zeros((steps, sum(widths), size))
+    u[:, widths[0] :] = inputs
+    for s in range(steps):
+        row = np.flatnonzero(rank == s)
+        if s:
+            at[s], u[s] = at[s - 1], u[s - 1]
+        at[s, key[row]], wanted[s, key[row]] = time[row], here[row]
+        u[s, : widths[0], key[row]] = future.control[:, order[row]].T
+        if future.inputs is not None:
+            u[s, widths[0] :, key[row]] = future.inputs[:, order[row]].T
+    return ForecastSteps(at, wanted, u, horizon.length)
+
+
+def _mark_wanted(
+    file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
+) -> NDArray[np.bool_]:
+    """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks a wanted row."""
+    steps, end, length = horizon.steps, horizon.end, horizon.length
+    count = np.bincount(key, minlength=len(last))
+    if length is None:
+        if steps is None:
+            return np.ones(len(key), bool) if end is None else time <= end
+        short = np.flatnonzero(count < steps)
+        if len(short):
+            k = int(short[0])
+            newest = last[k] if count[k] == 0 else time[key == k][-1]
+            raise UserError(
+                f"--future {file}: {_format_moment(keys, k, int(newest))} is the last row, the key has "
+                f"{count[k]} of the "
+                f"{steps} that --steps asks for"
+            )
+        return rank < steps
+    if steps is None:
+        assert end is not None
+        number = np.maximum((end - last) // length, 0)
+    else:
+        number = np.full(len(last), steps)
+    passed = time - last[key]
+    here = (passed % length == 0) & (passed // length <= number[key])
+    short = np.flatnonzero(np.bincount(key[here], minlength=len(last)) < number)
+    if len(short):
+        k = int(short[0])
+        there = set((passed[here & (key == k)] // length).tolist())
+        missing = next(i for i in range(1, int(number[k]) + 1) if i not in there)
+        raise UserError(
+            f"--future {file}: has no row of {_format_moment(keys, k, int(last[k] + missing * length))}, "
+            f"whose inputs the "
+            f"forecast needs"
+        )
+    return here
+
+
+def _format_moment(keys: list[pa.Array], k: int, time: int) -> str:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)
+    return f"key {', '.join(column[k].as_py() for column in keys)} at {moment.isoformat()}"
 
 
 class ForecastKeys(NamedTuple):

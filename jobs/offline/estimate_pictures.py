@@ -14,7 +14,6 @@ from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.offline.estimate_series import KeySeries
-from jobs.offline.picture_parts import format_date_axis
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
@@ -26,6 +25,7 @@ from jobs.offline.plots import (
     encode_figure,
     fit_values,
     format_coverage,
+    format_date_axis,
     join_title,
 )
 from jobs.offline.quantity import LinearMeasuring, project_states

@@ -1,4 +1,7 @@
-"""Estimates of some keys as series to draw: from a table of the warehouse or from an output of `filter`. No Spark."""
+"""Estimates of some keys as series to draw.
+
+From the chosen table of the warehouse or from an output of `filter`. No Spark.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,56 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
+from jobs.landing.checking import parse
 from jobs.landing.csv_parquet import read
 from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import read_rows
-from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import RawRows
 from jobs.landing.values.keys import assign_codes, join_codes
-from jobs.landing.values.numbers import build_rules, parse_numbers
+from jobs.landing.values.number_reading import build_rules, parse_numbers
 from jobs.landing.values.times import find_times
 from jobs.lineage.generations import read_live_lineage
 from jobs.lineage.live_rows import open_estimates, read_counted_batches
-from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.queries import build_in_condition, quote_name
 from jobs.storage.table_rows import read_table
-from jobs.storage.tables import measurements
+from jobs.storage.tables import estimates, estimates_history, measurements
 from jobs.storage.warehouse import Tables
+
+LIVE, HISTORY = "live", "history"
+
+
+def need_estimates(tables: Tables, model: str, which: str) -> str:
+    """Return the table of a model's live estimates, or of the estimates of its history.
+
+    Raises:
+        UserError: there are no estimates; the message names the command that makes them.
+    """
+    name = (estimates if which == LIVE else estimates_history)(model)
+    if tables.exists(name):
+        return name
+    if which == HISTORY:
+        raise UserError(
+            f"model {model} has no estimates of history in {tables.root}: make them with "
+            f"`kalman-pipeline estimate --model {model}`"
+        )
+    if _has_stream(tables, model):
+        raise UserError(
+            f"model {model} has no live estimates in {tables.root} yet: its stream has read no row after its snapshot; "
+            f"land newer rows and run `kalman-pipeline stream --model {model}` again, or estimate the rows before it "
+            f"with `kalman-pipeline estimate --model {model}`"
+        )
+    raise UserError(
+        f"model {model} has no live estimates in {tables.root}: make them with `kalman-pipeline stream --model {model}`"
+    )
+
+
+def _has_stream(tables: Tables, model: str) -> bool:
+    if not tables.exists("generations"):
+        return False
+    return any(row["status"] == "live" for row in tables.rows("generations", {"model": model}))
+
 
 Floats = NDArray[np.float64]
 
@@ -137,7 +173,8 @@ def read_file_series(
     smoothed = _parse_estimates(spec, source, SMOOTHED, str(path))
     if line is None or "nis" not in source.columns:
         raise UserError(
-            f"{path}: has no estimates of {format_count(len(spec.states), 'state')} {', '.join(spec.states)}: give a file "
+            f"{path}: has no estimates of {format_count(len(spec.states), 'state')} "
+            f"{', '.join(spec.states)}: give a file "
             f"that `kalman-pipeline filter --model {spec.name}` wrote"
         )
     flag = source.columns.get("flag", pa.nulls(source.rows))

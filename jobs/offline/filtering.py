@@ -1,39 +1,113 @@
-"""Filter, or smooth, the rows of a file and judge the model's fit by its innovations. No Spark."""
+"""Filter, or smooth, the rows of a file, judge the model's fit by its innovations.
+
+And write results to CSV or Parquet atomically. No Spark.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import csv
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.landing.parsing import ParsedRows
+from jobs.core.input_files import parse_path
+from jobs.landing.checking import ParsedRows
 from jobs.offline.prior import Prior, build_spec_prior
-from jobs.offline.result_files import build_list_columns, save
 from jobs.offline.row_faults import Gaps, Lost, count_gaps, find_lost, list_row_step_kinds
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
-from jobs.state import duplicates
-from jobs.state.encoding import arrow
+from jobs.state.encoding import arrow, row_order
 from jobs.state.encoding.extras import COMPUTED, SCALARS, build_extra_column
-from jobs.state.encoding.order import order_rows
-from jobs.state.encoding.packet_kinds import CONTROL, MEASURED
+from jobs.state.encoding.packets import CONTROL, MEASURED
+from jobs.state.encoding.row_order import order_rows
 from jobs.state.expiry import split_lives
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
 from kalman.linalg.packing import unpack
 
+FORMATS = (".csv", ".parquet")
+Floats = NDArray[np.float64]
+
+
+def check_target(target: Path, source: Path) -> None:
+    """Check that the results of `source` can be written to `target`.
+
+    Raises:
+        UserError: the format is unknown, the folder does not exist, the target is a folder or the source itself, or a
+            name is not a valid file name.
+    """
+    for path in (target, source):
+        parse_path(str(path))
+    if target.suffix.lower() not in FORMATS:
+        raise UserError(f"{target}: the file's ending must be .csv or .parquet")
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: there is no folder {target.parent}; create it first")
+    if target.is_dir():
+        raise UserError(f"{target}: is a folder; give a file's name")
+    if target.exists() and source.exists() and os.path.samefile(source, target):
+        raise UserError(f"{target}: is the input itself; give another output")
+
+
+def build_list_columns(
+    path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
+) -> dict[str, pa.Array]:
+    """Return the columns of values (d, N): a column of lists in Parquet, one for each of d parts in CSV.
+
+    Without parts (and d = 1) the CSV column has the field's name.
+    """
+    if path.suffix.lower() == ".csv" and parts is None:
+        return {field: arrow.build_numbers(values[0])}
+    if path.suffix.lower() == ".csv" and parts is not None:
+        return {f"{field}_{part}": arrow.build_numbers(row) for part, row in zip(parts, values, strict=True)}
+    return {field: arrow.build_vectors(values, valid)}
+
+
+def save(path: Path, columns: dict[str, pa.Array]) -> None:
+    """Write columns as a table, atomically.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write = _build_writer(path, pa.table(columns))
+    temporary: Path | None = None
+    try:
+        # A new file with an unpredictable name: a prepared link under a known name would redirect the rows.
+        handle, name = tempfile.mkstemp(".part", ".", path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _build_writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
+    if path.suffix.lower() == ".parquet":
+        return lambda temporary: pq.write_table(table, temporary)
+
+    return lambda temporary: csv.write_csv(table, temporary, csv.WriteOptions(quoting_style="needed"))
+
+
 LAGS = 10
 
 FEWEST = 3 * LAGS
 """Number of innovations that a key needs for a meaningful test of their correlation."""
-
-Floats = NDArray[np.float64]
 
 
 class ModelFit(NamedTuple):
@@ -198,14 +272,14 @@ def order_accepted_rows(
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     if rule is not None:
         if rule.id is None:
-            repeated = duplicates.find_repeated(_take_rows(rows, order))
+            repeated = row_order.find_repeated(_take_rows(rows, order))
         else:
             with_id = np.flatnonzero(rows.ids[order] >= 0)
             places = order[with_id]
             repeated = np.zeros(len(order), bool)
-            marks = duplicates.Marks(rows.key[places], rows.ids[None, places], rows.time[places])
-            repeated[with_id] = duplicates.find_resent(marks, rule.within_us)
-        rows.reason[order[repeated]] = duplicates.REASON if rule.id is None else duplicates.SAME_ID
+            marks = row_order.Marks(rows.key[places], rows.ids[None, places], rows.time[places])
+            repeated[with_id] = row_order.find_resent(marks, rule.within_us)
+        rows.reason[order[repeated]] = row_order.REASON if rule.id is None else row_order.SAME_ID
         order = order[~repeated]
     return order, _take_rows(rows, order)
 

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.landing.parsing import ParsedRows
+from jobs.landing.checking import ParsedRows
 from jobs.landing.raw_rows import RawRows
-from jobs.offline.ahead import Ahead, ForecastKeys, forecast_ahead, list_forecasts
-from jobs.offline.filtering import order_accepted_rows
-from jobs.offline.future import Future
+from jobs.offline.ahead import Ahead, ForecastKeys, Future, forecast_ahead, list_forecasts
+from jobs.offline.filtering import build_list_columns, order_accepted_rows, save
 from jobs.offline.horizon import Horizon
 from jobs.offline.key_inputs import convert_key_texts
 from jobs.offline.prior import Prior, build_spec_prior
-from jobs.offline.result_files import build_list_columns, save
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.state.expiry import run_lives

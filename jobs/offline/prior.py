@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.report import format_count
-from jobs.landing.parsing import ParsedRows
+from jobs.landing.checking import ParsedRows
 from jobs.landing.values.keys import find_places
 from jobs.snapshots.learned import LearnedParameters, read_key_parameters
 from jobs.specs.model_spec import ModelSpec

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.report import format_count, format_names
-from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.row_order import find_starts
 from kalman.flags import FLAGS
 
 Ints = NDArray[np.int64]
@@ -91,7 +91,8 @@ def format_gaps(kinds: list[str], found: Gaps) -> list[str]:
     instead = "; ".join(BY_ROW[kind] if one else f"{BY_ROW[kind]} for {kind}" for kind in kinds)
     return [
         f"note: {' and '.join(kinds)} take{'s' * one} one step a row, whatever the time between: {found.gaps:,} of "
-        f"{format_count(found.steps, 'step')} ({format_count(found.keys, 'key')}) are not their key's usual step, and a season or "
+        f"{format_count(found.steps, 'step')} ({format_count(found.keys, 'key')}) are not their key's usual "
+        f"step, and a season or "
         f"trend is shifted from there on; choose {instead}, or give a row without a measurement for each that is absent"
     ]
 
@@ -153,7 +154,8 @@ def format_lost(lost: Lost, name: str, model: str) -> str:
         what = f"{name}: all of its {lost.its_rows:,} rows {where} are flagged"
     else:
         what = (
-            f"{lost.keys:,} of {format_count(lost.of, 'key')} have flagged rows alone from some row on, {lost.rows:,} rows, "
+            f"{lost.keys:,} of {format_count(lost.of, 'key')} have flagged rows alone from some row on, "
+            f"{lost.rows:,} rows, "
             f"such as {name} with {lost.its_rows:,} {where}"
         )
     why = f" ({reasons})" if reasons else ""

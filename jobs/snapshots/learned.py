@@ -137,7 +137,8 @@ def read_snapshot_rows(
     found = nothing if rows is None else rows
     if not wanted and found.num_rows != manifest.key_count:
         raise UserError(
-            f"snapshot {learned.snapshot} is damaged: it has {format_count(found.num_rows, 'key')}, where its manifest says "
+            f"snapshot {learned.snapshot} is damaged: it has {format_count(found.num_rows, 'key')}, where "
+            f"its manifest says "
             f"{manifest.key_count}: name another one, or pretrain again",
             RUN_FAILED,
         )

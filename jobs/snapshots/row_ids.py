@@ -16,12 +16,11 @@ from pyspark.sql import functions as F
 from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
-from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import TYPED_ROW_PACKETS, Records, RowPacket
 from jobs.state.encoding.routing import Routing, compute_identities, compute_routes
 from jobs.state.encoding.rows import RowFormat, group_by_bucket, pack_buckets, unpack_rows
 from jobs.state.row_ids import build_entries, build_ids_layout, is_in_reach
-from jobs.state.text_codec import decode_stored
+from jobs.state.spark_values import decode_stored
 from jobs.storage.tables import REMEMBERED_IDS
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from jobs.snapshots.verified_rows import PARTITION, STATES
 from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.spark.written_rows import keep_rows, write_files
-from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.row_changes import ReplacingTable
 from jobs.storage.table_rows import list_partition_files, open_parquet, read_parts
 from jobs.storage.tables import SNAPSHOTS
 

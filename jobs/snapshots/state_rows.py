@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from jobs.state.encoding.arrow import build_lists, build_matrix
 from jobs.state.encoding.keys import KeyKind, build_identity_arrays, build_identity_columns, build_key_array
-from jobs.state.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
-from jobs.state.encoding.packets import Layout, Records
+from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS, Layout, Records, RowPacket
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import pack_buckets
 from jobs.storage.columns import parse_arrow_schema

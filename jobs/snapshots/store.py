@@ -16,8 +16,7 @@ from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.replaced_files import delete_rows
-from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
+from jobs.storage.row_changes import NOW, add_columns, delete_rows, put_rows, update_rows
 from jobs.storage.tables import MANIFESTS
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.arrow import build_lists
 from jobs.state.encoding.keys import build_identity_columns, build_key_array, build_key_text
-from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.packets import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import RowFormat, build_event_time_packer, build_id_columns, select_ids
-from jobs.state.text_codec import decode_stored
+from jobs.state.spark_values import decode_stored
 from jobs.storage.tables import WAITING_ROWS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.spark.jars import find_jar_folder
 
 if TYPE_CHECKING:

@@ -1,19 +1,6 @@
-"""Fetch the jars that Spark needs besides its own, once, so that every later start is offline and fast.
+"""Fetch the jars that Spark needs besides its own, also those of object stores, once.
 
-`python -m jobs.spark.jars` resolves them with PySpark's Ivy in a separate folder. The user's Ivy and Maven folders are
-not touched: an incomplete one makes Spark's own resolution fail.
-
-Jars that only some models need form optional sets, each in a subfolder. A set is fetched by its first use or by
-`python -m jobs.spark.jars SET ...`:
-
-- `kafka`: Spark's connector.
-- `broker`: a Kafka broker for tests and the demo.
-- `yarn`: a YARN cluster in one process for a test.
-- `s3`: the client of S3 with the project's classes (`jobs.spark.compiled`).
-- `azure`, `google`: Hadoop's clients of those stores.
-
-`jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
-when a command starts.
+So that every later start is offline and fast.
 """
 
 from __future__ import annotations
@@ -36,6 +23,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from jobs.core.errors import RUN_FAILED, UserError, show
+from jobs.core.settings import S3
 from jobs.spark.compiled import GROUP, compile_jar, compute_source_digest
 from jobs.spark.doctor import find_java, find_java_problem
 
@@ -415,6 +403,36 @@ def main(parts: Sequence[str] = ()) -> int:
     except (Exception, KeyboardInterrupt) as error:
         return show(error)
     return 0
+
+
+_AZURE = ("azure", "Azure's store")
+_CLIENTS = {
+    S3: ("s3", "S3"),
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "gs": ("google", "Google's store"),
+}
+"""Set of jars and name of a store, by its scheme."""
+
+
+def store_jars(root: str) -> list[str]:
+    """Return the paths of the jars for a warehouse's store, fetched if necessary; none for a folder.
+
+    Raises:
+        UserError: the jars are missing and cannot be fetched.
+    """
+    client = _CLIENTS.get(root.partition("://")[0])
+    if client is None:
+        return []
+    part, store = client
+    list_jars()  # the error for jars that every job needs stays as it is
+    try:
+        return fetch_optional_jars(part)
+    except UserError as error:
+        raise UserError(
+            f"a warehouse at {root} needs Spark's client of {store}, which is not in {find_jar_folder() / part}: "
+            f"{error.message}; then run `python -m jobs.spark.jars {part}` (docs/deploy.md)"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""Label jobs in Spark's UI: their descriptions, and the names of their stages.
-
-Spark keeps both labels per thread; the thread of a query inherits them. The sink of a stream runs in a thread that
-Spark labels with the stream and the micro-batch; the sink adds its step. Without a label a stage is named after the
-line of Spark's code that Python calls.
-"""
+"""Spark's jobs: their labels in the UI, and the number of finished tasks of the running stages."""
 
 from __future__ import annotations
 
@@ -13,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from jobs.spark.warehouse import Warehouse
+
 
 DESCRIPTION, NAME = "spark.job.description", "callSite.short"
 
@@ -55,3 +53,17 @@ def label_batches(
         function(rows, batch_id)
 
     return labelling
+
+
+def build_task_counter(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
+    """Return a function that counts the finished tasks, and all tasks, of the running stages."""
+
+    def count() -> tuple[int, int]:
+        if not warehouse.has_spark:
+            return 0, 0
+        tracker = warehouse.spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        known = [one for one in stages if one is not None]
+        return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
+
+    return count

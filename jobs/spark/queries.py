@@ -1,17 +1,21 @@
-"""Wait for streaming queries to end, and find the cause of a failure."""
+"""Start streaming queries with one plan, wait for their end, and find the cause of a failure."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
 
 from jobs.core.errors import BUSY, FULL, is_busy, is_full
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
 
 POLL_SECONDS = 0.2
 
@@ -89,3 +93,15 @@ def _find_python_error(text: str) -> str | None:
     if java:  # Java's message follows the name of the call
         raised = java.partition("\n: ")[2]
     return re.sub(r" SQLSTATE: \w+", "", " ".join(raised.split())).removeprefix(_CAPTURED)
+
+
+def plan_once(spark: SparkSession, rows: DataFrame) -> DataFrame:
+    """Return the same rows as a DataFrame whose plan is hidden from queries that contain it.
+
+    Spark plans each micro-batch of a stream anew, including the initial state, which only the first micro-batch reads.
+    A table there would cost a read of its log each time, a tenth of a second.
+    """
+    java: Any = rows._jdf
+    session: Any = spark._jsparkSession  # type: ignore[attr-defined]
+    planned = session.internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
+    return DataFrame(planned, spark)

@@ -1,7 +1,8 @@
-"""Start the Spark session that every job uses."""
+"""Start the Spark session that every job uses, without useless lines on standard error."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -17,15 +18,54 @@ from pyspark.sql import SparkSession
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.settings import Settings
 from jobs.spark.conf import build_quick_java_conf, build_spark_conf, set_local_paths
-from jobs.spark.jars import fetch_optional_jars, list_jars
-from jobs.spark.java_output import filter_output
+from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
 from jobs.spark.job_labels import set_label
-from jobs.spark.stores import store_jars
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.probe import ensure_probed
+from jobs.storage.object_files import ensure_probed
 from jobs.storage.settings import build_store_conf
 from jobs.storage.table_rows import measure_files
 from jobs.storage.tables import measurements
+
+LAST_WORDS_SECONDS = 0.1
+"""Seconds for which the end of this process waits for remaining lines."""
+
+_NOISE = (
+    b"Starting Streaming TransformWithStateInPandas",
+    b"Streaming TransformWithStateInPandas Python worker",
+    b"WARNING: Using incubator modules",
+)
+
+
+@contextmanager
+def filter_output() -> Iterator[None]:
+    """Filter the standard error of the processes that are started in the block.
+
+    They keep the filter for life. Lines that they write after the end of this process are lost.
+    """
+    console = os.dup(2)
+    read, write = os.pipe()
+    os.dup2(write, 2)
+    os.close(write)
+    # The thread ends with the last process that has the pipe: at once if no process was started.
+    reader = threading.Thread(target=_forward, args=(read, os.dup(console)), name="java output", daemon=True)
+    reader.start()
+    atexit.register(reader.join, LAST_WORDS_SECONDS)
+    try:
+        yield
+    finally:
+        os.dup2(console, 2)
+        os.close(console)
+
+
+def _forward(read: int, console: int) -> None:
+    after_noise = False
+    with os.fdopen(read, "rb") as lines, os.fdopen(console, "wb", buffering=0) as out:
+        for line in lines:
+            noise = line.startswith(_NOISE)
+            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each such line
+                out.write(line)
+            after_noise = noise
+
 
 QUICK_BYTES = 16 << 20
 """Size of measurements, about a million rows, that are read within seconds."""

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from jobs.spark.written_rows import keep_rows, write_rows
-from jobs.storage.replaced_files import ReplacingTable
-from jobs.storage.row_filters import Filter
+from jobs.storage.row_changes import ReplacingTable
 from jobs.storage.table_log import FileTable, commit_or_remove
+from jobs.storage.table_rows import Filter
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ MODULES = (
     "jobs.batch.batch_filter",
     "jobs.snapshots.state_rows",
     "jobs.streaming.operators.estimate_files",
-    "jobs.streaming.operators.event_time_processor",
+    "jobs.streaming.operators.processor",
     "jobs.streaming.operators.wrappers",
 )
 """The modules that a worker of the stream or of a batch pass needs; they import the others."""

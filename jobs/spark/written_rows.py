@@ -17,8 +17,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
 from jobs.storage.part_files import PartFile, name_attempt, remove_of, write_parts
-from jobs.storage.replaced_files import KeptRows, find_partitions, read_rows_of
-from jobs.storage.row_filters import Filter, Met, drop_rows
+from jobs.storage.row_changes import KeptRows, find_partitions, read_rows_of
+from jobs.storage.table_rows import Filter, Met, drop_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from jobs.core.errors import extract_first_line
-from jobs.core.regular_files import UnfitFile, read_regular
+from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word

@@ -46,15 +46,14 @@ from jobs.specs.filter_options import (
 )
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.functions import find_refusal, list_function_fields, list_functions
-from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
-from jobs.specs.monitor import Monitor
+from jobs.specs.monitor import Monitor, Readings
 from jobs.specs.problems import Problem, SpecError, find_line, invalid, suggest_key, suggest_word
-from jobs.specs.readings import Readings
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit, TimeRange
 from jobs.specs.sections import (
     Initial,
+    Inputs,
     Learn,
     Names,
     Number,
@@ -67,8 +66,7 @@ from jobs.specs.sections import (
     Stream,
     Unscented,
 )
-from jobs.specs.sinks import Sinks
-from jobs.specs.source import Source
+from jobs.specs.source import Sinks, Source
 
 __all__ = ["ModelSpec", "SpecError"]
 
@@ -539,7 +537,7 @@ class ModelSpec(SpecSection):
 
     @property
     def timed(self) -> bool:
-        """Return whether the stream needs the event-time operator (`jobs.streaming.operators.event_time_processor`)."""
+        """Return whether the stream needs the event-time operator (`jobs.streaming.operators.processor`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property

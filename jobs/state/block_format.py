@@ -4,7 +4,8 @@ The header names the model, its version, its states and the layout of its number
 not its meaning, so every block is checked here when it is read.
 
 After the header comes a packet whose eight-byte numbers are split by bytes: the first bytes of all numbers, then the
-second bytes, and so on. The bytes of similar numbers are similar, so that they compress well (`jobs.state.text_codec`).
+second bytes, and so on. The bytes of similar numbers are similar, so that they compress well
+(`jobs.state.spark_values`).
 Routes do not, so integer keys are stored instead. Both together shrink a key of 2 states from 72 bytes to 52
 (docs/decisions/0052). Blocks of earlier releases are read too: with routes (`KSB2`), and with unsplit numbers (`KSB1`).
 """

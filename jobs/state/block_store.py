@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packets import Layout, Records, join_records, merge_records
 from jobs.state.encoding.routing import compute_blocks
-from jobs.state.state_calls import get_all, put_all
-from jobs.state.text_codec import decode_stored, to_text
+from jobs.state.encoding.row_order import find_starts
+from jobs.state.spark_values import decode_stored, get_all, put_all, to_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle

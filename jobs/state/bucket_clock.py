@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.packet_kinds import NEVER
-from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
+from jobs.state.encoding.packets import NEVER, Layout, PacketColumn, Records, join_records
 from jobs.state.encoding.routing import compute_blocks
 from jobs.state.reorder_buffer import PARTS
 

@@ -1,4 +1,4 @@
-"""Remove duplicates from the rows of a bucket (`jobs.state.duplicates`)."""
+"""Remove duplicates from the rows of a bucket (`jobs.state.encoding.row_order`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from jobs.state.duplicates import Ints, Marks, find_repeated, find_resent
+from jobs.state.encoding.row_order import Ints, Marks, find_repeated, find_resent
 from jobs.state.encoding.rows import KeyedRows, RowFormat, group_by_bucket, unpack_rows
 
 

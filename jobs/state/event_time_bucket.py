@@ -15,16 +15,15 @@ import numpy as np
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
 from jobs.state.distinct import select_rows
-from jobs.state.duplicates import find_repeated
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records, join_records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records, join_records
+from jobs.state.encoding.row_order import find_repeated
 from jobs.state.encoding.rows import KeyedRows, sort_by_key
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, find_newest_times
 from jobs.state.key_expiry import KeyExpiry
 from jobs.state.plan import Packet, Plan, build_duplicate_packet, build_output_packets
 from jobs.state.reorder_buffer import ReorderBuffer
-from jobs.state.replay_window import ReplayWindow
+from jobs.state.replay import ReplayWindow
 from jobs.state.row_ids import build_row_id_check
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Store
-from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.packets import NEVER
 
 
 class EventTimePolicy(NamedTuple):

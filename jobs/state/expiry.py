@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.row_order import find_starts
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.checkpoints import Lengths

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.packet_kinds import NEVER
-from jobs.state.encoding.packets import Layout, Records, merge_records
+from jobs.state.encoding.packets import NEVER, Layout, Records, merge_records
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter

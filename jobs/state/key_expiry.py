@@ -14,8 +14,7 @@ from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Layout, PacketColumn, Records, merge_records
+from jobs.state.encoding.packets import NEVER, Layout, OutputPacket, PacketColumn, Records, merge_records
 from jobs.state.encoding.routing import compute_blocks
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.event_time_policy import EventTimePolicy, Stores

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from jobs.core.stopwatch import PACK_ESTIMATES, time_items
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import OutputPacket, Records
 from jobs.state.encoding.rows import KeyedRows, RowFormat
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
@@ -41,7 +40,7 @@ class Plan(NamedTuple):
     event_time: EventTimePolicy | None = None
     """The policy of the operator `EventTimeProcessor`; None: rows are applied as they arrive (`FilterProcessor`)."""
     text: bool = True
-    """State values are text (`jobs.state.text_codec`); in a checkpoint of the first release they are bytes."""
+    """State values are text (`jobs.state.spark_values`); in a checkpoint of the first release they are bytes."""
 
     @property
     def row_filter(self) -> RowFilter:

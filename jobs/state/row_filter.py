@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import find_starts
-from jobs.state.encoding.packet_kinds import STATE_INDEX
+from jobs.state.encoding.packets import STATE_INDEX
+from jobs.state.encoding.row_order import find_starts
 from kalman.evaluation.row_figures import RowFigures
 from kalman.run import KeyStates, Outputs, SortedRows, run
 from kalman.smoothers.pieces import Pieces, Smoothed

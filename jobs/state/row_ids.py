@@ -18,11 +18,17 @@ from jobs.state.block_format import StateFormat, build_format
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.distinct import build_marks, select_rows
-from jobs.state.duplicates import Marks, find_resent
 from jobs.state.encoding.keys import KeyKind, match
-from jobs.state.encoding.order import find_starts
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records, merge_records
+from jobs.state.encoding.packets import (
+    NEVER,
+    Layout,
+    OutputPacket,
+    PacketColumn,
+    Records,
+    join_records,
+    merge_records,
+)
+from jobs.state.encoding.row_order import Marks, find_resent, find_starts
 from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, sort_by_key
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import find_newest_times

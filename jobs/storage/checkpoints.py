@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.storage.files import open_files
 from jobs.storage.positions import (
     KAFKA,
@@ -116,7 +116,7 @@ class Checkpoint:
         return "stateUniqueIds" not in json.loads(self._read(f"commits/{batch}").split("\n", 1)[1])
 
     def has_text_values(self) -> bool:
-        """Return whether the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
+        """Return whether the state's values are text, as in every new checkpoint (`jobs.state.spark_values`)."""
         if not self._files.exists(_SCHEMAS):
             return True
         return not any(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.storage.object_files import FileStamp, ObjectFiles
 
 if TYPE_CHECKING:

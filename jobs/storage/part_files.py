@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.storage.columns import UTC_MICROSECONDS
 from jobs.storage.files import open_files
 from jobs.storage.object_files import ObjectFiles

@@ -1,27 +1,48 @@
-"""Change rows and columns of a small table that models share, without Spark.
-
-A change of rows is one commit, made by compare-and-set: it must become the version right after the one that was read.
-If another commit came first, the change is computed again from the new rows. After a kill before the commit the table
-is unchanged, and VACUUM removes the files that no commit names.
-"""
+"""Change rows of a Delta table in one commit, without Spark: readers see all of the change or nothing."""
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.transaction import RemoveAction
 
-from jobs.core import clock
+from jobs.core import times
+from jobs.core.errors import RUN_FAILED
 from jobs.storage.columns import parse_schema
 from jobs.storage.dictionary import list_comments
-from jobs.storage.part_files import name_attempt, write_parts
-from jobs.storage.table_log import NO_HOOKS, FileTable, add_absent, commit_or_remove
-from jobs.storage.table_rows import open_log, read_small, to_rows
+from jobs.storage.part_files import PartFile, name_attempt, remove, write_parts
+from jobs.storage.table_log import (
+    NO_HOOKS,
+    Conflict,
+    Due,
+    FileTable,
+    add_absent,
+    build_transaction,
+    commit_or_remove,
+    is_due,
+)
+from jobs.storage.table_rows import (
+    Filter,
+    Met,
+    cast_rows,
+    count_rows,
+    drop_rows,
+    find_files,
+    list_live_files,
+    open_log,
+    open_parquet,
+    read_small,
+    select_rows,
+    to_rows,
+)
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
@@ -55,7 +76,7 @@ def put_rows(
 
     def merge(log: DeltaTable, properties: CommitProperties) -> None:
         there = to_rows(read_small(warehouse.root, table, log))
-        at = clock.now()  # all rows of one commit have the same time
+        at = times.now()  # all rows of one commit have the same time
         rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed(there)]
         if not rows:
             return
@@ -161,3 +182,235 @@ def _is_one_of(row: Row, rows: Rows) -> bool:
         row[name] in wanted if isinstance(wanted, tuple) else row[name] == wanted
         for name, wanted in rows.items()
     )
+
+
+_OF_PARTITION = "partition."
+_TRIES = 8
+"""Attempts to rewrite files while other commits change the same files."""
+_BATCH_ROWS = 1 << 16
+
+
+class Overtaken(Conflict):
+    """Other commits changed the same files before each attempt to replace their rows."""
+
+
+class KeptRows(NamedTuple):
+    """New files with the rows to keep, and the names of the files that they replace."""
+
+    parts: Sequence[PartFile]
+    gone: Collection[str]
+
+
+class ReplacingTable(FileTable):
+    """A table in which files can replace others."""
+
+    def files(self) -> pa.Table:
+        """Return the table's files (`live_files`).
+
+        Raises:
+            UserError: there is no such table.
+        """
+        return list_live_files(self._need())
+
+    def replace_rows(
+        self,
+        parts: Sequence[PartFile],
+        rows: Filter,
+        keep: Callable[[pa.Table, Met], KeptRows],
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        transaction: tuple[str, int] | None = None,
+    ) -> int | None:
+        """Replace rows of the table by files in one commit; return the version that it made.
+
+        Without a change there is no commit, and the version that was read is returned.
+
+        Args:
+            parts: files to add.
+            rows: filter of the rows to remove.
+            keep: function that rewrites the other rows of the affected files, given the table's files and those that
+                may
+                contain rows of the filter. It is called again if another commit has changed these files.
+            metadata: metadata of the commit.
+            transaction: application and number. If the table has this transaction or a later one of its application,
+                the
+                commit is skipped and None is returned.
+
+        Raises:
+            Overtaken: other commits changed the same files before each attempt.
+            Conflict: other commits came first each time.
+            UserError: the log cannot be read or written, a file is gone, or the table no longer takes the columns that
+                `ready` prepared.
+        """
+        for _ in range(_TRIES):
+            if transaction is not None and not self.is_due(transaction):
+                return None
+            files = self.files()
+            met = find_files(files, rows)
+            kept = keep(files, met)
+            gone = met.whole.union(kept.gone)
+            if not (parts or gone or metadata):
+                return self._need().version()
+
+            def due(log: DeltaTable, met: Met = met, gone: Collection[str] = gone) -> Due | None:
+                return self._due(log, rows, met, gone, transaction)
+
+            version, self.tried = None, False
+            try:
+                version = self._commit([*parts, *kept.parts], due, {**metadata, "isBlindAppend": False})
+            finally:
+                if version is None and not self.tried:
+                    remove(self.path, kept.parts)
+            if version is not None:
+                return version
+        raise Overtaken(f"{self.path}: others have changed the same rows meanwhile; run it again", RUN_FAILED)
+
+    def _due(
+        self,
+        log: DeltaTable,
+        rows: Filter,
+        met: Met,
+        gone: Collection[str],
+        transaction: tuple[str, int] | None,
+    ) -> Due | None:
+        """Return the transactions and removed files of a commit.
+
+        None: other files contain such rows now, or the commit was made before.
+        """
+        files = list_live_files(log)
+        if find_files(files, rows) != met or (transaction is not None and not is_due(log, transaction)):
+            return None
+        if gone and "deletionVectors" in (log.protocol().reader_features or ()):
+            raise self._build_refusal(
+                "it has the feature deletionVectors, and rows are to be replaced: "
+                "ALTER TABLE ... DROP FEATURE deletionVectors"
+            )
+        return Due(
+            [] if transaction is None else [build_transaction(*transaction)],
+            _build_remove_actions(files, gone),
+        )
+
+
+def replace_partition(tables: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
+    """Replace the rows with one value of a table's partition column in one commit.
+
+    Args:
+        tables: tables of the warehouse.
+        table: name of the table, which must exist.
+        name: name of the partition column.
+        value: value of the column in all old and new rows.
+        rows: the new rows.
+
+    Raises:
+        Conflict: other commits came first each time.
+        UserError: the table cannot be written.
+    """
+    log = ReplacingTable(tables, table)
+    prefix = name_attempt(0, uuid.uuid4().hex, 0, 0)
+    written = write_parts(log.path, prefix, rows.combine_chunks().to_batches(), (name,))
+    mine = [[(name, "=", value)]]
+    commit_or_remove(
+        log, written, lambda parts: log.replace_rows(parts, mine, lambda files, met: KeptRows((), ()))
+    )
+
+
+def delete_rows(
+    tables: Tables, table: str, rows: Filter, dry: bool = False, transaction: tuple[str, int] | None = None
+) -> int:
+    """Delete rows of a table, if it exists, in one commit, and return their number; no commit if there are none.
+
+    Args:
+        tables: tables of the warehouse.
+        table: name of the table.
+        rows: filter of the rows to delete.
+        dry: count the rows without deleting them.
+        transaction: application and number. Nothing is deleted if the table has this transaction, or a later one of
+            its application.
+
+    Raises:
+        Conflict: other commits came first each time.
+        UserError: the table cannot be read or written.
+    """
+    if not tables.exists(table):
+        return 0
+    log, count = ReplacingTable(tables, table), 0
+    schema = log.columns()
+
+    def keep(files: pa.Table, met: Met) -> KeptRows:
+        nonlocal count
+        found = {
+            name: sum(one.num_rows for one in read_rows_of(log.path, name, values, schema, rows, select_rows))
+            for name, values in find_partitions(files, met.across).items()
+        }
+        found = {name: number for name, number in found.items() if number}
+        count = _count_rows(log.path, files, met.whole) + sum(found.values())
+        if dry:
+            return KeptRows((), ())
+        kept = (
+            batch
+            for name, values in find_partitions(files, found).items()
+            for batch in read_rows_of(log.path, name, values, schema, rows, drop_rows)
+        )
+        prefix = name_attempt(0, uuid.uuid4().hex, 0, 0)
+        parts = write_parts(
+            log.path, prefix, kept, log.partition_by, full=log.file_bytes, indexed=log.indexed
+        )
+        return KeptRows(parts, found)
+
+    if dry:
+        files = log.files()
+        keep(files, find_files(files, rows))
+        return count
+    log.ready(schema, by_partition=True)
+    made = log.replace_rows((), rows, keep, transaction=transaction)
+    return 0 if made is None else count
+
+
+def read_rows_of(
+    folder: str,
+    name: str,
+    partition: Mapping[str, Any],
+    schema: pa.Schema,
+    rows: Filter,
+    choose: Callable[[pa.RecordBatch, Filter], pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a file with all columns of its table; the file may lack some columns.
+
+    Args:
+        folder: folder of the table.
+        name: name of the file.
+        partition: values of the file's partition columns, as texts.
+        schema: schema of the table.
+        rows: filter of the rows.
+        choose: `select_rows` or `drop_rows`.
+    """
+    with open_parquet(folder, name) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            yield choose(cast_rows(batch, schema, partition), rows)
+
+
+def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[str, str | None]]:
+    """Return the partition values (texts) of the named files among a table's files (`live_files`), by file name."""
+    columns = [name for name in files.column_names if name.startswith(_OF_PARTITION)]
+    wanted: Any = pa.array(sorted(names), pa.string())
+    found = files.select(["path", *columns]).filter(pc.field("path").isin(wanted)).to_pylist()
+    return {
+        one["path"]: {
+            name.removeprefix(_OF_PARTITION): None if one[name] is None else str(one[name])
+            for name in columns
+        }
+        for one in sorted(found, key=lambda one: one["path"])
+    }
+
+
+def _count_rows(folder: str, files: pa.Table, names: Collection[str]) -> int:
+    wanted: Any = pa.array(list(names), pa.string())
+    return count_rows(folder, files.filter(pc.field("path").isin(wanted)))
+
+
+def _build_remove_actions(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:
+    now = int(time.time() * 1000)
+    sizes = dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+    return [
+        RemoveAction(name, True, now, sizes[name], values)
+        for name, values in find_partitions(files, gone).items()
+    ]

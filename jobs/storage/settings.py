@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.roots import S3
+from jobs.core.settings import S3
 
 _REGION = "us-east-1"
 _PLACES = (

@@ -34,7 +34,7 @@ from deltalake.transaction import (
 )
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.storage import probe
+from jobs.storage import object_files
 from jobs.storage.demands import find_absent_fields, find_other_type, find_refusal
 from jobs.storage.object_files import FileStamp
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, name_attempt, remove, write_parts
@@ -289,7 +289,7 @@ class FileTable:
 
     def _try_commit(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
         """Make a commit right after the newest version; return its version, or None if it made none."""
-        probe.ensure_probed(self._warehouse.root)
+        object_files.ensure_probed(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
                 log, identity = self._need(), uuid.uuid4().hex

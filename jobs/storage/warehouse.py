@@ -22,8 +22,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
-from jobs.core.roots import find_local_path
-from jobs.storage import probe
+from jobs.core.settings import find_local_path
+from jobs.storage import object_files
 from jobs.storage.columns import parse_schema
 from jobs.storage.dictionary import list_comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, open_files, open_lock
@@ -130,7 +130,7 @@ class Tables:
         """
         if self.exists(table):
             return False
-        probe.ensure_probed(self.root)
+        object_files.ensure_probed(self.root)
         about = {name: {"comment": text} for name, text in list_comments(table).items()}
         fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
         try:

@@ -16,12 +16,12 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count, format_rate
 from jobs.core.settings import Settings
 from jobs.landing.topics import watch_topic, with_topic_id
-from jobs.lineage import leases, live_table
+from jobs.lineage import generations, leases, live_rows
 from jobs.lineage.compatibility import collect_row_rules
-from jobs.lineage.damage import describe_recovery
-from jobs.lineage.generations import read_position
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.start_point import resolve
+from jobs.lineage.generation_checkpoint import describe_recovery
+from jobs.lineage.generations import LIVE, DeployedModel, read_position
+from jobs.lineage.start_point import StartPoint, resolve
+from jobs.snapshots.manifests import Manifest
 from jobs.spark.job_labels import set_label
 from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, find_cause
 from jobs.spark.warehouse import Warehouse
@@ -30,21 +30,80 @@ from jobs.storage.dictionary import estimate_comments
 from jobs.storage.positions import describe, rank
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
-from jobs.streaming.former_states import continue_former_states
+from jobs.streaming.exporting import export, find_last_whole_batch
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import build_recorder
 from jobs.streaming.sinks.micro_batch import StreamTotals
 from jobs.supervision.batch_profile import build_profile_table
-from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
+from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED, DriverIdentity
 from jobs.supervision.metrics import LOOPBACK, Metrics
+from kalman import NUMERICS
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.lineage.leases import Lease
-    from jobs.snapshots.manifests import Manifest
     from jobs.streaming.recorder import Outlet
+
+
+def continue_former_states(
+    model: DeployedModel[Warehouse],
+    start: StartPoint,
+    owner: DriverIdentity,
+    stop: threading.Event,
+    note: Callable[[str], None],
+    allow_missing_rows: bool,
+) -> StartPoint:
+    """Return the start of a new generation that continues the live generation's states of format 1.
+
+    Args:
+        model: the deployed model.
+        start: the start point that names the live generation.
+        owner: this driver; it holds the lease of the former generation during the export.
+        stop: set if another driver takes the lease over.
+        note: called with progress messages.
+        allow_missing_rows: also hand over states that lack rows.
+
+    Raises:
+        UserError: the generation is a shadow, a driver holds it, or its states lack rows.
+    """
+    warehouse, former = model.warehouse, start.generation
+    if former.status != LIVE:
+        raise UserError(
+            f"the states of the shadow {former.generation} are of an earlier release's format, which this one only "
+            f"reads: `kalman-pipeline upgrade --model {former.model}` makes the shadow anew"
+        )
+    lease, error = leases.acquire_lease(warehouse, former, owner), None
+    try:
+        with leases.keep_lease(warehouse, lease, stop):
+            note(f"{former.generation} hands its states over to a new generation")
+            manifest, batch = _export_states(model, start, note, allow_missing_rows)
+            lease.check()
+            place = former.partitions, former.blocks, lease.generation
+            made = generations.begin(
+                warehouse, manifest, *place, parent=(former.generation, batch), numerics=NUMERICS
+            )
+    except BaseException as problem:
+        error = extract_first_line(problem, 500)
+        raise
+    finally:
+        leases.release(warehouse, lease, STOPPED if error is None else FAILED, error)
+    said = (
+        f"{former.generation} kept its states in the format of an earlier release; {made.generation} continues them "
+        f"from snapshot {manifest.snapshot_id}"
+    )
+    return StartPoint(made, manifest, start.spec, True, (*start.notes, said))
+
+
+def _export_states(
+    model: DeployedModel[Warehouse], start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
+) -> tuple[Manifest, int]:
+    """Return a generation's export and its micro-batch, or its start if no micro-batch completes a version."""
+    if find_last_whole_batch(Checkpoint(model.warehouse, start.generation.checkpoint)) is None:
+        return start.manifest, -1
+    manifest, _ = export(model, start.generation, None, note, allow_missing_rows)
+    assert manifest.batch_id is not None
+    return manifest, manifest.batch_id
 
 
 RESTARTS = 3
@@ -144,7 +203,7 @@ class Driver:
 
     def _tell_readers(self) -> None:
         """Update the views of live rows and the table comments that other tools read."""
-        live_table.refresh_live_table(self.model.warehouse, self.model.name)
+        live_rows.refresh_live_table(self.model.warehouse, self.model.name)
         self._comment_estimates()
 
     def _comment_estimates(self) -> None:

@@ -12,36 +12,36 @@ from pyspark.sql import functions as F
 from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
-from jobs.lineage.generations import Generation
+from jobs.lineage.generation_checkpoint import ReachedCommits
+from jobs.lineage.generations import DeployedModel, Generation
+from jobs.lineage.inputs_table import InputPins, join_of
 from jobs.lineage.joined_inputs import join_inputs
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.pinned_inputs import InputPins, join_of
-from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots import store
-from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import build_initial_state, is_importing_new_keys, read_offered_states
-from jobs.spark.planned import plan_once
-from jobs.spark.queries import set_trigger
+from jobs.snapshots.model_runtime import (
+    ModelRuntime,
+    build_initial_state,
+    is_importing_new_keys,
+    read_offered_states,
+)
+from jobs.spark.queries import plan_once, set_trigger
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
+from jobs.state.encoding.packets import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.state.encoding.routing import Routing, make_routing
 from jobs.state.encoding.rows import Packer, build_event_time_packer, build_row_packer, select_columns
 from jobs.state.plan import Plan
 from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import latest, measurements, refuse_absent
+from jobs.streaming.exporting import read_states
 from jobs.streaming.operators.estimate_files import EstimateWriter
-from jobs.streaming.operators.event_time_processor import EventTimeProcessor
-from jobs.streaming.operators.processor import FilterProcessor
+from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
 from jobs.streaming.profiler import profiler
-from jobs.streaming.sinks.archive import build_ended_states
-from jobs.streaming.sinks.latest_states import Latest
+from jobs.streaming.sinks.latest_states import Latest, build_ended_states
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, StreamTotals
 from jobs.streaming.sinks.publishing import Publisher, open_sinks
 from jobs.streaming.sinks.written_files import EstimateFiles
-from jobs.streaming.state_reader import read_states
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
-    from jobs.specs.sinks import Sinks
+    from jobs.specs.source import Sinks
     from jobs.state.event_time_policy import EventTimePolicy
 
 

@@ -17,8 +17,7 @@ from jobs.core.errors import extract_first_line
 from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.profiler import profiler
-from jobs.supervision.lag import build_lag_meter
-from jobs.supervision.progress import Lag, has_executed, record
+from jobs.supervision.progress import Lag, build_lag_meter, has_executed, record
 from jobs.supervision.progress_log import ProgressLog, Writer
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from jobs.core.errors import UserError, extract_first_line
+from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.leases import stream_lock
-from jobs.lineage.model import DeployedModel
 from jobs.spark.conf import set_local_paths, stream_conf
 from jobs.spark.session import open_warehouse
 from jobs.spark.warehouse import Warehouse

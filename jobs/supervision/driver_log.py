@@ -1,31 +1,110 @@
-"""The log of drivers: a small file for each driver that has held a stream's lease, kept after its end.
+"""The log of drivers.
 
-The lease is in the table of generations. These files give the same facts, cheaply, to processes without Spark: the
-driver, its last sign of life, and how it ended. Each driver writes only the file with its epoch in the name, so that no
-driver overwrites the record of a later driver. A driver has lost its lease if there is a file of a later epoch.
-
-    <warehouse>/_leases/<model>/<generation>/<epoch>.json    a driver from start to end
-    <warehouse>/_leases/<model>/<generation>/<epoch>.stop    a request that it finish its micro-batch and stop
-    <warehouse>/_leases/<model>/launches/<token>.json|stop   the same of a process that may not have a lease yet
-    <warehouse>/_leases/<model>/hold.json                    no driver is to be started automatically
-    <warehouse>/_leases/<model>/crashes.json                 consecutive drivers that crashed without progress
-
-The names of the records' fields are the keys of the JSON.
+A small file with the identity of each driver that has held a stream's lease, kept after its end.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
+import uuid
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from jobs.core import clock
+from jobs.core import times
+from jobs.core.processes import read_start_time
 from jobs.storage.files import SmallFiles, open_files
-from jobs.supervision.driver_identity import DriverIdentity
 
 if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
+
+
+LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
+"""A driver on another machine is treated as dead if its heartbeat is older than this."""
+
+HEARTBEAT_SECONDS = LEASE_SECONDS / 3
+LIVENESS_SECONDS = min(5.0, LEASE_SECONDS / 6)
+"""Interval at which a driver renews its sign of life in the log of drivers and looks for a request to stop."""
+
+ORPHAN_SECONDS = 60.0
+"""Maximum time that a start waits for the end of a killed driver's Spark process."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverIdentity:
+    """A driver: its machine, its process and Spark's (`jvm`), their start times, and a token unique to the driver."""
+
+    host: str
+    pid: int
+    started: float
+    jvm: int
+    jvm_started: float
+    token: str
+
+    @classmethod
+    def identify_process(cls, jvm: int) -> DriverIdentity:
+        """Return the identity of the current process, whose Spark runs in process `jvm`."""
+        pid = os.getpid()
+        return cls(
+            read_machine_name(),
+            pid,
+            read_start_time(pid) or 0.0,
+            jvm,
+            read_start_time(jvm) or 0.0,
+            uuid.uuid4().hex,
+        )
+
+    @classmethod
+    def parse(cls, text: str | None) -> DriverIdentity | None:
+        """Parse the column `owner` of the table of generations; None if it is empty."""
+        return None if not text else cls(**json.loads(text))
+
+    def text(self) -> str:
+        """Return the value of the column `owner` of the table of generations."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def here(self) -> bool:
+        """Return whether the process runs on this machine."""
+        return self.host == read_machine_name()
+
+    def alive(self, heartbeat: datetime | None) -> bool:
+        """Return whether the driver runs: by its processes on this machine, by its heartbeat on others."""
+        if self.here:
+            return read_start_time(self.pid) == self.started or read_start_time(self.jvm) == self.jvm_started
+        return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
+
+    def is_alive_after_waiting(self, heartbeat: datetime | None) -> bool:
+        """Return whether the driver runs, after a wait in which the processes of a killed driver can end.
+
+        Spark's process ends by itself after its Python process; until then it could still write.
+        """
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while self.alive(heartbeat):
+            orphan = self.here and read_start_time(self.pid) != self.started
+            if not orphan or time.monotonic() > deadline:
+                return True
+            time.sleep(0.2)
+        return False
+
+
+def read_machine_name() -> str:
+    """Return this machine's name: KALMAN_HOST if set (containers may share a name), else the host's name."""
+    return os.environ.get("KALMAN_HOST") or socket.gethostname()
+
+
+def is_fresh(heartbeat: datetime, seconds: float) -> bool:
+    """Return whether a heartbeat is less than `seconds` old.
+
+    A heartbeat that is more than `seconds` in the future is stale: the clock was set back, and a live driver would have
+    written a newer heartbeat. If the clocks of two machines really differ that much, a live driver is replaced, and the
+    fence keeps it from writing.
+    """
+    return abs((times.now() - heartbeat).total_seconds()) < seconds
+
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
@@ -66,7 +145,8 @@ class DriverRecord(Record):
     """One driver of a generation, from the time when it got the lease.
 
     beat_at: its last sign of life; how: the kind of its end (`STOPPED`, ...); rules: the fields of the spec that decide
-    how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`; suspect: the latest earlier epoch
+    how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`; suspect: the latest
+    earlier epoch
     without a recorded end when this driver began (`jobs.lineage.leases`), 0 if none, None in old records.
     """
 
@@ -192,7 +272,7 @@ class DriverLog:
         So the driver that starts last stays last in the log even if the clock was set back.
         """
         began = [one.began_at for one in (*self.list_drivers(), *self.list_launches())]
-        return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
+        return max([times.now(), *(at + timedelta(microseconds=1) for at in began)])
 
     def history(self, generation: str) -> list[DriverRecord]:
         """Return a generation's drivers, oldest first."""
@@ -226,7 +306,7 @@ class DriverLog:
 
     def ask_to_stop(self, record: DriverRecord | LaunchRecord, reason: str) -> None:
         """Write a request that a driver stop."""
-        stop = Stop(reason, clock.now())
+        stop = Stop(reason, times.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
     def read_stop_request(self, record: DriverRecord | LaunchRecord) -> Stop | None:
@@ -236,7 +316,7 @@ class DriverLog:
     def hold(self) -> Hold | None:
         """Return the hold in force, or None."""
         found = Hold.parse(self.files.read(HOLD))
-        return None if found is None or found.over(clock.now()) else found
+        return None if found is None or found.over(times.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
         """Begin a hold, or with None end it and reset the count of crashes."""

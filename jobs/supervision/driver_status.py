@@ -1,14 +1,23 @@
-"""The status of a model's driver, from the log of drivers: running, or how the last driver ended. Spark-free."""
+"""The status of a model's driver from the log of drivers, its consecutive crashes, and its stop. Spark-free."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.processes import read_start_time
-from jobs.supervision import driver_identity
-from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
-from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
+from jobs.storage.files import open_files
+from jobs.supervision import driver_log
+from jobs.supervision.driver_log import (
+    Crashes,
+    DriverIdentity,
+    DriverLog,
+    DriverRecord,
+    LaunchRecord,
+    read_machine_name,
+)
 
 START = timedelta(minutes=10)
 """A driver launched on another machine has failed to start if it gave no sign of life for this long."""
@@ -108,7 +117,7 @@ def find_driver_state(driver: DriverRecord) -> str:
     """
     if driver.ended_at is not None:
         return ENDED
-    fresh = driver_identity.is_fresh(driver.beat_at, driver_identity.LEASE_SECONDS)
+    fresh = driver_log.is_fresh(driver.beat_at, driver_log.LEASE_SECONDS)
     if driver.owner.here:
         if read_start_time(driver.owner.pid) != driver.owner.started:
             return ENDED
@@ -127,7 +136,7 @@ def _is_starting(launch: LaunchRecord) -> bool:
         return False
     if launch.host == read_machine_name() and launch.pid is not None:
         return _has_process(launch)
-    return driver_identity.is_fresh(launch.began_at, START.total_seconds())
+    return driver_log.is_fresh(launch.began_at, START.total_seconds())
 
 
 def _has_process(launch: LaunchRecord) -> bool:
@@ -160,3 +169,91 @@ def _launch_of(token: str | None, launches: list[LaunchRecord]) -> LaunchRecord 
 
 def _format_place(launch: LaunchRecord | None) -> str:
     return "" if launch is None or launch.pid is None else f" (process {launch.pid} on {launch.host})"
+
+
+POLL_SECONDS = 0.5
+
+
+def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
+    """Stop the driver of a model's stream, monitor or skill query, and wait; return its former status. Idempotent.
+
+    Raises:
+        UserError: the driver has not ended in time, or gives no sign of life.
+    """
+    before = status = read_driver_status(log)
+    request_stop(log, status, reason)
+    deadline = time.monotonic() + longest.total_seconds()
+    while is_there(status):
+        if status.state == SILENT:
+            raise UserError(f"{status.text()}: kill it, nothing is lost by that", RUN_FAILED)
+        if time.monotonic() > deadline:
+            waited = f"{longest.total_seconds() / 60:g} min"
+            raise UserError(
+                f"{status.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
+            )
+        time.sleep(POLL_SECONDS)
+        status = read_driver_status(log)
+        if status.launch != before.launch or status.driver is not None and before.driver is None:
+            request_stop(log, status, reason)  # it has only now got its lease, or another driver has begun
+    return before
+
+
+def is_there(status: DriverStatus) -> bool:
+    """Return whether a driver runs or starts, with or without a sign of life."""
+    return status.driven or status.state == SILENT
+
+
+def request_stop(log: DriverLog, status: DriverStatus, reason: str) -> None:
+    """Write a request to stop for a driver that runs or starts, unless there is a request."""
+    for record in (status.driver, status.launch):
+        if status.driven and record is not None and log.read_stop_request(record) is None:
+            log.ask_to_stop(record, reason)
+
+
+SOUND = timedelta(hours=1)
+"""A driver that lived this long did not crash at its start, even if it had no row to commit."""
+
+
+class CrashCounter:
+    """The crashes of one log's drivers, in the warehouse at `root`."""
+
+    def __init__(self, root: str, log: DriverLog) -> None:
+        self.root, self.log = root, log
+
+    def record_progress(self) -> None:
+        """Record the progress of all checkpoints before a driver is started."""
+        known = self.log.crashes()
+        done = self.committed()
+        if known is None or known.done != done:
+            self.log.put_crashes(Crashes(0, done, ""))
+
+    def count(self, error: str, lived: float = 0.0) -> int:
+        """Count a crash; return how many consecutive drivers have crashed without progress.
+
+        Args:
+            error: text about the crash. The caller must have called `record_progress` before it started this driver.
+            lived: seconds that the driver lived.
+        """
+        known, done = self.log.crashes(), self.committed()
+        progressed = known is not None and known.done != done or lived > SOUND.total_seconds()
+        crashes = Crashes(0 if progressed else (known.count if known else 0) + 1, done, error)
+        self.log.put_crashes(crashes)
+        return crashes.count
+
+    def committed(self) -> dict[str, int]:
+        """Return the newest committed micro-batch, or -1, of each checkpoint of the log's last driver."""
+        live = [one for one in self.log.list_drivers() if one.status == LIVE]
+        if not live:
+            return {}
+        names = [live[-1].generation] if live[-1].queries is None else live[-1].queries
+        found = {}
+        for name in names:
+            commits = open_files(f"{self.root}/checkpoints/{name}/commits").names("")
+            found[name] = max((int(one) for one in commits if one.isdigit()), default=-1)
+        return found
+
+
+def give_up_reason(crashes: int, status: DriverStatus) -> str:
+    """Return a sentence with the reason why no further driver is started."""
+    drivers = "a driver has" if crashes == 1 else f"{crashes} drivers in a row have"
+    return f"{drivers} crashed before a micro-batch was committed, the last: {status.text()}"

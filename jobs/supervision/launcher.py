@@ -22,8 +22,7 @@ from types import FrameType
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.processes import read_start_time
-from jobs.supervision.driver_identity import read_machine_name
-from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord
+from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord, read_machine_name
 
 POLL_SECONDS = 0.5
 BEGIN_SECONDS = 60.0

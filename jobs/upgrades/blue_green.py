@@ -27,8 +27,7 @@ from jobs.upgrades.context import (
     preview_migration,
     refuse_other_keys,
 )
-from jobs.upgrades.migration.apply import format_left_out
-from jobs.upgrades.migration.report import format_changed_parameters
+from jobs.upgrades.migration.apply import format_changed_parameters, format_left_out
 
 CATCH_UPS = 1
 """Number of further runs of a shadow before the comparison if the live generation has moved ahead meanwhile."""

@@ -10,9 +10,8 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations
-from jobs.lineage.generations import SHADOW, Generation
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.pausing import hold_stream
+from jobs.lineage.generations import SHADOW, DeployedModel, Generation
+from jobs.lineage.leases import hold_stream
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -20,8 +19,8 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
 from jobs.upgrades.comparison.decision import VersionComparison
+from jobs.upgrades.migration.apply import format_change
 from jobs.upgrades.migration.migrating import migrate
-from jobs.upgrades.migration.report import format_change
 from jobs.upgrades.migration.versions import MigrationStep, find_path_forward
 
 if TYPE_CHECKING:

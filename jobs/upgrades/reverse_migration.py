@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, walk_ancestors
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.pausing import hold_stream
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, DeployedModel, Generation, walk_ancestors
+from jobs.lineage.leases import hold_stream
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.exporting import export
-from jobs.upgrades.migration.inverse import find_path_back
 from jobs.upgrades.migration.migrating import migrate_along
-from jobs.upgrades.migration.versions import MigrationStep
+from jobs.upgrades.migration.versions import MigrationStep, find_path_back
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -34,7 +32,8 @@ class ReversedMigration(NamedTuple):
     """Outcome of a reverse migration: the live generation, and the generation that it replaced, if any.
 
     snapshot: the snapshot that the live generation started from; in a dry run, the snapshot of an earlier attempt.
-    change: the changes of states (`compute_change_summary` in `migration.apply`), empty if an earlier attempt had migrated them.
+    change: the changes of states (`compute_change_summary` in `migration.apply`), empty if an earlier attempt had
+        migrated them.
     """
 
     live: Generation

@@ -7,8 +7,7 @@ from typing import Any
 
 from jobs.core.errors import UserError
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import REMOVED, Generation, read_origin_manifest
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import REMOVED, DeployedModel, Generation, read_origin_manifest
 from jobs.lineage.source_ranges import end_place
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
-from jobs.lineage.generations import read_origin_manifest
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel, read_origin_manifest
 from jobs.snapshots import manifests
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.spark.warehouse import Warehouse
-from jobs.state.encoding.packet_kinds import NEVER
-from jobs.storage.replaced_files import delete_rows
+from jobs.state.encoding.packets import NEVER
+from jobs.storage.row_changes import delete_rows
 from jobs.storage.tables import VERIFIED_ENDS
-from jobs.streaming.state_reader import read_states, read_waiting
+from jobs.streaming.exporting import read_states, read_waiting
 from jobs.verification import gathering
 from jobs.verification.chain import STATE, Segment
 from jobs.verification.gathering import CannotVerify, KeySample

@@ -8,12 +8,12 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.lineage import replayed_late_rows
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import waiting_rows
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import find_state_extras_widths
 from jobs.snapshots.store import verify
-from jobs.spark.read_files import convert_path
+from jobs.spark.hadoop_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.extras import SCALARS
 from jobs.state.encoding.keys import build_key_text

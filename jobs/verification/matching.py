@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.row_order import find_starts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from jobs.state.encoding.estimates import EstimateFormat, locate_packed_full
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packet_kinds import CONTROL, MEASURED, NEVER
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import CONTROL, MEASURED, NEVER, Records
 from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives

@@ -1,43 +1,112 @@
-"""Check starting snapshots of generations: unchanged, and equal to the result of a batch pass or the migration."""
+"""Check starting snapshots of generations.
+
+Unchanged, and equal to the result of a batch pass (with the keys' learned parameters) or the migration.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Begin, build_batch, compute_final_states, pack_buckets
 from jobs.core.errors import UserError
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, find_state_extras_widths
 from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
-from jobs.state.encoding.keys import build_key_text
-from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.arrow import build_matrix
+from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns, build_key_text
+from jobs.state.encoding.packets import NEVER
+from jobs.state.encoding.rows import KeyedRows
 from jobs.storage.positions import KAFKA, parse_offsets, to_datetime
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import migrating
 from jobs.upgrades.migration.apply import apply_migration
-from jobs.upgrades.migration.inverse import find_path_back
 from jobs.upgrades.migration.rekey import build_rekey, merge_rows, rekey_rows
-from jobs.upgrades.migration.versions import MigrationStep, find_path_between, read_known_versions
+from jobs.upgrades.migration.versions import (
+    MigrationStep,
+    find_path_back,
+    find_path_between,
+    read_known_versions,
+)
 from jobs.verification import gathering
 from jobs.verification.findings import Findings, describe_difference
 from jobs.verification.gathering import CannotVerify, KeySample
-from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, read_learned_states
 from jobs.verification.recomputing import Kind, check_states, collect_findings
 from kalman.filters.numerics import may_differ
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+MOST_KEYS = 1_000_000
+"""Maximum number of keys whose parameters are sent to the workers, some 50 bytes each."""
+FIELD = "parameters"
+"""Field of a state with the key's parameters."""
+
+
+class TooManyKeys(ValueError):
+    """Raised when there are more keys than can be sent to the workers."""
+
+
+@dataclass(frozen=True)
+class LearnedInitialStates:
+    """Function that returns the initial states of a bucket's keys, each with its parameters. Picklable.
+
+    identity: arrays (K,) of the keys' identities, sorted by route; values (d, K): their parameters. A key that is not
+    among them begins as the model defines.
+    """
+
+    kernel: Filter
+    identity: dict[str, NDArray]
+    values: NDArray[np.float64]
+
+    def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
+        """Return the states (size, J)."""
+        keys = keyed.keys
+        states = self.kernel.initial(keys.size)
+        route = np.ascontiguousarray(keys.arrays["route"])
+        place = np.searchsorted(self.identity["route"], route)
+        at = np.flatnonzero(place < len(self.identity["route"]))
+        for name, known in self.identity.items():
+            at = at[known[place[at]] == keys.arrays[name][at]]
+        states[:, at] = self.kernel.with_parameters(states[:, at], self.values[:, place[at]])
+        return states
+
+
+def read_learned_states(rows: DataFrame, runtime: ModelRuntime, sample: KeySample) -> LearnedInitialStates:
+    """Return the learned parameters of the sampled keys in a snapshot's rows.
+
+    Raises:
+        TooManyKeys: there are more keys than can be sent to the workers.
+    """
+    chosen = rows.filter(sample.has(F.col("key"))).select(
+        *build_identity_columns(runtime.kind, F.col("key")), F.col("extras")[FIELD].alias(FIELD)
+    )
+    table = chosen.drop("text").limit(MOST_KEYS + 1).toArrow().combine_chunks()
+    if table.num_rows > MOST_KEYS:
+        raise TooManyKeys
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != FIELD}
+    identity = build_identity_arrays(columns)
+    order = np.argsort(identity["route"], kind="stable")
+    width = find_state_extras_widths(runtime.kernel)[FIELD]
+    values = build_matrix(table[FIELD].combine_chunks(), width, FIELD)
+    return LearnedInitialStates(
+        runtime.kernel, {name: a[order] for name, a in identity.items()}, values[:, order]
+    )
 
 
 PARTITIONS = 8

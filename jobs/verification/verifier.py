@@ -16,17 +16,15 @@ from jobs.core.errors import UserError
 from jobs.core.times import parse_duration_us
 from jobs.lineage import generations
 from jobs.lineage.compatibility import select_spec
-from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.model import DeployedModel
-from jobs.lineage.pinned_inputs import read_pinned_version
+from jobs.lineage.generations import DeployedModel
+from jobs.lineage.inputs_table import InputsTable, read_pinned_version
 from jobs.snapshots import manifests
-from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.seeds import hash_meaning, is_importing_new_keys
+from jobs.snapshots.model_runtime import ModelRuntime, hash_meaning, is_importing_new_keys
 from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.extras import find_extra_widths
-from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.packets import NEVER
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import new_keys
 from jobs.storage.tables import estimates

@@ -115,7 +115,8 @@ def compute_row_figures(
     residual: the measurement minus its prediction, v = y - E[y]; for angles, within half a turn. NaN where a component
     is missing or depends on an undetermined state. residual_covariance: S of the prediction in full, row by
     row, missing components included; infinite where undetermined. innovation: the residual of component i given the
-    residuals of 0 to i - 1, over its standard deviation. The matrices: `kalman.evaluation.compute_system_matrices`. A gated row
+    residuals of 0 to i - 1, over its standard deviation. The matrices:
+    `kalman.evaluation.compute_system_matrices`. A gated row
     has all figures except the innovation, since they explain the gate; a row with another flag has none.
     """
     found: dict[str, Array] = {}

@@ -116,9 +116,8 @@ class Program:
             if calls:
                 functions[f"f{at}"] = args[0]
                 function = f"f{at}"
-            operands = ", ".join(
-                names[id(a)] if isinstance(a, Symbol) else _format_constant(a) for a in args[calls:]
-            )
+            given = (names[id(a)] if isinstance(a, Symbol) else _format_constant(a) for a in args[calls:])
+            operands = ", ".join(given)
             if function == "item":
                 names[id(result)] = f"x{at}"
                 lines.append(f"x{at} = {names[id(args[0])]}[{args[1]}]")

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from jobs import ingest
 from jobs.batch.history_rows import read_history_rows
 from jobs.core.settings import Settings
+from jobs.landing.checking import parse
 from jobs.landing.file_rows import read_rows
-from jobs.landing.parsing import parse
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON

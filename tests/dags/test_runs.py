@@ -10,8 +10,7 @@ from deltalake import DeltaTable
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import RUNNING, read_driver_status
-from jobs.supervision.stopping import request_stop
+from jobs.supervision.driver_status import RUNNING, read_driver_status, request_stop
 from kalman_dags.supervision.launchers import Work, build_launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, events, run_dag, write_days
 from tests.dags.test_operator import wait_for

@@ -21,12 +21,16 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
 from jobs.core.processes import read_start_time
-from jobs.supervision.crash_count import CrashCounter
-from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
-from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
-from jobs.supervision.driver_status import read_driver_status
+from jobs.supervision.driver_log import (
+    DriverIdentity,
+    DriverLog,
+    DriverRecord,
+    Hold,
+    LaunchRecord,
+    read_machine_name,
+)
+from jobs.supervision.driver_status import CrashCounter, read_driver_status, request_stop
 from jobs.supervision.launcher import detach
-from jobs.supervision.stopping import request_stop
 from kalman_dags.supervision import operator as stream_operator
 from kalman_dags.supervision.launchers import Work
 from kalman_dags.supervision.operator import StreamForeverOperator

@@ -13,7 +13,7 @@ import pytest
 import kalman
 from demo.flights import COLUMNS, HAND_OVER, Frame, Landing, load_flights, with_times, write_landing
 from jobs.specs.loading import load_spec
-from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.row_order import order_rows
 from kalman.evaluation.diagnostics import coverage
 from kalman.learning.learners import learnable
 

@@ -23,8 +23,7 @@ from demo.killer import Batches, Checkpoint, Killed, Killer
 from demo.rates import busy_rate
 from demo.run import run as run_demo
 from jobs.core.errors import UserError
-from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.driver_log import DriverLog, DriverRecord
+from jobs.supervision.driver_log import DriverIdentity, DriverLog, DriverRecord
 
 
 class Stand(NamedTuple):

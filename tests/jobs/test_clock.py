@@ -18,8 +18,7 @@ from jobs.lineage.generations import Generation, build_generation_row, find_live
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import GENERATIONS
 from jobs.supervision import driver_status
-from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
+from jobs.supervision.driver_log import DriverIdentity, DriverLog, DriverRecord, LaunchRecord
 
 NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 Set = Callable[[datetime], None]
@@ -30,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Set:
     """Sets the time of day that leases and their log see."""
 
     def to(time: datetime) -> None:
-        monkeypatch.setattr("jobs.core.clock.now", lambda: time)
+        monkeypatch.setattr("jobs.core.times.now", lambda: time)
 
     to(NOON)
     return to
@@ -120,7 +119,7 @@ def test_a_lease_is_taken_over_and_generations_are_in_order(
     assert refused.value.exit_code == ALREADY_RUNNING
     # Here the clock is put back by an hour: the sign of life is from the future, and the driver is gone.
     past = held.generation.heartbeat - timedelta(hours=1)
-    monkeypatch.setattr("jobs.core.clock.now", lambda: past)
+    monkeypatch.setattr("jobs.core.times.now", lambda: past)
     next_one = leases.acquire_lease(warehouse, held.generation, elsewhere("b"))
     assert (next_one.generation.epoch, next_one.taken_over) == (2, True)
     assert held.overtaken() and not next_one.overtaken()

@@ -19,19 +19,17 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType, Tim
 
 from jobs import filter as offline
 from jobs.batch.bucket_estimates import EstimatingPlan, build_estimator, list_smoothed_widths
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.specs import filter_options, row_order, sections
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import estimate_batch
-from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.state.encoding.packets import join_records
+from jobs.state.encoding.packets import OutputPacket, RowPacket, join_records
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import build_row_packer, encode_tick
 from jobs.state.kernel import load_checked_spec
 from jobs.state.plan import Plan as StreamPlan
-from jobs.streaming.operators.event_time_processor import EventTimeProcessor
-from jobs.streaming.operators.processor import FilterProcessor
+from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
 from kalman.building.registry import FILTERS
 from kalman.filters.rounded import find_storage_dtype
 from kalman.models.structures import STRUCTURES

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from jobs import estimate, export, maintain, monitor, skill, verify
 from jobs.lineage.live import live_estimates
-from jobs.lineage.live_table import NO_END
+from jobs.lineage.live_rows import NO_END
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
 from scripts import reference

@@ -99,13 +99,13 @@ def test_its_room_and_the_files_that_import_it_stand_for_a_file_after_its_own_te
                 "tests/jobs/state/test_b.py::room": 2.0,
             },
             "lines": {
-                "jobs/state/encoding/order.py": {"9": ["t::own"]},
+                "jobs/state/encoding/row_order.py": {"9": ["t::own"]},
                 "jobs/state/replay.py": {"9": ["t::own", "t::other"]},
                 "kalman/flags.py": {"9": ["t::else"]},
             },
         }
     )
-    assert reach.of_file("jobs/state/encoding/order.py") == [
+    assert reach.of_file("jobs/state/encoding/row_order.py") == [
         "t::own",
         "t::other",
         "tests/jobs/state/test_a.py::room",

@@ -20,12 +20,11 @@ from jobs.batch.pretraining import pretrain_snapshot
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.insight.maintenance import Maintenance
-from jobs.landing.file_groups import land_all
-from jobs.landing.file_landing import FileLanding
+from jobs.landing.file_landing import FileLanding, land_all
 from jobs.landing.rejected import held
 from jobs.landing.rejected.replay import replay as replay_rows
 from jobs.lineage import generations, promotion
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.spark.conf import STATE_FORMAT, build_spark_conf
@@ -37,7 +36,7 @@ from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
 from jobs.upgrades import blue_green, context, modes
-from jobs.upgrades import replace as replacing
+from jobs.upgrades import modes as replacing
 from jobs.upgrades.context import UpgradeContext
 from tests.protocol import world
 from tests.protocol.memory_delta import Session
@@ -251,10 +250,10 @@ def upgrade(mode: str, drain: bool = False, to: int = 2) -> None:
     with contextlib.ExitStack() as stack:
         for module in (blue_green, replacing, context):
             for name, instead in (
-                ("migrated", migrated),
-                ("migration_steps", lambda context: []),
+                ("migrate_live_state", migrated),
+                ("find_migration_steps", lambda context: []),
                 ("refuse_other_keys", lambda *arguments, **options: None),
-                ("comparison_lines", lambda comparison: []),
+                ("format_comparison", lambda comparison: []),
             ):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, instead))

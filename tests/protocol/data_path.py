@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.joined_inputs import PROPERTY
 from jobs.lineage.source_ranges import RangeWriter
-from jobs.snapshots.seeds import hash_meaning
+from jobs.snapshots.model_runtime import hash_meaning
 from jobs.snapshots.state_files import CommittedStates, Measured
 from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryRuntime:
-    """`jobs.snapshots.runtime.ModelRuntime` without numerics."""
+    """`jobs.snapshots.model_runtime.ModelRuntime` without numerics."""
 
     spec: Any
     parameters: Any

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 from jobs.lineage import generations, start_point
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from tests.protocol import actors, world

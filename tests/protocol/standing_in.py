@@ -24,29 +24,29 @@ from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
 from jobs.batch import batch_filter
-from jobs.core import clock
+from jobs.core import times
 from jobs.landing import written_pieces
+from jobs.lineage import inputs_table as pins
 from jobs.lineage import leases
-from jobs.lineage import pinned_inputs as pins
 from jobs.lineage.inputs_table import InputsTable
-from jobs.snapshots import seeds, state_files
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots import model_runtime, state_files
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
-from jobs.spark.planned import plan_once
+from jobs.spark.queries import plan_once
 from jobs.state.encoding.rows import select_columns
-from jobs.storage import part_files, probe, table_rows
+from jobs.storage import object_files, part_files, table_rows
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.warehouse import Tables
-from jobs.streaming import query, state_reader
+from jobs.streaming import exporting, query
 from jobs.streaming.driver import Driver
 from jobs.streaming.recorder import build_recorder
 from jobs.streaming.sinks import refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles
-from jobs.supervision import driver_identity
-from jobs.supervision.driver_identity import DriverIdentity
+from jobs.supervision import driver_log
+from jobs.supervision.driver_log import DriverIdentity
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
@@ -144,7 +144,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         (functions, memory_columns),
         (DeltaTable, memory_delta.DeltaTable),
         (ObjectFiles, MemoryFiles),
-        (probe.ensure_probed, lambda root: None),
+        (object_files.ensure_probed, lambda root: None),
         (table_rows.open_log, memory_log.open_log),
         (table_rows.read_small, memory_log.read_small),
         (table_rows.list_live_files, memory_log.live_files),
@@ -155,20 +155,20 @@ def _replacements() -> list[tuple[Any, Any]]:
         (time, now),
         (random, chance),
         (uuid, ids),
-        (driver_identity.read_machine_name, _machine),
-        (driver_identity.read_start_time, _started_at),
-        (clock.now, lambda: world.current().clock.now()),
+        (driver_log.read_machine_name, _machine),
+        (driver_log.read_start_time, _started_at),
+        (times.now, lambda: world.current().clock.now()),
         (build_recorder, _recording),
         (ModelRuntime, data_path.MemoryRuntime),
         (select_columns, lambda frame, rows: frame),
         (query._build_packer, data_path.packing),
         (query.build_operator, data_path.operator),
-        (seeds.build_initial_state, data_path.initial_state),
-        (seeds.read_offered_states, data_path.offered),
+        (model_runtime.build_initial_state, data_path.initial_state),
+        (model_runtime.read_offered_states, data_path.offered),
         (state_files.write_states, data_path.write_states),
         (state_files.measure_stored, data_path.measure_stored),
         (EstimateFiles, data_path.MemoryEstimateFiles),
-        (state_reader.read_states, data_path.states_at),
+        (exporting.read_states, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
         (plan_once, lambda session, rows: rows),
         (

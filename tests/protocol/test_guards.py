@@ -14,14 +14,14 @@ import pytest
 from jobs.landing.file_landing import FileLanding
 from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
+from jobs.lineage.inputs_table import InputPins
 from jobs.lineage.joined_inputs import PROPERTY
-from jobs.lineage.pinned_inputs import InputPins
 from jobs.snapshots import store
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.storage import table_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile
-from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_log import FileTable
 from jobs.streaming import exporting
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
@@ -171,7 +171,7 @@ def _never_driven() -> Iterator[None]:
     """Let a driver take a lease that another one holds and renews."""
     with (
         mock.patch.object(leases, "refuse_if_driven", _nothing),
-        mock.patch("jobs.supervision.driver_identity.DriverIdentity.alive_after_waiting", lambda *_: False),
+        mock.patch("jobs.supervision.driver_log.DriverIdentity.alive_after_waiting", lambda *_: False),
     ):
         yield
 
@@ -284,7 +284,7 @@ GUARDS = (
     ),
     Guard(
         "the look-up of a micro-batch that an earlier driver may have written",
-        _patched(Fence, "_there", lambda *arguments: False),
+        _patched(Fence, "_has_matching_rows", lambda *arguments: False),
         scenarios.TAKE_OVER,
         "each row once in the live estimates",
     ),
@@ -297,7 +297,7 @@ GUARDS = (
     ),
     Guard(
         "the content of a landed file",
-        _patched(FileLanding, "_starts", lambda *arguments: (0, 0)),
+        _patched(FileLanding, "_find_starts", lambda *arguments: (0, 0)),
         scenarios.GROWN,
         "each row lands once",
     ),

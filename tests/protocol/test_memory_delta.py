@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from jobs.spark import warehouse as delta
 from jobs.spark.warehouse import Warehouse, set_transaction
-from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import delete_rows
 from tests.protocol import actors, standing_in, world
 from tests.protocol.world import World
 

@@ -12,8 +12,7 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
-from jobs.supervision.driver_status import DriverStatus, list_processes, read_driver_status
-from jobs.supervision.stopping import request_stop
+from jobs.supervision.driver_status import DriverStatus, list_processes, read_driver_status, request_stop
 from kalman_dags.supervision.launchers import ClusterLauncher, Work, build_launcher, format_settings
 from tests.dags.conftest import ROOT
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec

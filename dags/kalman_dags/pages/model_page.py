@@ -19,7 +19,7 @@ from jobs.core.html_page import (
     format_section,
     format_table,
 )
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.specs.model_spec import ModelSpec
 
 TABLES = (

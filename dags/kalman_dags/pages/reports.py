@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dags.kalman_dags.places import find_warehouse_root
-from jobs.core.roots import find_local_path
+from jobs.core.settings import find_local_path
 from jobs.storage.files import REPORTS, open_files
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

@@ -15,21 +15,22 @@ from typing import Any, NoReturn
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.supervision.crash_count import CrashCounter, give_up_reason
 from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
 from jobs.supervision.driver_status import (
     ENDED,
     NONE,
     SILENT,
+    CrashCounter,
     DriverStatus,
+    give_up_reason,
     list_processes,
     read_driver_status,
+    request_stop,
     resume_command,
 )
 from jobs.supervision.launcher import read_tail
-from jobs.supervision.stopping import request_stop
 from kalman_dags.asset_events import tell
 from kalman_dags.outcome import VerbOutcome
 from kalman_dags.places import find_warehouse_root
@@ -179,7 +180,7 @@ class StreamForeverOperator(BaseOperator):
         if self.give_up_after is None or number < self.give_up_after:
             return
         if log.hold() is None:
-            log.put_hold(Hold(give_up_reason(number, status), clock.now(), None, number, self._run))
+            log.put_hold(Hold(give_up_reason(number, status), times.now(), None, number, self._run))
         self._fail_if_given_up()
 
     def _fail_if_given_up(self) -> None:

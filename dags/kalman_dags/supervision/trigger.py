@@ -11,8 +11,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import read_driver_status
-from jobs.supervision.stopping import request_stop
+from jobs.supervision.driver_status import read_driver_status, request_stop
 
 PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
 """Import path of this class for the triggerer: its path has the installed package, not the folder of the DAGs."""

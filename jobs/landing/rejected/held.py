@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, parse_path
 from jobs.storage.positions import to_micros
@@ -183,7 +183,7 @@ def discard(tables: Tables, model: str, choice: RowSelection) -> int:
         conditions.append(f"quarantined_at >= {_format_time(to_micros(since))}")
     if choice.ids:
         conditions.append(build_in_condition("id", choice.ids))
-    values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(clock.now()))}
+    values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(times.now()))}
     _update(tables, values, " AND ".join(conditions))
     return count
 
@@ -221,7 +221,7 @@ def mark_replayed(tables: Tables, replay_id: str) -> None:
     Raises:
         UserError: the table cannot be read or written.
     """
-    values = {"status": quote_text(REPLAYED), "resolved_at": _format_time(to_micros(clock.now()))}
+    values = {"status": quote_text(REPLAYED), "resolved_at": _format_time(to_micros(times.now()))}
     _update(tables, values, f"replay = {quote_text(replay_id)} AND status = {quote_text(REPLAYING)}")
 
 

@@ -1,43 +1,231 @@
-"""Land rejected rows after a fix, each at most once, also after a crash at any moment.
-
-Three commits, in this order:
-1. the rows that the spec accepts now are marked `replaying`, each with the row to land: this fixes the outcome;
-2. they are appended to the measurements, in a transaction named after the replay, so that a retry is idempotent;
-3. they are marked `replayed`.
-A crash before 1 changes nothing. After a later crash, the next replay of the model first repeats 2 and 3.
-
-A message of a topic has a row in quarantine for each reader that rejected it. One of these rows lands, and the others
-are marked with it. If the message has landed already, all are marked and none lands.
-"""
+"""Check rejected rows again with the current spec, and land them, each at most once, also after a crash."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from jobs.landing.checking import check_rows
+from jobs.landing.json_rows import find_member
+from jobs.landing.raw_rows import RawRows, find_shape_problem
 from jobs.landing.rejected.held import list_quarantined_rows, mark_replayed, mark_replaying, read_rejected
-from jobs.landing.rejected.message_places import Landing, Place, find_landed, find_place
-from jobs.landing.rejected.rechecking import recheck_payloads
 from jobs.landing.target_table import build_accepted_schema
+from jobs.landing.text_lines import match_again
 from jobs.landing.values.times import read_now_us
 from jobs.landing.written_pieces import LANDED_AT, ORIGIN, build_rows
 from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, read_key_types
-from jobs.storage.positions import to_micros
-from jobs.storage.quarantine import REPLAYING
+from jobs.storage.positions import find_first_topic_id, find_landed_position, parse_offsets, to_micros
+from jobs.storage.quarantine import REASON, REPLAYED, REPLAYING, TABLE
+from jobs.storage.queries import open_queries
 from jobs.storage.table_log import FileTable, append_rows
 from jobs.storage.table_rows import to_rows
-from jobs.storage.tables import need_measurements
+from jobs.storage.tables import measurements, need_measurements
 from jobs.storage.warehouse import Tables
+
+
+class Place(NamedTuple):
+    """Place of a message; topic_id: None if it is not known."""
+
+    topic: str
+    topic_id: str | None
+    partition: int
+    offset: int
+
+
+def find_place(row: Mapping[str, Any]) -> Place | None:
+    """Return the place of a rejected message from `source` and `position`; None for a row of a file or a table."""
+    if not (row["source"] or "").startswith("kafka:"):
+        return None
+    found = json.loads(row["position"] or "{}")
+    if found.get("offset") is None:
+        return None
+    return Place(found["topic"], found.get("topic_id"), int(found["partition"]), int(found["offset"]))
+
+
+class Landing(NamedTuple):
+    """Progress of `ingest` in a model's topic.
+
+    first: the first known id of the topic, which also stands for rows without an id; None: ids are unknown and not
+    compared. now: id of the topic that lands now; offsets: offset of the next message to land, by partition.
+    """
+
+    topic: str
+    first: str | None
+    now: str | None
+    offsets: dict[int, int]
+
+    @classmethod
+    def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
+        """Return the landing of a model's topic; an empty landing without a topic or before the first landing."""
+        if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
+            return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
+        table = measurements(spec.name)
+        topic = "" if spec.streamed_source is None else spec.streamed_source.topic
+        landed = find_landed_position(warehouse, table, topic) if topic else None
+        if landed is None:
+            return cls(topic, None, None, {})
+        return cls(
+            topic, find_first_topic_id(warehouse, table, topic), landed.get("topic_id"), parse_offsets(landed)
+        )
+
+    def message(self, place: Place) -> str:
+        """Return the identity of a message."""
+        known = "" if self.first is None else place.topic_id or self.first
+        return f"{place.topic}/{known}/{place.partition}/{place.offset}"
+
+    def identity(self, row: Mapping[str, Any]) -> str:
+        """Return the identity of a rejected row: its message's identity, or the row's id if it is not a message."""
+        place = find_place(row)
+        return row["id"] if place is None else self.message(place)
+
+    def has_passed(self, place: Place) -> bool:
+        """Tell if `ingest` has read past a rejected message, so that it never reads it again."""
+        if place.topic != self.topic or place.offset < self.offsets.get(place.partition, 0):
+            return True
+        return None not in (self.first, self.now) and (place.topic_id or self.first) != self.now
+
+
+def find_landed(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
+    """Return the identities of the wanted messages that have landed.
+
+    A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed:
+    replays of earlier releases landed messages without their place.
+    """
+    if not wanted:
+        return set()
+    rows = to_rows(tables.columns(TABLE, ("model", "status", "id", "source", "position")))
+    replayed = (row for row in rows if row["model"] == spec.name and row["status"] in (REPLAYING, REPLAYED))
+    found = {landing.identity(row) for row in replayed}
+    offsets = [place.offset for place in wanted.values()]
+    found |= {landing.message(place) for place in _read_landed(tables, spec, min(offsets), max(offsets))}
+    return found & wanted.keys()
+
+
+def _read_landed(tables: Tables, spec: ModelSpec, first: int, last: int) -> Iterator[Place]:
+    """Yield the places of the messages that have landed with offsets from `first` to `last`."""
+    with open_queries(tables.root) as queries:
+        columns = queries.add("landed", measurements(spec.name))
+        if columns is None or OFFSET not in columns.names:
+            return
+        topic_id = TOPIC_ID if TOPIC_ID in columns.names else f"NULL AS {TOPIC_ID}"
+        names = f"{TOPIC}, {topic_id}, {PARTITION}, {OFFSET}"
+        for rows in queries.batches(f"SELECT {names} FROM landed WHERE {OFFSET} BETWEEN {first} AND {last}"):
+            yield from map(Place, *(column.to_pylist() for column in rows.columns))
+
+
+NOT_AN_OBJECT = "payload: not a JSON object"
+
+
+class Rechecked(NamedTuple):
+    """Reason of rejection, or row to land (a JSON object with the time in microseconds), for each payload."""
+
+    reasons: list[str | None]
+    landings: list[str | None]
+
+
+def recheck_payloads(
+    spec: ModelSpec,
+    key_types: KeyTypes,
+    payloads: Sequence[str | None],
+    landed: NDArray[np.int64] | None = None,
+) -> Rechecked:
+    """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format.
+
+    landed: time at which each payload was quarantined, in microseconds since 1970; None: now.
+    """
+    rows = [_parse_object(payload) for payload in payloads]
+    known = [place for place, row in enumerate(rows) if row is not None]
+    reasons: list[str | None] = [NOT_AN_OBJECT] * len(rows)
+    landings: list[str | None] = [None] * len(rows)
+
+    def check(spec: ModelSpec, places: list[int]) -> None:
+        source = _build_rows(spec, [rows[place] or {} for place in places])
+        source = source._replace(landed=None if landed is None else landed[places])
+        batch = check_rows(spec, source, key_types, "payload")
+        found = _format_payloads(spec, batch)
+        for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
+            reasons[place], landings[place] = reason, landing
+        # The stream writes the time of a rejected row in ISO 8601, whatever the files' format is.
+        mistimed = [place for place in places if (reasons[place] or "").startswith(f"time {spec.time}:")]
+        if spec.time_format is not None and mistimed:
+            check(spec.model_copy(update={"time_format": None}), mistimed)
+
+    # A row that the stream rejected has the table's column names.
+    by_table = {place for place in known if _has_names_of_table(spec, rows[place] or {})}
+    check(spec, [place for place in known if place not in by_table])
+    if by_table:
+        plain = spec.files.model_copy(update={"names": {}})
+        check(spec.model_copy(update={"files": plain}), sorted(by_table))
+    return Rechecked(reasons, landings)
+
+
+def _parse_object(payload: str | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(payload or "")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _has_names_of_table(spec: ModelSpec, row: dict[str, Any]) -> bool:
+    renamed = spec.files.names.keys() & {*spec.columns}
+    return any(name in row for name in renamed) and not row.keys() & {*spec.list_file_columns(renamed)}
+
+
+def _build_rows(spec: ModelSpec, rows: list[dict[str, Any]]) -> RawRows:
+    names = set(spec.list_file_columns(spec.naming_columns))
+    problems = [find_shape_problem(row) for row in rows]
+    if spec.line_pattern is not None:
+        again = [match_again(spec.line_pattern, row) for row in rows]
+        rows, unmatched = [row for row, _ in again], [problem for _, problem in again]
+        problems = [one or other for one, other in zip(problems, unmatched, strict=True)]
+    decimal = spec.files.decimal
+    numbers = {*spec.list_file_columns([*spec.measurement, *spec.control])} if decimal == "," else set()
+    named = [] if spec.key_from_name is None else [spec.key_from_name]
+    columns = {
+        name: arrow.build_texts(
+            [_format_value(find_member(row, name), name in names, name in numbers) for row in rows]
+        )
+        for name in (*spec.file_columns, *named)
+    }
+    return RawRows(columns, len(rows), np.array(problems, object), decimal)
+
+
+def _format_value(value: Any, whole: bool, comma: bool) -> str | None:
+    """Return a value as the text that a file would have.
+
+    whole: write whole numbers (of a key or id column) without a fraction. comma: write a number with a decimal comma.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if whole and isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return json.dumps(value).replace(".", ",") if comma and isinstance(value, float) else json.dumps(value)
+
+
+def _format_payloads(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]:
+    fits = batch.column(REASON).is_null().to_pylist()
+    columns = {name: batch.column(name) for name in spec.columns}
+    columns[spec.time] = columns[spec.time].cast(pa.int64())
+    values = {name: column.to_pylist() for name, column in columns.items()}
+    return [
+        json.dumps({name: values[name][place] for name in values if values[name][place] is not None})
+        if fit
+        else None
+        for place, fit in enumerate(fits)
+    ]
+
 
 STALE = (
     "rejected by a generation whose state is no longer used; the current generations check the row themselves"

@@ -22,11 +22,11 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
-from jobs.landing.landed_report import build_source_report
+from jobs.landing.remarks import build_source_report
 from jobs.landing.target_table import LandingTables
 from jobs.landing.written_pieces import RowCounts, WrittenRows, write_rows
 from jobs.lineage.leases import stream_lock

@@ -17,13 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
+from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.core.signals import stop_signal
 from jobs.core.times import TimeParser, parse_duration_us
 from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.landed_report import build_source_report
+from jobs.landing.remarks import build_source_report
 from jobs.landing.target_table import LandingTables, prepare
 from jobs.landing.written_pieces import ORIGIN, RowCounts, write_rows
 from jobs.lineage.leases import stream_lock

@@ -1,29 +1,18 @@
-"""Land the rows of a user's Delta table (`source: {kind: delta}`), each once, as it grows.
-
-Rows can only be added: streams cannot undo measurements that they have counted. So a commit that changes or removes
-rows of the table is refused.
-"""
+"""Land the rows of a user's Delta table (`source: {kind: delta}`), each once, from its start or the landed position."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import format_count
 from jobs.landing.sources.checked_frames import read_checked_table, read_table_schema
 from jobs.landing.sources.landing import Reader
-from jobs.landing.sources.table_start import (
-    NOTHING,
-    TableStart,
-    UserTable,
-    accept_loss,
-    open_table,
-    refuse_other,
-    start_of,
-    suggest_table_restart,
-)
-from jobs.landing.target_table import prepare
+from jobs.landing.target_table import prepare, record_start
 from jobs.landing.values.keys import derive_key_types
 from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.queries import find_cause
@@ -31,12 +20,213 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.positions import commit_id
 from jobs.storage.quarantine import POSITION
+from jobs.storage.tables import measurements
+from jobs.storage.warehouse import find_home
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
+
+
+NOTHING = -1
+"""Version before any landing: the table's present rows come first."""
+
+
+class UserTable(NamedTuple):
+    """A user's Delta table: its name in a spec, its warehouse, its name there, and its id."""
+
+    path: str
+    home: Warehouse
+    name: str
+    id: str
+
+    def commit(self, version: int) -> str | None:
+        """Return the commit id of a version, or None if the log does not have the version."""
+        return None if version == NOTHING else commit_id(self.home, self.name, version)
+
+
+class TableStart(NamedTuple):
+    """Landed position of a table: its version, commit id, and the checkpoint of the landing query.
+
+    after: the version after which that query began, or `NOTHING`.
+    """
+
+    table_id: str
+    version: int
+    commit: str | None
+    checkpoint: str
+    after: int
+
+    def detail(self, path: str) -> dict[str, Any]:
+        """Return the commit metadata that record this position."""
+        return {"source_table": path, **self._asdict()}
+
+
+def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
+    """Return the source table of a spec.
+
+    Raises:
+        UserError: the table does not exist, or is the model's measurements table.
+    """
+    assert spec.source is not None
+    path = spec.source.table
+    home, name = find_home(warehouse, path)
+    if not home.exists(name):
+        raise UserError(
+            f"{path}: there is no such Delta table in {home.root}, and {spec.name} lands its rows"
+        )
+    if home.path(name).rstrip("/") == warehouse.path(measurements(spec.name)):
+        raise UserError(f"{path}: is the table that {spec.name} lands rows in; name the table they come from")
+    return UserTable(path, home, name, home.table_id(name))
+
+
+def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart:
+    """Return the position where the landing continues; the first landing begins at `source.start` and records it.
+
+    Raises:
+        UserError: the table does not continue at the landed position.
+    """
+    found = _find_newest(warehouse, spec, table)
+    if found is None:
+        return _record(
+            warehouse, spec, table, _find_first_version(spec, table), _name_checkpoint(spec, table)
+        )
+    refuse_other(spec, table, found)
+    following = found.version + 1
+    if found.version != NOTHING and found.version < table.home.latest_version(table.name):
+        if table.commit(following) is None:
+            raise _build_refusal(
+                spec,
+                table,
+                f"has landed up to version {found.version}, and its log no longer has version {following}",
+            )
+    return found
+
+
+def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
+    """Refuse a table that differs from the table of a position.
+
+    Raises:
+        UserError: the table was recreated, or restored from a backup.
+    """
+    if known.table_id != table.id:
+        raise _build_refusal(
+            spec, table, f"was deleted and made anew (its id is {table.id} now, and was {known.table_id})"
+        )
+    if known.version == NOTHING:
+        return
+    latest = table.home.latest_version(table.name)
+    if latest < known.version:
+        raise _build_refusal(
+            spec, table, f"ends at version {latest}, and version {known.version} has landed: it was put back"
+        )
+    if known.commit is not None and table.commit(known.version) not in (None, known.commit):
+        raise _build_refusal(
+            spec, table, f"was put back from a backup: version {known.version} is another commit than landed"
+        )
+
+
+def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str | None:
+    """Restart the landing after the table's present version, or at `source.start` for a recreated table.
+
+    Returns:
+        A sentence on the skipped rows; None before the first landing.
+    """
+    found = _find_newest(warehouse, spec, table)
+    if found is None:
+        return None
+    number = warehouse.latest_version(measurements(spec.name)) + 1
+    anew = found.table_id != table.id
+    begin = _find_first_version(spec, table) if anew else table.home.latest_version(table.name)
+    _record(warehouse, spec, table, begin, f"{_name_checkpoint(spec, table)}-{number}")
+    if not anew:
+        return f"table {table.path} lands after version {begin}; {_describe_skipped(table, found.version, begin)}"
+    lost = "what the former one had left is lost"
+    if begin == NOTHING:
+        return f"table {table.path} was made anew: it lands from its first row; {lost}"
+    left = format_count(table.home.row_count(table.name), "row")
+    return f"table {table.path} was made anew: it lands after its version {begin}; {lost}, and {left} of this one"
+
+
+def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
+    """Return the sentence on the skipped rows: those of versions after `landed`, up to `begin`."""
+    rows, changed, unknown = 0, [], []
+    log = table.home.files(f"{table.name}/_delta_log")
+    for version in range(landed + 1, begin + 1):
+        content = log.read(f"{version:020d}.json")
+        actions = (
+            [] if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        )
+        added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
+        counts = [json.loads(one.get("stats") or "{}").get("numRecords") for one in added]
+        if any(one.get("remove", {}).get("dataChange") for one in actions):
+            changed.append(version)
+        elif content is None or None in counts:
+            unknown.append(version)
+        else:
+            rows += sum(counts)
+    said = [f"{format_count(rows, 'row')} that had not landed {'is' if rows == 1 else 'are'} left out"]
+    if changed:
+        said.append(f"what {_format_versions(changed)} changed or removed is not taken over")
+    if unknown:
+        said.append(
+            f"how many rows {_format_versions(unknown)} had is not known, as the log does not say it any more"
+        )
+    return "; ".join(said)
+
+
+def _format_versions(numbers: list[int]) -> str:
+    """Return version numbers in words."""
+    if len(numbers) == 1:
+        return f"version {numbers[0]}"
+    if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"versions {numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:5]))
+    return f"versions {shown}" + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+
+
+def suggest_table_restart(spec: ModelSpec) -> str:
+    """Return the sentence on how to continue with the table's present rows."""
+    return (
+        f"Nothing was skipped, and nothing of it has landed. To continue after what the table has now: "
+        f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
+    )
+
+
+def _build_refusal(spec: ModelSpec, table: UserTable, why: str) -> UserError:
+    return UserError(f"table {table.path} {why}. {suggest_table_restart(spec)}", RUN_FAILED)
+
+
+def _find_first_version(spec: ModelSpec, table: UserTable) -> int:
+    assert spec.source is not None
+    return table.home.latest_version(table.name) if spec.source.start == "latest" else NOTHING
+
+
+def _name_checkpoint(spec: ModelSpec, table: UserTable) -> str:
+    return f"checkpoints/ingest-{spec.name}-{hashlib.sha256(table.id.encode()).hexdigest()[:10]}"
+
+
+def _find_newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
+    """Return the last landed position of this table, else of another table that was at its path."""
+    known = [one.detail for one in warehouse.read_log_entries(measurements(spec.name))]
+    for name, value in (("table_id", table.id), ("source_table", table.path)):
+        found: Any = next((one for one in known if "source_table" in one and one.get(name) == value), None)
+        if found is not None:
+            return TableStart(*(found.get(field) for field in TableStart._fields))
+    return None
+
+
+def _record(
+    warehouse: Warehouse, spec: ModelSpec, table: UserTable, version: int, checkpoint: str
+) -> TableStart:
+    """Commit the start position of the landing, without rows."""
+    start = TableStart(table.id, version, table.commit(version), checkpoint, version)
+    record_start(warehouse, spec, table.id, start.detail(table.path))
+    return start
+
 
 _CHANGED_COLUMNS = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE")
 """Prefixes of Delta's error names for columns that have changed since a query started."""

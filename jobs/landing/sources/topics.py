@@ -18,16 +18,17 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.landing.messages import derive_topic_key_types, read_checked_messages
 from jobs.landing.sources.landing import Reader, SourceLanding, run
 from jobs.landing.target_table import prepare
-from jobs.landing.topic_start import (
+from jobs.landing.topics import (
     LandedTopic,
     TopicsStart,
     accept_loss,
+    read_messages,
     read_source_topics,
+    read_topics,
     refuse_gaps,
     start_of,
     suggest_topic_restart,
 )
-from jobs.landing.topics import read_messages, read_topics
 from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.kafka import NoAnswer, Topic, TopicWatch, read_topic_ids, refuse_recreated
 from jobs.spark.queries import find_cause

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.landing.raw_rows import RawRows, reject
-from jobs.landing.values.numbers import NumberRules
+from jobs.landing.values.number_reading import NumberRules
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes

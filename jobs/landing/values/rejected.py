@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Mapping
@@ -21,13 +22,73 @@ from jobs.core.time_readings import (
     lacks_date,
 )
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, load_zone
-from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
-from jobs.landing.shapes.row_shapes import explain_shape
+from jobs.landing.csv_records import BLANK, COMMA, is_cut_number
+from jobs.landing.dialects import NAMES
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE
 from jobs.landing.values.clock_changes import ClockChanges, find_repeats
 from jobs.landing.values.keys import NOT_WHOLE
-from jobs.landing.values.number_writing import find_setting, format_setting
+from jobs.landing.values.number_reading import find_setting, format_setting
 from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, read_now_us
+from jobs.specs.files import SEPARATORS
 from jobs.specs.model_spec import ModelSpec
+
+_QUOTE_IT = (
+    'a separator within a text needs quotation marks around the text, and a quotation mark (") within one is '
+    "written twice"
+)
+
+
+def explain_shape(row: Mapping[str, Any]) -> str:
+    """Return the likely cause why a rejected row has another number of fields than the header, and the remedy.
+
+    row: members of the row's payload.
+    """
+    line, said = (
+        str(row.get(CORRUPT) or ""),
+        re.fullmatch(r"([0-9]+), the header ([0-9]+)", str(row.get(FIELDS))),
+    )
+    if said is None:
+        return _QUOTE_IT
+    count, wanted = int(said[1]), int(said[2])
+    separator, fields = _split_fields(line, count)
+    differ = f"it has {count:,} fields" if count != 1 else "it has 1 field"
+    differ += f", the header {wanted:,}: "
+    if count == 1:
+        return differ + (
+            "if it is a title, a total or a remark, it is no row; if its fields have another separator than the "
+            "header's, write all with one"
+        )
+    if count < wanted:
+        return differ + (
+            "the row ends early; if it is the last one, the file was cut off while it was written: copy it again; if "
+            "it is a total or a remark, it is no row; else a line break within a text needs quotation marks around it"
+        )
+    if not any(fields[wanted:]):
+        return (
+            differ
+            + f"it ends with {NAMES.get(separator, 'a separator')} that most rows have not; take it away"
+        )
+    more = count - wanted
+    pairs = sum(map(is_cut_number, fields, fields[1:]))
+    if separator == COMMA and pairs >= more:
+        return differ + (
+            "a comma before a fraction looks like one between fields; write fractions with a point, put such numbers "
+            'within quotation marks and set files: {decimal: ","}, or export with semicolons between the fields'
+        )
+    return differ + _QUOTE_IT
+
+
+def _split_fields(line: str, count: int) -> tuple[str, list[str]]:
+    """Return the separator that splits a line into `count` fields, and the fields."""
+    for separator in (*SEPARATORS, BLANK):
+        try:
+            fields = next(csv.reader([line], delimiter=separator), [])
+        except csv.Error:
+            continue
+        if len(fields) == count:
+            return separator, fields
+    return "", []
+
 
 MOST = 5
 """Number of the most frequent reasons that are explained."""
@@ -256,17 +317,20 @@ def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
     notes: list[str] = []
     if clocks.second:
         notes.append(
-            f"note: {format_count(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} repeat: a step back "
+            f"note: {format_count(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} "
+            f"repeat: a step back "
             "within a key began the second pass"
         )
     if clocks.unclear:
         notes.append(
-            f"note: {format_count(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} repeat, in no order "
+            f"note: {format_count(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} "
+            f"repeat, in no order "
             "that tells the first pass from the second: taken for the first; write times with an offset, such as +01:00"
         )
     if clocks.skipped:
         notes.append(
-            f"note: {format_count(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} skip: moved on by the "
+            f"note: {format_count(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} "
+            f"skip: moved on by the "
             "gap; if the source never puts its clock forward, set time_zone to one without changes, such as Etc/GMT-1"
         )
     return notes

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.state.encoding.arrow import build_lists
-from jobs.state.encoding.packet_kinds import CONTROL, MEASURED, STATE_INDEX
+from jobs.state.encoding.packets import CONTROL, MEASURED, STATE_INDEX
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, SYSTEM, figures
 from kalman.filters.sliding_likelihood import OUTPUT as SLIDING
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packets import PacketColumn, Records
 from jobs.state.encoding.routing import compute_identities, compute_routes
+from jobs.state.encoding.row_order import find_starts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

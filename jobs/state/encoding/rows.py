@@ -26,10 +26,18 @@ from jobs.state.encoding.keys import (
     is_integer,
     select_sub_kind,
 )
-from jobs.state.encoding.order import order_rows
-from jobs.state.encoding.packet_kinds import NEVER, ROW_PACKETS, RowPacket, build_packet_batch
-from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
+from jobs.state.encoding.packets import (
+    NEVER,
+    ROW_PACKETS,
+    Layout,
+    PacketColumn,
+    Records,
+    RowPacket,
+    build_packet_batch,
+    join_records,
+)
 from jobs.state.encoding.routing import Routing, compute_buckets
+from jobs.state.encoding.row_order import order_rows
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ _CHECK_SEED = 0x726F7773
 
 
 class RowId(NamedTuple):
-    """The id column, whose values identify duplicates (`jobs.state.duplicates`), and whether it holds integers.
+    """The id column, whose values identify duplicates (`jobs.state.encoding.row_order`), and whether it holds integers.
 
     within: maximum difference between the times of a row and its duplicate, in microseconds.
     """

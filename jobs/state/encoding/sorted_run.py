@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.state.encoding.keys import match
-from jobs.state.encoding.order import find_starts
 from jobs.state.encoding.packets import Layout, Records
 from jobs.state.encoding.routing import compute_routes
+from jobs.state.encoding.row_order import find_starts
 
 PIECE = 1 << 16
 """Number of records that are converted to rows at a time."""
@@ -42,7 +42,8 @@ class Damaged(OSError):
 class SortedRun:
     """N records ordered by route.
 
-    route: (N,); rows: (N, W) words, the bytes of `build_row_type` and a checksum; text: texts of keys that are not integers
+    route: (N,); rows: (N, W) words, the bytes of `build_row_type` and a checksum; text: texts of keys that are not
+        integers
     """
 
     def __init__(self, path: Path, layout: Layout, size: int) -> None:

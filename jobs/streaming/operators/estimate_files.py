@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
 from jobs.state.encoding.estimates import ROWS_A_PACKET, EstimateFormat, build_table_batch, estimate_batch
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.part_files import PartFile, PartWriter, name_attempt, remove
 from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.landing.messages import REJECTED
-from jobs.state.encoding.packet_kinds import (
+from jobs.state.encoding.packets import (
     MISSING_INPUTS,
     REJECTED_MESSAGES,
     ROW_PACKETS,
@@ -18,8 +18,8 @@ from jobs.state.encoding.packet_kinds import (
     OutputPacket,
     RowPacket,
     build_packet_batch,
+    count_records,
 )
-from jobs.state.encoding.packets import count_records
 from jobs.state.encoding.rows import Packer, RowFormat, select_columns
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 

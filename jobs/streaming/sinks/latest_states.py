@@ -1,24 +1,25 @@
-"""Keep the latest state of each key in the table `latest/<model>`, by upsert.
+"""Keep the latest state of each key in the table `latest/<model>`.
 
-Each generation has separate rows, one per key, so the commit that makes a generation live also switches readers to its
-rows (`jobs.lineage.live.live_latest`). A generation's rows are initialised with its starting states, or, if the spec
-adds the sink later, with its current states. So keys without new rows are in the table too.
+And the last states of ended keys in `archive/<model>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.lineage.fencing import Fence
+from jobs.snapshots.state_rows import StateRows, build_state_rows
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.extras import find_extra_type
-from jobs.state.encoding.keys import build_key_columns
-from jobs.state.encoding.packet_kinds import STATE_INDEX
+from jobs.state.encoding.keys import KeyKind, build_key_columns
+from jobs.state.encoding.packets import STATE_INDEX, Layout
 from jobs.storage.tables import latest
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,3 +111,19 @@ def add_marks(rows: DataFrame, generation: Generation, batch_id: int) -> DataFra
         "batch_id": F.lit(batch_id).cast("bigint"),
     }
     return rows.withColumns({name: mark for name, mark in marks.items() if name not in rows.columns})
+
+
+def build_ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[DataFrame], DataFrame]:
+    """Return the function from packets (column `payload`) of ended keys to rows: key, key columns, last state."""
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column("payload").to_pylist():
+                yield from build_state_rows(kernel, layout.decode(payload))
+
+    def rows(packets: DataFrame) -> DataFrame:
+        states = StateRows(packets.select("payload"), unpack, kind.integer).frame
+        named = [] if kind.is_plain_key else build_key_columns(kind, F.col("key"))
+        return states.select("key", *named, *(name for name in states.columns if name != "key"))
+
+    return rows

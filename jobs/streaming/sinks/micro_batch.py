@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.lineage.damage import find_half_written_batch
 from jobs.lineage.fencing import Fence, RowGroup
+from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
 from jobs.lineage.generations import Generation
-from jobs.lineage.pinned_inputs import InputPins
-from jobs.lineage.reached_commits import ReachedCommits
+from jobs.lineage.inputs_table import InputPins
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import set_label
-from jobs.spark.quarantine import add_row_ids, build_topic_quarantine
 from jobs.specs.row_order import QuarantineLimit
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.quarantine import TABLE, build_refusal, is_over_limit
 from jobs.storage.tables import archive
@@ -32,7 +30,7 @@ from jobs.streaming.operators.wrappers import unpack_rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
 from jobs.streaming.sinks.latest_states import Latest, add_marks
 from jobs.streaming.sinks.publishing import Publisher, write_to_sink
-from jobs.streaming.sinks.refused_rows import REASONS, build_refused_rows
+from jobs.streaming.sinks.refused_rows import REASONS, add_row_ids, build_refused_rows, build_topic_quarantine
 from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, list_written_parts
 from jobs.supervision.batch_profile import FILTER, TO_DELTA
 

@@ -1,11 +1,4 @@
-"""Publish a live generation's estimates to a Kafka topic, files and user functions, at least once.
-
-Each generation publishes its live estimates (`jobs.lineage.live`). A shadow publishes nothing; once live, it first
-publishes its estimates from its time as a shadow. A small file per sink records the last published micro-batch. The
-file is written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one.
-The file sink still has each row once (`file_folders`). Readers of the other sinks detect repeated rows by `generation`,
-`batch_id` and `ordinal`.
-"""
+"""Publish a live generation's estimates to a Kafka topic, files and user functions, at least once."""
 
 from __future__ import annotations
 
@@ -14,27 +7,140 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.settings import find_local_path
 from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
+from jobs.spark.hadoop_files import HadoopFiles
 from jobs.spark.kafka import build_spark_options, read_topic
 from jobs.spark.queries import find_cause
 from jobs.spark.user_functions import list_function_files
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.sinks import Sinks
+from jobs.specs.source import Sinks
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.files import SmallFiles
+from jobs.storage.files import SmallFiles, WarehouseFiles, open_files
+from jobs.storage.settings import is_in_s3
 from jobs.storage.tables import SOURCE_RANGE, estimates
-from jobs.streaming.sinks.file_folders import FolderSink
-from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, add_ordinals
 from kalman.models.named import find
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+
+JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+
+
+class MicroBatch(NamedTuple):
+    """Micro-batch to publish, and the driver that publishes it.
+
+    plan: function that returns a text identifying the rows and their partitions: equal in each attempt to publish them,
+    different otherwise; epoch: epoch of the driver.
+    """
+
+    generation: str
+    batch_id: int
+    plan: Callable[[], str]
+    epoch: int
+
+
+def add_ordinals(rows: DataFrame) -> DataFrame:
+    """Add a column `ordinal`, the place of a row in its micro-batch: equal in each attempt to publish it.
+
+    A micro-batch that runs again gives its rows in the same partitions and order, because the rows of a bucket are
+    sorted before they are filtered. The numbers increase with gaps, so that no rows need be counted or moved.
+    """
+    return rows.withColumn("ordinal", F.monotonically_increasing_id())
+
+
+_DONE = "_SUCCESS"
+_ATTEMPT = re.compile(r"_attempt-(\d+)")
+_WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.*)")
+"""Spark's name of a file: its number, a random id of the write, and the rest."""
+
+
+def _open_files(spark: SparkSession, path: str) -> WarehouseFiles:
+    """Return the files of a folder in any store that Spark can reach."""
+    return (
+        open_files(path) if find_local_path(path) is not None or is_in_s3(path) else HadoopFiles(spark, path)
+    )
+
+
+@dataclass(frozen=True)
+class FolderSink:
+    """Folder with a subfolder for each micro-batch; a subfolder with a file `_SUCCESS` is complete."""
+
+    spark: SparkSession
+    path: str
+    format: str
+
+    @property
+    def name(self) -> str:
+        return f"files:{self.path}"
+
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
+        """Write a micro-batch's files, unless another attempt has written them.
+
+        Raises:
+            UserError: a file cannot be moved to its place.
+        """
+        files = _open_files(self.spark, self.path.rstrip("/"))
+        place = f"generation={batch.generation}/batch_id={batch.batch_id}"
+        attempt = f"{place}/_attempt-{batch.epoch}"
+        # A task's files may appear in this folder immediately: nobody reads it.
+        writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
+        writer = writer.option("mapreduce.fileoutputcommitter.algorithm.version", "2")
+        if self.format == "json":
+            writer = writer.option("timestampFormat", JSON_TIME)
+        writer.save(f"{self.path.rstrip('/')}/{attempt}")
+        plan = batch.plan()
+        _remove_others(files, place, plan)
+        for written in files.names(attempt):
+            found = _WRITTEN.fullmatch(written)
+            if found is not None:
+                self._move(files, f"{attempt}/{written}", f"{place}/{found[1]}-{plan}{found[2]}")
+        files.write(f"{place}/{_DONE}", b"")
+        _remove_attempts(files, place, batch.epoch)
+
+    def _move(self, files: WarehouseFiles, name: str, to: str) -> None:
+        """Move a file to its final place, unless another attempt's file, with the same rows, is there.
+
+        Raises:
+            UserError: the file cannot be moved.
+        """
+        if not files.exists(to) and not files.rename(name, to) and not files.exists(to):
+            raise UserError(f"{self.path}/{name} cannot be renamed to {self.path}/{to}", RUN_FAILED)
+
+
+def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
+    """Remove files with other rows, which no running driver writes.
+
+    They come from a micro-batch with the same number before a restore of the warehouse, or from a killed driver of an
+    earlier release, which wrote in place.
+    """
+    names = files.names(place)
+    of_plan = re.compile(
+        rf"part-\d+-{plan}(?![0-9a-f]).*"
+    )  # the random id in Spark's file name may begin with the same characters
+    others = [name for name in names if name.startswith("part-") and not of_plan.fullmatch(name)]
+    if others:
+        files.remove(f"{place}/{_DONE}")
+    for name in others:
+        files.remove(f"{place}/{name}")
+    if "_temporary" in names:
+        files.remove_tree(f"{place}/_temporary")
+
+
+def _remove_attempts(files: WarehouseFiles, place: str, epoch: int) -> None:
+    """Remove the folders in which this driver and earlier drivers wrote a micro-batch that is now complete."""
+    for name in files.names(place):
+        attempt = _ATTEMPT.fullmatch(name)
+        if attempt is not None and int(attempt[1]) <= epoch:
+            files.remove_tree(f"{place}/{name}")
+
 
 FOLDER = "_published"
 

@@ -19,7 +19,7 @@ from jobs.core.errors import UserError
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.state.encoding.estimates import estimate_schema
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.part_files import PartFile, parse_partition, remove_of
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SOURCE_RANGE, estimates

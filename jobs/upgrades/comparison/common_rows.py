@@ -107,7 +107,8 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
     values = _build_value_columns(rows.innovations)
     named = ", ".join(f"{value} AS {name}" for name, value in values.items())
     parts = [
-        f"SELECT key, {build_micros_sql('event_time')} AS micros, '{letter}' AS side, {named} FROM ({rows.of(letter, _READ)})"
+        f"SELECT key, {build_micros_sql('event_time')} AS micros, '{letter}' AS side, {named} FROM "
+        f"({rows.of(letter, _READ)})"
         for letter in SIDES
     ]
     is_single = len(spec.measurement) == 1
@@ -181,7 +182,8 @@ def _build_landed_query(warehouse: Tables, spec: ModelSpec) -> str:
     is_copy = f"coalesce(starts_with(_origin, {quote_text(LATE_COPY)}), false)"
     originals = f"NOT {is_copy}" if warehouse.exists(LATE_COPIES_TABLE) else "true"
     return (
-        f"SELECT * FROM (SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS micros, {seen} AS seen "
+        f"SELECT * FROM (SELECT {build_key_text_sql(spec.key)} AS key, {build_micros_sql(spec.time)} AS "
+        f"micros, {seen} AS seen "
         f"FROM {LANDED} WHERE {originals}) WHERE seen > 0"
     )
 

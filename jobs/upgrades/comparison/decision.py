@@ -65,7 +65,8 @@ def _explain_gain(gain: Gain, answer: Answer, needed: int | None, limits: Upgrad
         return [f"not enough to tell: {_explain_no_answer(gain, limits)}{_format_missing_rows(gain, needed)}"]
     if gain.low is not None and gain.low < -limits.loss and limits.loss < 0.0:
         return [
-            f"it gains too little log-likelihood per row: {_format_interval(gain)}, {-limits.loss:g} required (upgrade.loss)"
+            f"it gains too little log-likelihood per row: {_format_interval(gain)}, {-limits.loss:g} "
+            f"required (upgrade.loss)"
         ]
     return []
 
@@ -77,7 +78,8 @@ def _explain_no_answer(gain: Gain, limits: Upgrade) -> str:
     if gain.keys < limits.keys:
         return f"only {format_count(gain.keys, 'key')} to compare, of {limits.keys:,} wanted (upgrade.keys)"
     if gain.low is None:
-        return f"{format_count(gain.rows, 'row')} of {format_count(gain.keys, 'key')} span too little time to know the noise"
+        compared = f"{format_count(gain.rows, 'row')} of {format_count(gain.keys, 'key')}"
+        return f"{compared} span too little time to know the noise"
     return (
         f"the gain per row is {_format_interval(gain)}, and a loss of {max(limits.loss, 0.0):g} is allowed "
         "(upgrade.loss)"
@@ -133,7 +135,8 @@ def format_comparison(comparison: VersionComparison) -> list[str]:
         nis, outside = numbers["nis_a_component"], numbers["nis_outside"]
         if nis["old"] is not None and nis["new"] is not None:
             lines.append(
-                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; {_format_outside(outside)}"
+                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; "
+                f"{_format_outside(outside)}"
             )
         bias, outside = numbers["bias"], numbers["bias_outside"]
         if bias["new"] is not None:

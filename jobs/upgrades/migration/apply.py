@@ -1,7 +1,4 @@
-"""Migrate the rows of a snapshot on Spark, and measure in this process how the states change.
-
-A key whose state has values that are not numbers cannot be migrated. It is left out, and starts anew with its next row.
-"""
+"""Migrate the rows of a snapshot on Spark, and measure and describe how states, keys and parameters change."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.snapshots.state_rows import StateRows, find_state_extras_widths, map_of, parse_states, with_extras
 from jobs.state.encoding.arrow import build_lists
+from jobs.upgrades.migration.parameters import format_parameters, format_value
 from jobs.upgrades.migration.state_map import Migration
 from kalman.filters.own_parameters import FIELD, find_key_parameters
 from kalman.models.definition import convert_to_definition
@@ -21,6 +19,7 @@ from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
 
 SHOWN_KEYS = 5
 """Maximum number of keys with an invalid state that a message names."""
@@ -251,3 +250,22 @@ def format_rekeying(change: dict[str, Any]) -> list[str]:
     if rekeyed["merged"]:
         lines.append(f"  {rekeyed['merged']:,} of them were merged into {rekeyed['into']:,}")
     return lines
+
+
+def format_change(model: str, change: Mapping[str, Any]) -> list[str]:
+    """Return lines on the states, keys and parameters that a migration changes (`migrate` in `migrating`)."""
+    lines: list[str] = []
+    if "after" in change:
+        lines += [f"  {line}" for line in format_change_table(dict(change))]
+        lines += [*format_rekeying(dict(change)), *format_left_out(dict(change))]
+    return [*lines, *format_changed_parameters(model, change)]
+
+
+def format_changed_parameters(model: str, change: Mapping[str, Any]) -> list[str]:
+    """Return lines about the parameters that a migration changes; per-key parameters appear as averages."""
+    lines = format_parameters(model, change.get("parameters") or [])
+    own = change.get("key_parameters") or {"before": {}, "after": {}}
+    for name in {**own["before"], **own["after"]}:
+        was, now = (format_value(own[when].get(name)) for when in ("before", "after"))
+        lines.append(f"each key has its own {name}: on average {was} before, {now} after")
+    return [f"  {line}" for line in lines]

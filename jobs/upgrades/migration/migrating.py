@@ -13,19 +13,19 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_python_error
 from jobs.core.report import format_count
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.snapshots.manifests import GOOD, find, read_manifests
 from jobs.snapshots.state_files import measure_batches, read_stored_batches, read_stored_rows
 from jobs.snapshots.store import find_whole, find_whole_states, write
 from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import read_waiting_rows
 from jobs.spark.job_labels import label_jobs
-from jobs.spark.quarantine import build_rejected_rows, keep
 from jobs.spark.user_functions import ship, ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.positions import is_in_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
+from jobs.streaming.sinks.refused_rows import build_rejected_rows, keep
 from jobs.upgrades.migration.apply import (
     NO_NUMBER,
     apply_migration,
@@ -87,10 +87,10 @@ def migrate_along(
         UserError: a step is impossible, or some keys would have an invalid state.
     """
     plan, spec = plan_migration(source, steps, parameters), steps[-1].new
-    migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
+    migration, identity = plan.migration, plan.snapshot_id
     found = find(warehouse, identity) if dry_run else find_whole(warehouse, identity)
     if found is not None:
-        return found, told, False
+        return found, {"parameters": plan.changes}, False
     on_progress("checking every key")
     version, change = _check_keys(warehouse, source, spec, plan)
     if dry_run and not any(step.keys is not None for step in steps):
@@ -110,9 +110,8 @@ def migrate_along(
     if dry_run:
         return None, change, False
     if change["left_out"]:
-        keys = select_without_number(
-            read_rows(warehouse, source.snapshot_id, source.model, version), migration
-        )
+        rows = read_rows(warehouse, source.snapshot_id, source.model, version)
+        keys = select_without_number(rows, migration)
         why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
         origin = f"snapshots/{source.snapshot_id}"
         keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")

@@ -20,7 +20,7 @@ from jobs.core.errors import UserError
 from jobs.snapshots.state_rows import map_of
 from jobs.state.encoding.arrow import build_lists, build_matrix
 from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_kind, build_key_text
-from jobs.state.encoding.order import find_starts
+from jobs.state.encoding.row_order import find_starts
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration.state_map import find_wrong_states, load_function
 from jobs.upgrades.migration.versions import MigrationStep

@@ -136,11 +136,8 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     n, count, options = len(model.states), model.measurements, model.robust
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     dt, first = tape.symbol(), tape.symbol(boolean=True)
-    u, seen, y = (
-        tape.symbols(model.controls),
-        tape.symbols(programs.count_seen_rows(model)),
-        tape.symbols(count),
-    )
+    u, y = tape.symbols(model.controls), tape.symbols(count)
+    seen = tape.symbols(programs.count_seen_rows(model))
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
     presents = masks or [None] * count
     state = [*place, *own]
@@ -177,19 +174,10 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
             options.gate, after[model.places["gate"]], nis, presents, None, u
         )
         outside = np.where(is_gated, 1.0, 0.0)
-    sound = cholesky.find_least(
-        [result.sound, *programs.build_noise_guards(model, values, u), *options.guards(u)]
-    )
-    outputs = [
-        *after,
-        log_likelihood,
-        nis,
-        total,
-        result.innovation,
-        sound,
-        outside,
-        *mask_weights(w, presents),
-    ]
+    guards = [*programs.build_noise_guards(model, values, u), *options.guards(u)]
+    sound = cholesky.find_least([result.sound, *guards])
+    checks = [total, result.innovation, sound, outside]
+    outputs = [*after, log_likelihood, nis, *checks, *mask_weights(w, presents)]
     return Program(tape, [*place, *own, dt, first, *u, *seen, *y, *masks], outputs)
 
 

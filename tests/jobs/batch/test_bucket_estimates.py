@@ -15,11 +15,10 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, build_estimator, list_smoothed_widths
-from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.state import expiry
 from jobs.state.block_format import build_state_layout
-from jobs.state.encoding.packet_kinds import NEVER, RowPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import NEVER, Records, RowPacket
 from jobs.state.encoding.routing import compute_buckets, compute_routes, make_routing
 from jobs.state.encoding.rows import build_row_packer, unpack_rows
 from jobs.state.filter_step import filter_step

@@ -21,9 +21,8 @@ from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows
 from jobs.storage.part_files import write_parts
-from jobs.storage.replaced_files import ReplacingTable
-from jobs.storage.row_filters import Met, find_files
-from jobs.storage.table_rows import UTC_MICROSECONDS, open_log
+from jobs.storage.row_changes import ReplacingTable
+from jobs.storage.table_rows import UTC_MICROSECONDS, Met, find_files, open_log
 from jobs.storage.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 

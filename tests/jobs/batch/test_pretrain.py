@@ -14,7 +14,7 @@ import pytest
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
-from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.row_order import order_rows
 from kalman.learning.maximum_likelihood import build_linear_learner
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 

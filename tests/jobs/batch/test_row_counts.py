@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.batch.batch_filter import Interval
-from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
+from jobs.batch.history_rows import CountedRows, HistoryCounts, count_by_log
 from jobs.spark.warehouse import Warehouse
 
 START = datetime(2024, 3, 1, tzinfo=UTC)

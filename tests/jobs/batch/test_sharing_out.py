@@ -13,8 +13,7 @@ from jobs.batch.bucket_estimates import SLICES
 from jobs.batch.estimating import ROWS_A_COMMIT, choose_layout
 from jobs.batch.history_table import ReplacedPart, Slices
 from jobs.state.encoding.routing import compute_buckets, compute_partition, compute_routes
-from jobs.storage.row_filters import drop_rows
-from jobs.storage.table_rows import UTC_MICROSECONDS
+from jobs.storage.table_rows import UTC_MICROSECONDS, drop_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS_A_COMMIT, ROWS_A_COMMIT + 1, 10 * ROWS_A_COMMIT])

@@ -13,8 +13,7 @@ import kalman
 from jobs.choosing.columns import Roles, Wishes, find_roles
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.model_finding import note_long_series
-from jobs.choosing.rhythm import find_rhythm, format_span
-from jobs.choosing.seasons import find_season
+from jobs.choosing.rhythm import find_rhythm, find_season, format_span
 from jobs.choosing.table import InputTable, read_table
 from jobs.core.errors import UserError
 

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import kalman
-from jobs.choosing.grid import fit_grid, fit_robust
-from jobs.choosing.held_out import Fitted, SplitRows, mark_held_out, predict
 from jobs.choosing.ranking import choose, compute_standard_error, rank
 from jobs.choosing.rhythm import Rhythm
-from jobs.choosing.search import search
-from jobs.choosing.series import sample_series
+from jobs.choosing.samples import Fitted, SplitRows, mark_held_out, predict, sample_series
+from jobs.choosing.search import fit_grid, fit_robust, search
 from jobs.choosing.structures import STUDENT_T, build_definition, compose, list_structures
 
 DAY = 86_400_000_000

@@ -20,7 +20,7 @@ from jobs.choosing.times import TimeColumn, convert_to_times
 from jobs.core.time_counts import COUNTS, compute_wall_us
 from jobs.landing.dialects import ANY
 from jobs.landing.raw_rows import RawRows
-from jobs.landing.values.number_writing import find_writing
+from jobs.landing.values.number_reading import find_writing
 
 N = 200
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)

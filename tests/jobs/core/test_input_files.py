@@ -24,7 +24,7 @@ from jobs.core.input_files import (
     parse_path,
 )
 from jobs.landing.folder_watch import Inbox
-from jobs.offline.result_files import check_target
+from jobs.offline.filtering import check_target
 from jobs.specs.loading import load_spec
 
 ROOT = Path(__file__).resolve().parents[3]

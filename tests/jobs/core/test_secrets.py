@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.core.errors import RUN_FAILED, UserError, show
-from jobs.core.regular_files import UnfitFile, read_secret_file
+from jobs.core.input_files import UnfitFile, read_secret_file
 from jobs.spark.kafka import read_client_properties
 
 CANARY = "c4n4ry-9f2e"

@@ -17,7 +17,7 @@ from jobs import forecast, maintain, monitor, skill, status
 from jobs.downstream.queries import find_query, list_queries
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Folder
-from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import delete_rows
 from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
 from tests.jobs.specs.test_spec import refused

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.errors import UserError
-from jobs.downstream.rule_functions import FAILED
 from jobs.downstream.rule_operator import (
     KIND,
     RulePlan,
@@ -19,7 +18,7 @@ from jobs.downstream.rule_operator import (
     list_function_readings,
     update_bucket,
 )
-from jobs.downstream.rules import Events
+from jobs.downstream.rules import FAILED, Events
 from jobs.lineage.compatibility import collect_row_rules
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import Records

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.downstream.rule_states import build_rule_state_rows, compare_rules, parse_rule_state_rows
+from jobs.downstream.rule_exports import build_rule_state_rows, compare_rules, parse_rule_state_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import Records
 from tests.jobs.downstream.test_rule_functions import BUILT_IN, CLIMBING, NEWEST, Bucket, racks, some_readings

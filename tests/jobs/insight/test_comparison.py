@@ -20,9 +20,8 @@ from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.common_rows import SUMS
 from jobs.upgrades.comparison.decision import decide, format_comparison
-from jobs.upgrades.comparison.over_time import VersionSums
 from jobs.upgrades.comparison.paired import Answer, Gain
-from jobs.upgrades.comparison.statistics import judge_keys
+from jobs.upgrades.comparison.statistics import VersionSums, judge_keys
 from tests.demo.test_report import page_of
 from tests.jobs.support.pipeline import random_walk_spec
 

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from jobs.core.errors import UserError
-from jobs.landing import bounds
+from jobs.landing import file_parts
 from jobs.landing.csv_parquet import read, read_part
 from jobs.landing.file_parts import FilePart, cut_line_parts, read_lines
 from jobs.landing.rejected import held as edited_rows
@@ -267,15 +267,15 @@ def test_a_line_of_any_length_is_read_or_refused(
 
 def test_the_limit_is_lifted_after_each_piece_and_after_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(UserError, match="more than 32 MB of memory"), bounds.limit_memory("f", 32 * MB):
+    with pytest.raises(UserError, match="more than 32 MB of memory"), file_parts.limit_memory("f", 32 * MB):
         assert resource.getrlimit(resource.RLIMIT_DATA) != before
         bytearray(300 * MB)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with bounds.limit_memory("f", 32 * MB), bounds.limit_memory("f", 16 * MB):
+    with file_parts.limit_memory("f", 32 * MB), file_parts.limit_memory("f", 16 * MB):
         pass
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    assert len(list(bounds.limit_steps(iter(range(3)), "f"))) == 3
-    with pytest.raises(ValueError), bounds.limit_memory("f"):
+    assert len(list(file_parts.limit_steps(iter(range(3)), "f"))) == 3
+    with pytest.raises(ValueError), file_parts.limit_memory("f"):
         raise ValueError("another error stays as it is")
 
 

@@ -12,7 +12,7 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
-from jobs.landing import file_groups, folder_watch
+from jobs.landing import file_landing, folder_watch
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, WatchTotals
 from jobs.landing.landed_files import LandedFiles, hash_path
@@ -175,7 +175,9 @@ def test_what_an_earlier_release_landed_is_known(
     with monkeypatch.context() as patch:
         # As its commits are: the transaction does not stand for the path, which the history names until it expires.
         patch.setattr(
-            file_groups, "build_file_transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1)
+            file_landing,
+            "build_file_transaction",
+            lambda model, path, digest: (f"ingest-{model}-{digest}", 1),
         )
         if not remembered:
             commit = FileTable.commit_for_all

@@ -14,7 +14,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.landing import csv_parquet, file_groups, file_parts
+from jobs.landing import csv_parquet, file_landing, file_parts
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
 from jobs.landing.raw_rows import RawRows
@@ -193,8 +193,8 @@ def test_small_and_large_files_are_read_alike(
         content = odd_json(Random(1)) if "json" in name else odd_csv(Random(2))
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     found = []
-    for limit, piece in ((file_groups.INLINE_BYTES, 8 << 20), (0, 1000)):
-        monkeypatch.setattr(file_groups, "INLINE_BYTES", limit)
+    for limit, piece in ((file_landing.INLINE_BYTES, 8 << 20), (0, 1000)):
+        monkeypatch.setattr(file_landing, "INLINE_BYTES", limit)
         monkeypatch.setattr(csv_parquet, "PIECE_BYTES", piece)
         monkeypatch.setattr(file_parts, "PIECE_BYTES", piece)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())

@@ -22,8 +22,8 @@ from jobs.landing.json_rows import parse_documents
 from jobs.landing.messages import MessageChecker
 from jobs.landing.raw_rows import RawRows
 from jobs.landing.reading import read_spec_schema
-from jobs.landing.rejected.rechecking import recheck_payloads
-from jobs.offline.future import read_future
+from jobs.landing.rejected.replay import recheck_payloads
+from jobs.offline.ahead import read_future
 from jobs.offline.key_inputs import read_inputs
 from jobs.specs.loading import build_json_schema, load_spec
 from jobs.specs.model_spec import ModelSpec

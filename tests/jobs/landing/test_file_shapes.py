@@ -14,7 +14,7 @@ from jobs.landing import csv_parquet
 from jobs.landing.csv_parquet import list_parts, read, read_dialect, read_part, read_settings
 from jobs.landing.dialects import describe_header
 from jobs.landing.raw_rows import CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8
-from jobs.landing.shapes.row_shapes import explain_shape
+from jobs.landing.values.rejected import explain_shape
 from jobs.specs.files import Files
 
 A = [

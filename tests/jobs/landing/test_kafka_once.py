@@ -19,9 +19,8 @@ from jobs.core.progress import Progress
 from jobs.landing.rejected import replay
 from jobs.landing.sources import topics
 from jobs.lineage import generations, start_point
-from jobs.lineage.generations import SHADOW
+from jobs.lineage.generations import SHADOW, DeployedModel
 from jobs.lineage.live import live_estimates
-from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.spark.kafka import read_topic_id
 from jobs.storage.positions import find_landed_position

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.report import Report
-from jobs.landing import file_groups
+from jobs.landing import file_landing
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -30,7 +30,7 @@ def land(pipeline: Pipeline, *paths: Path, changed: str = "refuse") -> Report:
 def test_files_of_equal_rows_are_two_keys_and_land_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
-    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
+    monkeypatch.setattr(file_landing, "INLINE_BYTES", inline)
     folder = tmp_path / "in"
     (tmp_path / "moved").mkdir()
     folder.mkdir()

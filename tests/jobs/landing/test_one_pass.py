@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from jobs import ingest
 from jobs.core.progress import BytesRead, Progress
-from jobs.landing import csv_parquet, file_groups, file_parts, written_pieces
-from jobs.landing.file_groups import group_files
+from jobs.landing import csv_parquet, file_landing, file_parts, written_pieces
+from jobs.landing.file_landing import group_files
 from jobs.landing.file_parts import FilePart
 from jobs.landing.landed_files import FileState, Known
 from jobs.landing.raw_rows import RawRows
 from jobs.landing.reading import FilePiece
-from jobs.landing.values import number_writing, times
-from jobs.landing.values.numbers import build_rules, parse_numbers
+from jobs.landing.values import number_reading, times
+from jobs.landing.values.number_reading import build_rules, parse_numbers
 from jobs.landing.written_pieces import FilePieces, count_repeats
 from jobs.specs.files import Files
 from jobs.storage.table_log import FileTable
@@ -43,8 +43,8 @@ HEADER = "id,at,a,b\n"
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut also a small file into pieces for two processes."""
-    monkeypatch.setattr(file_groups, "INLINE_BYTES", 0)
-    monkeypatch.setattr(file_groups, "_FILE_BYTES", 0)
+    monkeypatch.setattr(file_landing, "INLINE_BYTES", 0)
+    monkeypatch.setattr(file_landing, "_FILE_BYTES", 0)
     for module in (csv_parquet, file_parts):
         monkeypatch.setattr(module, "PIECE_BYTES", 4000)
 
@@ -209,7 +209,7 @@ def test_a_number_is_what_a_person_would_expect(text: str) -> None:
 def test_columns_of_plain_numbers_are_read_as_others_are(texts: list[str | None]) -> None:
     one_by_one = numbers(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(number_writing, "_FROM", 0)
+        patch.setattr(number_reading, "_FROM", 0)
         whole = numbers(texts)
     assert repr(whole) == repr(one_by_one)
 
@@ -245,14 +245,14 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
         )
         for place, some in enumerate(sizes)
     ]
-    tasks = file_groups._cut(files, processes)
+    tasks = file_landing._cut(files, processes)
     pieces = [(one.file, piece) for task in tasks for one in task for piece in one.pieces]
     assert pieces == [(one.file, piece) for one in files for piece in one.pieces]
     assert {one.file for task in tasks for one in task} == {one.file for one in files}
     total = sum(map(sum, sizes)) << 20
-    assert file_groups.needs_workers(total, len(sizes)) or len(tasks) == 1
+    assert file_landing.needs_workers(total, len(sizes)) or len(tasks) == 1
     largest = max((size << 20 for some in sizes for size in some), default=0)
-    share = max(total / processes, file_groups.TASK_BYTES) + largest + (1 << 20)
+    share = max(total / processes, file_landing.TASK_BYTES) + largest + (1 << 20)
     assert max(sum(piece.size for one in task for piece in one.pieces) for task in tasks) <= share
 
 
@@ -263,7 +263,7 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
 def test_repeats_of_a_file_in_parts_are_said_to_be_at_least_so_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int, said: str
 ) -> None:
-    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
+    monkeypatch.setattr(file_landing, "INLINE_BYTES", inline)
     pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
     write_rows(path)
     path.write_text(path.read_text() + "0,2024-03-01,1,1\n" + "2999,2024-03-01,1,1\n" * 4)

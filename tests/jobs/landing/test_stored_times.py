@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.core.times import MAX_US, MIN_US
-from jobs.landing.checking import check_rows
+from jobs.landing.checking import check_rows, parse
 from jobs.landing.csv_parquet import read
-from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import RawRows
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON

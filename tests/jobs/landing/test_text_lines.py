@@ -15,7 +15,7 @@ from jobs import filter as offline
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing import file_groups, file_parts
+from jobs.landing import file_landing, file_parts
 from jobs.landing.text_lines import LINE, match_again
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import measurements
@@ -53,7 +53,7 @@ def rows(pipeline: Pipeline) -> list[tuple[Any, ...]]:
 def test_lines_land_as_the_rows_of_a_csv_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
-    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
+    monkeypatch.setattr(file_landing, "INLINE_BYTES", inline)
     monkeypatch.setattr(file_parts, "PIECE_BYTES", 60)  # of many parts
     pipeline = Pipeline(tmp_path / "lines", random_walk_spec(line_pattern=PATTERN))
     path = written(tmp_path)

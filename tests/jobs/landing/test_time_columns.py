@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.landing.checking import check_rows
 from jobs.landing.raw_rows import RawRows
-from jobs.landing.rejected.rechecking import recheck_payloads
+from jobs.landing.rejected.replay import recheck_payloads
 from jobs.landing.values.rejected import explain_reason
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.core.clock import now
 from jobs.core.time_counts import compute_wall_us
-from jobs.landing.parsing import ParsedRows, parse
+from jobs.core.times import now
+from jobs.landing.checking import ParsedRows, parse
 from jobs.landing.raw_rows import RawRows
 from jobs.landing.reading import select_reader
-from jobs.landing.rejected.rechecking import recheck_payloads
+from jobs.landing.rejected.replay import recheck_payloads
 from jobs.landing.values.rejected import describe_clock_changes, describe_repeats, explain_reason
-from jobs.offline.future import read_future
+from jobs.offline.ahead import read_future
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 

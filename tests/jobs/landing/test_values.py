@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.landing.checking import check_rows
+from jobs.landing.checking import check_rows, parse
 from jobs.landing.json_rows import parse_documents
-from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import RawRows
-from jobs.landing.rejected.rechecking import recheck_payloads
-from jobs.landing.values.number_writing import find_writing
+from jobs.landing.rejected.replay import recheck_payloads
+from jobs.landing.values.number_reading import find_writing
 from jobs.landing.values.rejected import explain_reason
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON

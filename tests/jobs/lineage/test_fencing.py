@@ -23,8 +23,7 @@ from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import GENERATIONS
-from jobs.supervision.driver_identity import DriverIdentity
-from jobs.supervision.driver_log import LOST, DriverLog
+from jobs.supervision.driver_log import LOST, DriverIdentity, DriverLog
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
 from tests.support.stand_ins import stand_in
@@ -37,7 +36,7 @@ ROWS = "value int, generation string, batch_id bigint"
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
     """A warehouse with a generation, in which a driver of another machine counts as dead at once."""
-    monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("jobs.supervision.driver_log.LEASE_SECONDS", 0.0)
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
@@ -157,7 +156,7 @@ def test_a_released_lease_needs_no_fence(warehouse: Warehouse) -> None:
 def test_a_living_driver_of_another_machine_keeps_its_lease(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 60.0)
+    monkeypatch.setattr("jobs.supervision.driver_log.LEASE_SECONDS", 60.0)
     acquired(warehouse, "a")
     with pytest.raises(UserError, match="process 1 on a drives generation g1"):
         acquired(warehouse, "b")

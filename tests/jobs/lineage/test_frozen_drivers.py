@@ -21,8 +21,7 @@ from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
-from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
-from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_log import DriverIdentity, DriverLog, read_machine_name
 from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since

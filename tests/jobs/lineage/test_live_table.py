@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.lineage import live_table
+from jobs.lineage import live_rows
 from jobs.storage.warehouse import Tables
 
 
@@ -26,17 +26,17 @@ def test_a_switch_between_reading_and_writing_is_followed(
             }
         ]
 
-    write = live_table.replace_partition
+    write = live_rows.replace_partition
 
     def overtaken(*arguments: Any) -> None:
-        monkeypatch.setattr(live_table, "replace_partition", write)
+        monkeypatch.setattr(live_rows, "replace_partition", write)
         live[0] = "b"
-        assert live_table.refresh_live_table(tables, "m")
+        assert live_rows.refresh_live_table(tables, "m")
         write(*arguments)
 
-    monkeypatch.setattr(live_table, "build_live_rows", rows_of)
-    monkeypatch.setattr(live_table.generations, "read_generations", lambda *_: [])
-    monkeypatch.setattr(live_table.manifests, "read_manifests", lambda *_: [])
-    monkeypatch.setattr(live_table, "replace_partition", overtaken)
-    assert live_table.refresh_live_table(tables, "m")
+    monkeypatch.setattr(live_rows, "build_live_rows", rows_of)
+    monkeypatch.setattr(live_rows.generations, "read_generations", lambda *_: [])
+    monkeypatch.setattr(live_rows.manifests, "read_manifests", lambda *_: [])
+    monkeypatch.setattr(live_rows, "replace_partition", overtaken)
+    assert live_rows.refresh_live_table(tables, "m")
     assert [row["generation"] for row in tables.rows("live")] == ["b"]

@@ -13,7 +13,7 @@ import pytest
 from jobs import export, promote, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.reached_commits import ReachedCommits
+from jobs.lineage.generation_checkpoint import ReachedCommits
 from jobs.snapshots.manifests import read_manifests
 from tests.jobs.support.pipeline import (
     Pipeline,

@@ -13,7 +13,7 @@ import pytest
 from jobs import quarantine
 from jobs.landing.rejected import replay
 from jobs.lineage import generations
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.storage.quarantine import RowSelection
 from jobs.streaming.driver import Driver
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

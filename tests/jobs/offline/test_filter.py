@@ -21,7 +21,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import TimeParser
 from jobs.filter import run
-from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.row_order import order_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "models"

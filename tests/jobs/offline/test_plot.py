@@ -21,7 +21,7 @@ from tests.conftest import RunCli
 
 pytest.importorskip("matplotlib").use("Agg")
 
-from jobs.offline import estimate_pictures, estimate_series, quantity, which_estimates  # noqa: E402
+from jobs.offline import estimate_pictures, estimate_series, quantity  # noqa: E402
 
 SPEC: dict[str, Any] = {
     "name": "climb",
@@ -160,7 +160,7 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         height=[1.0, 7.0, 8.0],
     )
     spec = ModelSpec.model_validate(SPEC)
-    (one,) = estimate_series.read_warehouse_series(settings.warehouse, spec, which_estimates.LIVE, [], 3)
+    (one,) = estimate_series.read_warehouse_series(settings.warehouse, spec, estimate_series.LIVE, [], 3)
     assert one.lines[0].mean[:, 0].tolist() == [0.0, 1.0, 4.0]
     assert one.flagged.tolist() == [False, False, True]
     np.testing.assert_array_equal(one.measured, [[1.0, np.nan, np.nan]])

@@ -20,7 +20,7 @@ from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.arrow import build_lists
-from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.row_changes import ReplacingTable
 
 pytestmark = pytest.mark.spark
 

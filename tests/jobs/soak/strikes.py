@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 from jobs.core.errors import ALREADY_RUNNING
-from jobs.supervision import driver_identity
+from jobs.supervision import driver_log
 from tests.jobs.soak.aimed import VARIABLE, alone_on_its_machine
 from tests.jobs.soak.kills import FREEZE, HANG, Kill
 from tests.jobs.soak.world import Act, World
@@ -71,14 +71,14 @@ class Victim(Driver):
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """Be another machine than that of the frozen processes: of another name, seeing none of their locks."""
-    before = fcntl.flock, driver_identity.LEASE_SECONDS, os.environ.get("KALMAN_HOST")
+    before = fcntl.flock, driver_log.LEASE_SECONDS, os.environ.get("KALMAN_HOST")
     alone_on_its_machine()
-    driver_identity.LEASE_SECONDS = LEASE_SECONDS
+    driver_log.LEASE_SECONDS = LEASE_SECONDS
     os.environ["KALMAN_HOST"] = "two"
     try:
         yield
     finally:
-        fcntl.flock, driver_identity.LEASE_SECONDS = before[0], before[1]
+        fcntl.flock, driver_log.LEASE_SECONDS = before[0], before[1]
         del os.environ["KALMAN_HOST"]
         if before[2] is not None:
             os.environ["KALMAN_HOST"] = before[2]

@@ -14,7 +14,7 @@ sys.stderr.write("\nof the model's own function\n")
 """
 PROGRAM = """
 import subprocess, sys, threading
-from jobs.spark.java_output import filtered
+from jobs.spark.session import filtered
 
 with filtered():
     child = subprocess.Popen([sys.executable, sys.argv[1]])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.spark.planned import plan_once
+from jobs.spark.queries import plan_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.spark.running_tasks import build_task_counter
+from jobs.spark.job_labels import build_task_counter
 from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:

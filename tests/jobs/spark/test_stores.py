@@ -10,9 +10,8 @@ import pytest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.settings import Settings
 from jobs.spark import jars
-from jobs.spark.jars import OPTIONAL, fetch_jars
+from jobs.spark.jars import OPTIONAL, fetch_jars, store_jars
 from jobs.spark.session import spark_session
-from jobs.spark.stores import store_jars
 from jobs.storage import object_files
 from jobs.storage.files import open_files
 from jobs.storage.object_files import ObjectFiles
@@ -80,7 +79,7 @@ def test_a_folder_needs_no_client_besides_spark(without_network: Path, root: str
 def test_the_client_of_each_store_is_a_set_of_jars(
     monkeypatch: pytest.MonkeyPatch, root: str, part: str, store: str
 ):
-    monkeypatch.setattr("jobs.spark.stores.fetch_optional_jars", lambda name: [f"{name}.jar"])
+    monkeypatch.setattr("jobs.spark.jars.fetch_optional_jars", lambda name: [f"{name}.jar"])
     assert part in OPTIONAL and store_jars(root) == [f"{part}.jar"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import kalman
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.structure_names import NAMES
+from jobs.specs.sections import NAMES
 from tests.jobs.support.pipeline import random_walk_spec
 
 

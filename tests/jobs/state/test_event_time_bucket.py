@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.rows import RowFormat, RowId
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import OutputPacket
 from jobs.state.encoding.rows import unpack_rows
 from jobs.state.expiry import split_lives
 from jobs.state.filter_step import filter_step

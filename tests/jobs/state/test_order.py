@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.row_order import order_rows
 
 DAY_US = 86_400_000_000
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from jobs.state.block_format import StateMismatch, build_state_format
 from jobs.state.encoding.keys import CHECK, ROUTE, KeyKind, group, match
-from jobs.state.encoding.order import order_rows
 from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
 from jobs.state.encoding.routing import (
     compute_blocks,
@@ -22,6 +21,7 @@ from jobs.state.encoding.routing import (
     count_blocks,
     make_routing,
 )
+from jobs.state.encoding.row_order import order_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

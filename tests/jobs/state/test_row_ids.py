@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from jobs.state.bucket_clock import Clock, LastSeenIndex
 from jobs.state.distinct import remove_duplicates
-from jobs.state.duplicates import Marks, find_resent
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records
+from jobs.state.encoding.row_order import Marks, find_resent
 from jobs.state.encoding.rows import RowFormat, RowId, sort_by_key
 from jobs.state.row_ids import build_ids_layout
 from tests.jobs.state.test_replay import latest

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packet_kinds import RowPacket
-from jobs.state.encoding.packets import join_records
+from jobs.state.encoding.packets import RowPacket, join_records
 from jobs.state.encoding.routing import compute_buckets, compute_identities, compute_routes, make_routing
 from jobs.state.encoding.rows import (
     RowFormat,

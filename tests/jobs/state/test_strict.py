@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.state.block_format import StateFormat
 from jobs.state.bucket_clock import Clock
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
-from jobs.state.encoding.packets import Records, join_records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records, RowPacket, join_records
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import RowFormat, build_event_time_packer, find_max_event_time
 from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.state.text_codec import DamagedText, decode_stored, from_text, to_text
+from jobs.state.spark_values import DamagedText, decode_stored, from_text, to_text
 
 
 @given(st.binary(max_size=200))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.storage import object_files, probe
+from jobs.storage import object_files
 from tests.support import object_store
 from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
 
@@ -27,10 +27,10 @@ def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
         for name, value in environment(proxy.address).items():
             monkeypatch.setenv(name, value)
         object_files._open_client.cache_clear()
-        probe._ensure_probed.cache_clear()
+        object_files._ensure_probed.cache_clear()
         yield proxy
     object_files._open_client.cache_clear()
-    probe._ensure_probed.cache_clear()
+    object_files._ensure_probed.cache_clear()
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -17,7 +17,7 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import RUN_FAILED
 from jobs.core.settings import Settings
-from jobs.landing import csv_parquet, file_groups
+from jobs.landing import csv_parquet, file_landing
 from jobs.landing.landed_files import hash_path
 from jobs.landing.workers import WorkerEnded, Workers
 from jobs.storage.table_log import FileTable
@@ -97,7 +97,7 @@ def parts(root: str, table: str) -> int:
 def test_files_land_once_wherever_the_warehouse_is(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_groups, "INLINE_BYTES", 0)
+    monkeypatch.setattr(file_landing, "INLINE_BYTES", 0)
     monkeypatch.setattr(csv_parquet, "PIECE_BYTES", 4000)
     settings, path = settings_at(root, tmp_path), tmp_path / "rows.csv"
     write_rows(path, 0, ROWS)

@@ -13,7 +13,7 @@ import pytest
 from jobs.core.errors import BUSY, RUN_FAILED, UserError, show
 from jobs.core.report import format_rate
 from jobs.lineage.leases import stream_lock
-from jobs.offline.result_files import save
+from jobs.offline.filtering import save
 from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec

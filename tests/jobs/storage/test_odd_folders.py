@@ -19,8 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.core.roots import parse_warehouse_root, refuse_misread
-from jobs.lineage import live_table
+from jobs.core.settings import parse_warehouse_root, refuse_misread
+from jobs.lineage import live_rows
 from jobs.storage.part_files import write_parts
 from jobs.storage.row_changes import put_rows, replace_table
 from jobs.storage.table_log import FileTable
@@ -97,12 +97,10 @@ def made_by_every_step(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
             for place, name in enumerate(names)
         ]
         with monkeypatch.context() as patch:
-            patch.setattr(live_table, "build_live_rows", lambda *_, rows=rows: rows)
-            patch.setattr(live_table.generations, "read_generations", lambda *_: [])
-            patch.setattr(live_table.manifests, "read_manifests", lambda *_: [])
-            assert live_table.refresh_live_table(tables, "m") and not live_table.refresh_live_table(
-                tables, "m"
-            )
+            patch.setattr(live_rows, "build_live_rows", lambda *_, rows=rows: rows)
+            patch.setattr(live_rows.generations, "read_generations", lambda *_: [])
+            patch.setattr(live_rows.manifests, "read_manifests", lambda *_: [])
+            assert live_rows.refresh_live_table(tables, "m") and not live_rows.refresh_live_table(tables, "m")
         assert sorted(tables.rows("live"), key=lambda row: row["place"]) == rows
     tables.files("").write("small", b"file")
     assert tables.files("").names("") == ["_locks", "inputs", "live", "small", "t"]

@@ -15,10 +15,9 @@ import yaml
 
 from demo.ports import HOST, free_ports
 from jobs.core.errors import UserError
-from jobs.core.roots import parse_warehouse_root
-from jobs.core.settings import Settings
+from jobs.core.settings import Settings, parse_warehouse_root
 from jobs.doctor import run as doctor
-from jobs.storage import object_files, probe
+from jobs.storage import object_files
 from jobs.storage.object_files import ObjectFiles
 from tests.support import object_store
 from tests.support.object_store import BUCKET, Proxy, environment
@@ -28,23 +27,23 @@ COMPOSE = Path(__file__).resolve().parents[3] / "docker-compose.yml"
 
 
 def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy, tmp_path: Path):
-    found = probe.ensure_probed(f"{ROOT}/fine")
-    assert found == (probe.ROUNDS, probe.WRITERS)
+    found = object_files.ensure_probed(f"{ROOT}/fine")
+    assert found == (object_files.ROUNDS, object_files.WRITERS)
     created = [status for (method, _, condition), status in proxy.seen if method == "PUT" and condition]
-    assert created.count(200) == probe.ROUNDS  # each of the writers has asked, and one of them got it
-    assert len(created) == probe.ROUNDS * probe.WRITERS
-    probe._ensure_probed.cache_clear()
+    assert created.count(200) == object_files.ROUNDS  # each of the writers has asked, and one of them got it
+    assert len(created) == object_files.ROUNDS * object_files.WRITERS
+    object_files._ensure_probed.cache_clear()
     proxy.seen.clear()
-    assert probe.ensure_probed(f"{ROOT}/fine") is None
+    assert object_files.ensure_probed(f"{ROOT}/fine") is None
     assert [asked[0] for asked, _ in proxy.seen] == ["GET"]  # the note is read, and nothing else is done
     assert ObjectFiles(f"{ROOT}/fine").names("_store") == ["probed.json"]
-    assert probe.ensure_probed(str(tmp_path)) is None  # a folder has no store
+    assert object_files.ensure_probed(str(tmp_path)) is None  # a folder has no store
 
 
 def test_a_store_without_the_condition_is_refused(proxy: Proxy):
     proxy.without_condition = True
     with pytest.raises(UserError, match=r"8 of 8 writers created the same object .*If-None-Match") as refused:
-        probe.ensure_probed(f"{ROOT}/broken")
+        object_files.ensure_probed(f"{ROOT}/broken")
     assert "kalman-pipeline doctor --warehouse" in refused.value.message
     assert ObjectFiles(f"{ROOT}/broken").names("_store") == []  # neither a note nor what the probe wrote
     with pytest.raises(UserError, match="8 of 8 writers"):
@@ -55,7 +54,7 @@ def test_a_store_whose_listings_lag_is_refused(proxy: Proxy, monkeypatch: pytest
     names = ObjectFiles.names
     monkeypatch.setattr(ObjectFiles, "names", lambda files, folder: names(files, folder)[1:])
     with pytest.raises(UserError, match="an object that had been created was not listed, .*lists .*later"):
-        probe.ensure_probed(f"{ROOT}/lagging")
+        object_files.ensure_probed(f"{ROOT}/lagging")
     monkeypatch.undo()
     assert ObjectFiles(f"{ROOT}/lagging").names("_store") == []
 
@@ -184,7 +183,7 @@ def test_the_store_of_the_compose_file_passes(tmp_path: Path, monkeypatch: pytes
         for name, value in environment(f"http://{HOST}:{port}").items():
             monkeypatch.setenv(name, value)
         object_files._open_client.cache_clear()
-        assert probe.probe_store(f"{ROOT}/compose") == (probe.ROUNDS, probe.WRITERS)
+        assert object_files.probe_store(f"{ROOT}/compose") == (object_files.ROUNDS, object_files.WRITERS)
     finally:
         process.kill()
         process.wait()

@@ -13,12 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.core.errors import UserError
-from jobs.storage import replaced_files
+from jobs.storage import row_changes
 from jobs.storage.part_files import write_parts
-from jobs.storage.replaced_files import KeptRows, Overtaken, ReplacingTable, delete_rows
-from jobs.storage.row_filters import Filter, Met, convert_time, find_files
+from jobs.storage.row_changes import KeptRows, Overtaken, ReplacingTable, delete_rows
 from jobs.storage.table_log import Conflict, FileTable
-from jobs.storage.table_rows import EPOCH, UTC_MICROSECONDS
+from jobs.storage.table_rows import EPOCH, UTC_MICROSECONDS, Filter, Met, convert_time, find_files
 from jobs.storage.warehouse import Tables
 
 COLUMNS = "word string, n bigint, at timestamp"
@@ -225,4 +224,4 @@ def test_a_table_whose_files_do_not_tell_its_rows_is_refused(tmp_path: Path) -> 
         UserError, match=r"the table cannot be written: it has the property delta.columnMapping"
     ):
         delete_rows(tables, "t", [[("n", "=", 5)]])
-    assert replaced_files._TRIES == 8
+    assert row_changes._TRIES == 8

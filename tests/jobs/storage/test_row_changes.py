@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.storage import table_log
@@ -49,7 +49,7 @@ def by_name(warehouse: Tables) -> dict[str, dict[str, Any]]:
 
 def test_rows_are_changed_to_the_values_in_one_commit(root: str) -> None:
     warehouse = made(root, row("a", 1), row("b", 2, epoch=2**40), row("c", 3, model="other"))
-    began = clock.now()
+    began = times.now()
     values = {"note": TEXT, "number": 7, "epoch": 2**40 + 1}
     update_rows(warehouse, "t", KEYS, {"name": ("a", "b"), "epoch": 2**40}, values)
     update_rows(warehouse, "t", KEYS, {"model": "other"}, {"at": NOW, "epoch": 5})
@@ -59,7 +59,7 @@ def test_rows_are_changed_to_the_values_in_one_commit(root: str) -> None:
     found = by_name(warehouse)
     assert found["a"]["number"] == 1 and found["a"]["note"] is None
     assert {name: found["b"][name] for name in values} == values
-    assert cast(datetime, found["b"]["at"]) < began <= cast(datetime, found["c"]["at"]) <= clock.now()
+    assert cast(datetime, found["b"]["at"]) < began <= cast(datetime, found["c"]["at"]) <= times.now()
     update_rows(warehouse, "t", KEYS, {}, {"note": None})
     assert {name: (one["epoch"], one["note"]) for name, one in by_name(warehouse).items()} == {
         "a": (1, None),

@@ -11,8 +11,8 @@ import pytest
 from jobs import export
 from jobs.lineage import generations
 from jobs.state.changes import CHANGES_FROM
-from jobs.state.encoding.packet_kinds import StateVariable
-from jobs.streaming import state_reader
+from jobs.state.encoding.packets import StateVariable
+from jobs.streaming import exporting
 from tests.jobs.streaming.test_export import same_states
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
@@ -46,7 +46,7 @@ def changes_in(pipeline: Pipeline) -> int:
         for one in files(Path(pipeline.settings.warehouse, live.checkpoint, "commits"))
         if one.isdigit()
     )
-    values = state_reader.read_state_variable(
+    values = exporting.read_state_variable(
         pipeline.warehouse, live.generation, live.checkpoint, StateVariable.STATES, last
     )
     return values.filter(values["user_map_key.block"] >= CHANGES_FROM).count()

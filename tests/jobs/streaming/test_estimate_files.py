@@ -19,8 +19,7 @@ from jobs.core.errors import UserError
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.key_texts import find_arrow_type, parse_key_columns
 from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_text
-from jobs.state.encoding.packet_kinds import OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import OutputPacket, Records
 from jobs.storage.part_files import parse_partition, remove_of
 from jobs.streaming.operators.estimate_files import (
     PROPERTY,

@@ -9,14 +9,12 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.state.encoding.packets import Records, join_records
+from jobs.state.encoding.packets import OutputPacket, Records, RowPacket, join_records
 from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import RowId, encode_tick
 from jobs.state.plan import Plan
-from jobs.state.text_codec import decode_stored
-from jobs.streaming.operators.event_time_processor import EventTimeProcessor
-from jobs.streaming.operators.processor import FilterProcessor
+from jobs.state.spark_values import decode_stored
+from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter
 from tests.jobs.support.event_time import INTEGER, SECOND, Row, packet, plan_of
 

@@ -17,15 +17,13 @@ import yaml
 from jobs import export, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.generations import read_origin_manifest
+from jobs.lineage.generations import DeployedModel, read_origin_manifest
 from jobs.lineage.live import live_estimates
-from jobs.lineage.missing_rows import find_missing_rows
-from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests, store
 from jobs.spark import session
 from jobs.spark.conf import STATE_FORMAT, build_spark_conf
 from jobs.storage.checkpoints import Checkpoint
-from jobs.streaming.state_reader import read_states
+from jobs.streaming.exporting import find_missing_rows, read_states
 from tests.fixtures.make_format1 import TARGET
 from tests.jobs.support.pipeline import (
     Pipeline,

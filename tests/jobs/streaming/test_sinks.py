@@ -21,11 +21,10 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.sinks import Sinks
+from jobs.specs.source import Sinks
 from jobs.storage.tables import estimates
 from jobs.streaming.operators.estimate_files import select_last_of_runs
-from jobs.streaming.sinks.published_batch import MicroBatch
-from jobs.streaming.sinks.publishing import Publisher, open_sinks
+from jobs.streaming.sinks.publishing import MicroBatch, Publisher, open_sinks
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

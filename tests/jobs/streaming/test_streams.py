@@ -10,7 +10,7 @@ import pytest
 
 from jobs import stop
 from jobs.core.errors import UserError
-from jobs.lineage import generations, pausing
+from jobs.lineage import generations, leases
 from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming import several
 from jobs.supervision.driver_log import DriverLog
@@ -87,7 +87,7 @@ def test_one_stream_is_stopped_while_the_other_continues_and_a_kill_of_both_lose
     driver.wait_for(lambda: all(committed(one) >= 1 for one in pipelines.values()))
     live = generations.find_live(walk.warehouse, "walk")
     assert live is not None
-    with pausing.hold_stream(walk.warehouse, live, "a trial", drain=True):
+    with leases.hold_stream(walk.warehouse, live, "a trial", drain=True):
         assert not read_driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     stop.run(walk.settings, "walk")  # it has stopped already
     assert not read_driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven

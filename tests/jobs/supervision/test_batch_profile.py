@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from jobs.supervision.batch_profile import (
+    BEFORE,
+    BETWEEN,
+    DELTAS,
     FILTER,
     MEANING,
     REST,
@@ -16,10 +19,10 @@ from jobs.supervision.batch_profile import (
     average_profiles,
     build_profile_table,
     compute_profile,
+    list_steps,
     sort_steps,
 )
 from jobs.supervision.job_times import Job, Stage, compute_covered_seconds, share_seconds
-from jobs.supervision.verb_profile import BEFORE, BETWEEN, DELTAS, list_steps
 from tests.conftest import ROOT
 
 

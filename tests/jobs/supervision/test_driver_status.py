@@ -19,10 +19,16 @@ from jobs import resume, stop
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.processes import read_start_time
 from jobs.core.settings import Settings
-from jobs.lineage import pausing
+from jobs.lineage import leases
 from jobs.storage.files import LocalFiles, SmallFiles
-from jobs.supervision.driver_identity import DriverIdentity, read_machine_name
-from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
+from jobs.supervision.driver_log import (
+    DriverIdentity,
+    DriverLog,
+    DriverRecord,
+    Hold,
+    LaunchRecord,
+    read_machine_name,
+)
 from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, read_driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
 
@@ -206,33 +212,33 @@ def test_stop_and_resume(tmp_path: Path) -> None:
 def test_a_stream_is_paused_and_resumed(
     tmp_path: Path, log: DriverLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pausing, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
     launched(tmp_path, 0.5, "stays")
     with pytest.raises(ValueError, match="it failed"):
-        with pausing.pause_stream(log, "an upgrade") as was:
+        with leases.pause_stream(log, "an upgrade") as was:
             assert was.driven and read_driver_status(log).state == ENDED
             held = log.hold()
             assert held is not None and held.reason == "an upgrade" and held.until is not None
             # Killed here, it would be held for some minutes and no longer.
-            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= pausing.HOLD
+            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= leases.HOLD
             wait_for(lambda: (now := log.hold()) is not None and now.until != held.until)
             raise ValueError("it failed")
     assert log.hold() is None
 
     mine = Hold("a person", NOW)
     log.put_hold(mine)
-    with pausing.pause_stream(log, "an upgrade") as was:
+    with leases.pause_stream(log, "an upgrade") as was:
         assert not was.driven
     assert log.hold() == mine
     log.put_hold(None)
-    renew, renewals = pausing._PauseHold.renew, []
+    renew, renewals = leases._PauseHold.renew, []
 
-    def counted(hold: pausing._PauseHold, first: bool = False) -> None:
+    def counted(hold: leases._PauseHold, first: bool = False) -> None:
         renew(hold, first)
         renewals.append(first)
 
-    monkeypatch.setattr(pausing._PauseHold, "renew", counted)
-    with pausing.pause_stream(log, "an upgrade"):
+    monkeypatch.setattr(leases._PauseHold, "renew", counted)
+    with leases.pause_stream(log, "an upgrade"):
         log.put_hold(mine)  # a person stops it meanwhile
         before = len(renewals)
         wait_for(lambda: len(renewals) >= before + 2)  # the second one began after that

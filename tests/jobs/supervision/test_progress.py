@@ -17,9 +17,16 @@ from jobs.insight.status import find_alarms
 from jobs.lineage.generations import Generation
 from jobs.streaming.recorder import Recorder
 from jobs.streaming.sinks.micro_batch import StreamTotals
-from jobs.supervision.lag import TableLag
 from jobs.supervision.metrics import Metrics
-from jobs.supervision.progress import COLUMNS, Lag, count_offsets_behind, has_executed, parse_end_time, record
+from jobs.supervision.progress import (
+    COLUMNS,
+    Lag,
+    TableLag,
+    count_offsets_behind,
+    has_executed,
+    parse_end_time,
+    record,
+)
 
 NOW = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 

@@ -13,8 +13,7 @@ import kalman
 from jobs.state.block_format import StateFormat, build_state_format
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.routing import compute_buckets, compute_routes
 from jobs.state.encoding.rows import RowFormat, select_ids
 from jobs.state.event_time_bucket import EventTimeBucket

@@ -15,7 +15,7 @@ import kalman
 from jobs import export, import_states, migrate, verify
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
-from jobs.upgrades.migration.state_tables import build_checker, plan_table
+from jobs.upgrades.migration.importing import build_checker, plan_table
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 DAYS = random_rows(3, keys=24, rows=60)

@@ -10,9 +10,8 @@ import pytest
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.migration.inverse import reverse_path, reverse_rules
 from jobs.upgrades.migration.state_map import build_migration
-from jobs.upgrades.migration.versions import MigrationStep, find_path_between
+from jobs.upgrades.migration.versions import MigrationStep, find_path_between, reverse_path, reverse_rules
 from tests.jobs.upgrades.test_migration import spec, states
 
 UNITS = np.diag([1.0, 3.6, 1e3]) @ np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]])

@@ -18,7 +18,7 @@ from jobs.lineage.generations import read_live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.row_order import order_rows
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.state.bucket_clock import Clock
-from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.state.encoding.packets import Records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.routing import compute_identities
 from jobs.verification.recomputing import Kind, Recipe, check
 from kalman.flags import FLAGS

@@ -13,7 +13,7 @@ import kalman
 from jobs import verify
 from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel
 from jobs.supervision.metrics import write_verification
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, sum_findings
 from jobs.verification.runs import VerificationRun

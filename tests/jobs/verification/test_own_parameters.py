@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jobs import verify
-from jobs.verification import own_parameters
-from jobs.verification.own_parameters import LearnedInitialStates
+from jobs.verification import snapshot_check
+from jobs.verification.snapshot_check import LearnedInitialStates
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -33,13 +33,13 @@ def test_each_key_is_recomputed_with_what_it_has_learned(
     assert report.data["counts"]["states"] > parts[0]["id"].nunique()
 
     def of_another_key(*arguments: Any) -> LearnedInitialStates:
-        found = own_parameters.read_learned_states(*arguments)
+        found = snapshot_check.read_learned_states(*arguments)
         return LearnedInitialStates(found.kernel, found.identity, np.roll(found.values, 1, axis=1))
 
     monkeypatch.setattr("jobs.verification.snapshot_check.read_learned_states", of_another_key)
     report = verify.run(pipeline.settings, pipeline.name, share="100%")
     assert report.data["outcome"] == "different"
     monkeypatch.undo()
-    monkeypatch.setattr(own_parameters, "MOST_KEYS", 5)
+    monkeypatch.setattr(snapshot_check, "MOST_KEYS", 5)
     report = verify.run(pipeline.settings, pipeline.name, share="100%")
     assert any("take a smaller --share" in told for told in report.data["not_verified"])

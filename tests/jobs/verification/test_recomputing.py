@@ -13,9 +13,9 @@ import kalman
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat
 from jobs.state.encoding.keys import KeyKind
-from jobs.state.encoding.order import order_rows
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_routes
+from jobs.state.encoding.row_order import order_rows
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter

@@ -17,8 +17,7 @@ from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
 from jobs.insight.status import find_alarms, read_status
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import find_live
-from jobs.lineage.model import DeployedModel
+from jobs.lineage.generations import DeployedModel, find_live
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import estimates
 from jobs.verification import runs

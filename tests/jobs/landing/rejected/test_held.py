@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.core import clock
+from jobs.core import times
 from jobs.core.errors import UserError
 from jobs.landing.rejected import held
 from jobs.storage import table_log
@@ -96,11 +96,11 @@ def test_what_is_chosen_is_shown_and_discarded(
         held.list_quarantined_rows(held.read_selected(tables, "walk", choice), 1)[0:1]
         == held.list_quarantined_rows(held.read_selected(tables, "walk", choice))[:1]
     )
-    before, began = {row["id"]: row for row in tables.rows(TABLE)}, clock.now()
+    before, began = {row["id"]: row for row in tables.rows(TABLE)}, times.now()
     assert held.discard(tables, "walk", choice) == len(wanted)
     for row in tables.rows(TABLE):
         if row["id"] in wanted:
-            assert began <= row["resolved_at"] <= clock.now() and row["status"] == DISCARDED
+            assert began <= row["resolved_at"] <= times.now() and row["status"] == DISCARDED
             row |= {"status": None, "resolved_at": None}
         assert row == before[row["id"]]
     version = tables.latest_version(TABLE)
@@ -138,12 +138,12 @@ def test_a_replay_marks_held_rows_alone_and_ends_its_own(tables: Tables) -> None
     held.mark_replaying(tables, landings, "two")
     held.mark_replayed(tables, "two")
     assert tables.latest_version(TABLE) == version  # there was nothing to mark
-    began = clock.now()
+    began = times.now()
     held.mark_replayed(tables, "one")
     assert tables.latest_version(TABLE) == version + 1
     for row in tables.rows(TABLE):
         if row["id"] in marked:
-            assert row["status"] == REPLAYED and began <= row["resolved_at"] <= clock.now()
+            assert row["status"] == REPLAYED and began <= row["resolved_at"] <= times.now()
             row |= {name: before[row["id"]][name] for name in ("status", "replay", "landing", "resolved_at")}
         assert row == before[row["id"]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.landing.rejected.held import read_edited
-from jobs.landing.rejected.rechecking import NOT_AN_OBJECT, recheck_payloads
+from jobs.landing.rejected.replay import NOT_AN_OBJECT, recheck_payloads
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
 from jobs.storage.quarantine import build_refusal, is_over_limit

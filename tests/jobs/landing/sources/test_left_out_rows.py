@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.landing.sources.table_start import UserTable, _describe_skipped
+from jobs.landing.sources.table import UserTable, _describe_skipped
 from jobs.storage.warehouse import Tables
 
 

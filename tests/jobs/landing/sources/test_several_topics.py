@@ -15,7 +15,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.landing.sources import topics
 from jobs.landing.sources.topics import TopicsReader
-from jobs.landing.topic_start import TopicsStart
+from jobs.landing.topics import TopicsStart
 from jobs.spark import kafka
 from jobs.spark.kafka import read_topic_id
 from jobs.storage.tables import measurements

@@ -1,18 +1,79 @@
-"""Find damage in a generation's checkpoint, and name the snapshot from which its stream resumes without loss.
+"""The commits of the measurements that a generation has reached, noted in its checkpoint.
 
-If a checkpoint is missing, Spark silently starts from nothing; if a part is missing, it starts from a wrong position.
-So the checkpoint is examined before the query starts, and a damaged one is refused; nothing is repaired by guessing.
+And damage to that checkpoint.
 """
 
 from __future__ import annotations
+
+import json
+from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
 from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.positions import commit_id
 from jobs.storage.quarantine import TABLE
 from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
+
+FOLDER = "reached"
+KEPT = 2
+"""Number of notes that are kept. Each note is a new file, so that no reader finds an incomplete note."""
+
+
+class Reached(NamedTuple):
+    """The latest version from which a generation has read rows, and the id of its commit."""
+
+    version: int
+    commit: str
+
+
+class ReachedCommits:
+    """The notes of one generation."""
+
+    def __init__(self, warehouse: Tables, checkpoint: str, table: str) -> None:
+        """Open the notes of a checkpoint; `checkpoint` is its path below the warehouse's root."""
+        self._warehouse, self._table = warehouse, table
+        self._checkpoint = Checkpoint(warehouse, checkpoint)
+        self._files = warehouse.files(f"{checkpoint}/{FOLDER}")
+        self._last: Reached | None = None
+
+    def newest(self) -> Reached | None:
+        """Return the note of the latest version, or None before the first note."""
+        names = self._names()
+        content = self._files.read(names[-1]) if names else None
+        return None if content is None else Reached(**json.loads(content))
+
+    def take(self, batch: int) -> None:
+        """Note the commit that a micro-batch reaches, unless an earlier micro-batch has reached it.
+
+        Raises:
+            UserError: the commit that the previous micro-batch had reached has been replaced since.
+        """
+        version = self._checkpoint.find_touched_version(batch)
+        last = self._last or self.newest()
+        if last is not None and last.version >= version:
+            return
+        if last is not None and commit_id(self._warehouse, self._table, last.version) not in (
+            None,
+            last.commit,
+        ):
+            raise UserError(
+                f"{self._table} was put back while the stream ran: version {last.version} is another commit now. "
+                f"Nothing of micro-batch {batch} was written",
+                RUN_FAILED,
+            )
+        commit = commit_id(self._warehouse, self._table, version)
+        if commit is None:
+            return
+        self._last = Reached(version, commit)
+        self._files.write(f"{version:020d}.json", json.dumps(self._last._asdict()).encode())
+        for name in self._names()[:-KEPT]:
+            self._files.remove(name)
+
+    def _names(self) -> list[str]:
+        return [name for name in self._files.names("") if name.endswith(".json")]
 
 
 def find_damage(warehouse: Tables, generation: Generation) -> str | None:

@@ -1,25 +1,25 @@
-"""Pipelined calls of a map in Spark's state. Private protocol: see docs/decisions/0052.
+"""Values in Spark's state: pipelined calls of a map, and values as compressed text. Private protocol and format.
 
-Each call of the state's client sends a message over a socket and waits for the answer. With some hundreds of blocks per
-micro-batch, most of the time goes into switching between the two processes. The server answers requests in their order,
-so this module sends many requests and then reads the answers.
-
-It uses the protocol of the pinned PySpark (`pyspark.sql.streaming.map_state_client`) below its public interface. A map
-without such a client (of PySpark's tester, or of another release) gets single calls.
+See docs/decisions/0052.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.errors import PySparkRuntimeError
 from pyspark.serializers import write_int
 from pyspark.sql.streaming.proto import StateMessage_pb2 as messages
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
+
 
 AT_ONCE = 256
 """Number of requests that are sent before answers are read. Requests or answers are short, so this number does not fill
@@ -86,3 +86,77 @@ def _ask(client: Any, state: MapState, requests: Iterator[dict[str, Any]]) -> It
             if status != _OK:
                 raise PySparkRuntimeError(f"Spark's state server refused a call: {error}")
             yield value
+
+
+_CODEC = "lz4_raw"
+_SIZES = struct.Struct("<II")
+_GROUP = 7
+
+# Spread the 56 low bits of eight bytes to seven bits per byte, by halves: mask of the bits that stay, mask of the bits
+# that move up, and the number of places.
+_HALVES = tuple(
+    (np.uint64(stays), np.uint64(moves), np.uint64(by))
+    for stays, moves, by in (
+        (0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4),
+        (0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2),
+        (0x007F007F007F007F, 0x3F803F803F803F80, 1),
+    )
+)
+
+
+class DamagedText(ValueError):
+    """A text of the state is damaged, or was not made by `to_text`."""
+
+
+def to_text(value: bytes) -> str:
+    """Return bytes as compressed text."""
+    packed = pa.compress(value, codec=_CODEC, asbytes=True)
+    return _spread(b"".join([_SIZES.pack(len(value), len(packed)), packed]))
+
+
+def from_text(text: str) -> bytes:
+    """Return the bytes of a text.
+
+    Raises:
+        DamagedText: the text is cut short, or was not made by `to_text`.
+    """
+    try:
+        whole = _gather(text)
+        size, packed = _SIZES.unpack_from(whole)
+        end = _SIZES.size + packed
+        if end > len(whole):
+            raise DamagedText(f"a value of the state has {len(whole)} bytes, not {end}: it is cut short")
+        return pa.decompress(whole[_SIZES.size : end], size, codec=_CODEC, asbytes=True)
+    except (pa.ArrowException, struct.error, UnicodeEncodeError, ValueError) as error:
+        if isinstance(error, DamagedText):
+            raise
+        raise DamagedText(f"a value of the state is damaged: {error}") from error
+
+
+def decode_stored(stored: str | bytes) -> bytes:
+    """Return the bytes of a value of the state, stored as text or as bytes.
+
+    Raises:
+        DamagedText: see `from_text`.
+    """
+    return from_text(stored) if isinstance(stored, str) else bytes(stored)
+
+
+def _spread(value: bytes) -> str:
+    """Return every seven bytes as eight characters; the last group is padded with zeros."""
+    groups = -(-len(value) // _GROUP)
+    wide = np.zeros((groups, 8), np.uint8)
+    padded = value.ljust(groups * _GROUP, b"\0")
+    wide[:, :_GROUP] = np.frombuffer(padded, np.uint8).reshape(groups, _GROUP)
+    bits: NDArray[np.uint64] = wide.reshape(-1).view("<u8")
+    for stays, moves, by in _HALVES:
+        bits = (bits & stays) | ((bits & moves) << by)
+    return bits.tobytes().decode("ascii")
+
+
+def _gather(text: str) -> bytes:
+    """Invert `_spread`; return the bytes with the padding."""
+    bits: NDArray[np.uint64] = np.frombuffer(text.encode("ascii"), "<u8")
+    for stays, moves, by in reversed(_HALVES):
+        bits = (bits & stays) | ((bits >> by) & moves)
+    return bits.view(np.uint8).reshape(-1, 8)[:, :_GROUP].tobytes()
