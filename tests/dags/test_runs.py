@@ -63,6 +63,7 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
 
 
+@pytest.mark.slow
 def test_estimate_writes_the_rows_of_its_interval_once(landed: Tiny) -> None:
     for day in (1, 0, 1):  # any interval, in any order, cleared and run again
         assert run_dag(landed, "kalman_estimate__tiny", day) == {"estimate": "success"}

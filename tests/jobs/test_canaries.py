@@ -18,6 +18,7 @@ pytestmark = pytest.mark.spark
 CANARY = b"c4n4ry9f2e"
 
 
+@pytest.mark.slow
 def test_no_run_leaves_a_secret(feed: Feed, broker: Broker, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(name="hush", source={"kind": "kafka", "topic": "hush"}))
     rows = random_rows(1, rows=20, text=True)[0]

@@ -45,6 +45,7 @@ def days(count: int, rows: int = 200) -> list[pd.DataFrame]:
     return found
 
 
+@pytest.mark.slow
 def test_stream_batch_and_file_give_the_same_bits(tmp_path: Path) -> None:
     spec = {name: value for name, value in random_walk_spec(**KIND).items() if value is not None}
     pipeline = Pipeline(tmp_path, spec)

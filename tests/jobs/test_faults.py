@@ -46,7 +46,7 @@ def killed_in_batch(pipeline: Pipeline, batch: int, delay: float, whole_group: b
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(tmp_path: Path, kills: int) -> None:
     pipeline, frames = prepared(tmp_path, kills + 3)
     moments = random.Random(kills)
@@ -80,6 +80,7 @@ def test_python_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
     assert_bit_equal(pipeline.estimates(), expected(pipeline, frames))
 
 
+@pytest.mark.slow
 def test_of_two_drivers_started_at_once_one_runs_and_stops_cleanly(tmp_path: Path) -> None:
     pipeline, frames = prepared(tmp_path, 3)
     drivers = [Driver(pipeline, "stream", "--model", "walk", "--trigger", "1") for _ in range(2)]
@@ -100,6 +101,7 @@ def test_of_two_drivers_started_at_once_one_runs_and_stops_cleanly(tmp_path: Pat
     assert (live.owner, live.last_error) == (None, None)
 
 
+@pytest.mark.slow
 def test_a_pretrain_killed_before_its_manifest_leaves_nothing_visible(tmp_path: Path) -> None:
     frames = random_rows(2)
     pipeline = Pipeline(tmp_path / "killed", random_walk_spec())

@@ -71,9 +71,9 @@ def inputs_file(folder: Path) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["unscented", pytest.param("extended", marks=pytest.mark.soak)])
-def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path, kind: str) -> None:
-    pipeline = pipeline_of(tmp_path, filter=kind)
+@pytest.mark.slow
+def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path, filter="unscented")
     days = days_of(3)
     table = inputs_file(tmp_path)
     inputs.run(pipeline.settings, "walk", str(table))

@@ -1,4 +1,4 @@
-"""Every kind of filter runs through pretrain and stream as it does in one batch pass, to the last bit."""
+"""Functions of a spec run in the tasks of pretrain, stream and migration; the other kinds are in test_every_kind."""
 
 from __future__ import annotations
 
@@ -71,25 +71,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "adaptive": {"adaptive": {"R": 0.05}},
     "mixture": MIXTURE,
 }
-
-
 OUTPUTS = {"residual": True, "state_index": True, "sliding_log_likelihood": 2}
-SLOW = (
-    "square root",
-    "gated",
-    "fixed lag",
-    "adaptive",
-    "angles by differences",
-)  # the offline command's tests have them too
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SLOW else []) for kind in KINDS]
-)
-def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) -> None:
+def test_functions_beside_the_spec_are_found_by_tasks_and_for_versions_that_only_manifests_know(
+    tmp_path: Path,
+) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     (pipeline.settings.models / "sideways.py").write_text(MODULE)
-    pipeline.write_spec(random_walk_spec(**KINDS[kind], outputs=OUTPUTS))
+    pipeline.write_spec(random_walk_spec(**FUNCTIONS, outputs=OUTPUTS))
     days = random_rows(3, rows=60)
     pipeline.land(days[0])
     pipeline.pretrain()
@@ -102,16 +92,6 @@ def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) ->
         for ours, theirs in zip(found[name], expected[name], strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
-
-def test_functions_beside_the_spec_are_found_for_versions_that_only_manifests_know(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    (pipeline.settings.models / "sideways.py").write_text(MODULE)
-    pipeline.write_spec(random_walk_spec(**FUNCTIONS))
-    days = random_rows(4, rows=60)
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
     moved = {"version": 2, "migrate": {"function": "sideways:doubled"}}
     pipeline.write_spec(random_walk_spec(**{**FUNCTIONS, **moved}))
     exported = export.run(pipeline.settings, "walk").data["snapshot"]

@@ -62,6 +62,7 @@ def test_a_migration_between_keys_and_no_keys_is_refused_with_what_to_do(tmp_pat
                 build_state_map(step)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_from_landing_to_migration_without_a_key_column(tmp_path: Path) -> None:
     rules = [{"name": "up", "kind": "level", "at_least": -100.0, "readings": 1}]

@@ -127,6 +127,7 @@ def forget_the_last_commit(pipeline: Pipeline) -> int:
     return last
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_each_micro_batch_uses_one_version_and_the_same_after_a_kill(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, GAUGES)

@@ -105,6 +105,7 @@ def test_a_table_put_back_from_a_backup_and_grown_past_the_position_is_refused(t
     assert_bit_equal(pipeline.estimates("walk-g0002"), since(pipeline.batch(), DAYS[5]))
 
 
+@pytest.mark.slow
 def test_what_has_read_other_measurements_is_neither_promoted_nor_rolled_back_to(tmp_path: Path) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     backup = backed_up(pipeline)
@@ -126,6 +127,7 @@ def test_what_has_read_other_measurements_is_neither_promoted_nor_rolled_back_to
     assert statuses == {"walk-g0001": "retired", "walk-g0002": "live", "walk-g0003": "shadow"}
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_rows_that_a_backup_does_not_have_starts_no_stream(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
@@ -145,6 +147,7 @@ def test_a_snapshot_of_rows_that_a_backup_does_not_have_starts_no_stream(tmp_pat
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), DAYS[2]))
 
 
+@pytest.mark.slow
 def test_measurements_made_anew_get_a_snapshot_of_their_own(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])

@@ -25,6 +25,7 @@ def fails(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_the_first_copies_do_not_reach_a_stream_that_has_the_originals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,11 +65,12 @@ CHECKPOINTS: list[tuple[Callable[[Path], None], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damages",
     [
         pytest.param(CHECKPOINTS[-2:], id="some"),
-        pytest.param(CHECKPOINTS[:-2], id="others", marks=pytest.mark.slow),
+        pytest.param(CHECKPOINTS[:-2], id="others"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_a_snapshot_recovers_the_stream(

@@ -24,8 +24,8 @@ from jobs.storage.row_changes import ReplacingTable
 
 pytestmark = pytest.mark.spark
 
-KEYS = 25_000
-"""More than an Arrow batch of Spark's."""
+KEYS = 1_250
+"""More than an Arrow batch of the warehouse's in each of two partitions."""
 
 
 def manifest(name: str = "walk-v1-1-abc") -> Manifest:
@@ -75,11 +75,6 @@ def rows_of(number: Any, integer: bool) -> pa.RecordBatch:
 
 def rows_in(warehouse: Warehouse, name: str = "walk-v1-1-abc") -> list[Any]:
     return read_rows(warehouse, name, "walk").orderBy("key").collect()
-
-
-@pytest.fixture
-def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
-    return Warehouse(spark, str(tmp_path / "warehouse"))
 
 
 @pytest.mark.core

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
@@ -25,21 +24,19 @@ def rows_of(frame: Any) -> str:
 
 
 @pytest.mark.core
-def test_they_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
-    warehouse = Warehouse(spark, str(tmp_path))
-    store.write(warehouse, manifest("walk-v1-0-abc"), made(spark, 7))  # another partition
-    written = store.write(warehouse, manifest(), made(spark))
+def test_they_are_those_that_spark_reads(warehouse: Warehouse) -> None:
+    store.write(warehouse, manifest("walk-v1-0-abc"), made(warehouse.spark, 7))  # another partition
+    written = store.write(warehouse, manifest(), made(warehouse.spark))
     rows = read_stored_rows(warehouse, written, written.snapshots_version)
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
     assert rows_of(rows.frame) == rows_of(read_rows(warehouse, written.snapshot_id, "walk").select(*columns))
     assert measure_rows(rows) == (KEYS, written.checksum, written.rows)
 
 
-def test_times_of_earlier_releases_that_nanoseconds_cannot_hold_are_read(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
-    far = made(spark, 3).frame.withColumn("event_time", F.expr("timestamp'1500-01-01 00:00:00.000001Z'"))
+def test_times_of_earlier_releases_that_nanoseconds_cannot_hold_are_read(warehouse: Warehouse) -> None:
+    far = made(warehouse.spark, 3).frame.withColumn(
+        "event_time", F.expr("timestamp'1500-01-01 00:00:00.000001Z'")
+    )
     written = store.write(warehouse, manifest(), far)
     rows = warehouse.read("snapshots").localCheckpoint()
     rows.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))  # Java's times are INT96
@@ -55,23 +52,19 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, Path.unlink])
-def test_a_damaged_file_is_told_with_its_snapshot(spark: SparkSession, tmp_path: Path, harm: Any) -> None:
-    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
-    written = store.write(warehouse, manifest(), made(spark))
+def test_a_damaged_file_is_told_with_its_snapshot(warehouse: Warehouse, harm: Any) -> None:
+    written = store.write(warehouse, manifest(), made(warehouse.spark))
     harm(Path(DeltaTable(warehouse.path("snapshots")).file_uris()[0]))
     with pytest.raises(UserError, match=f"snapshot {written.snapshot_id} (is damaged|cannot be read)"):
         store.verify(warehouse, written)
     assert store.find_whole(warehouse, written.snapshot_id) is None
-    again = store.write(warehouse, manifest(), made(spark))
+    again = store.write(warehouse, manifest(), made(warehouse.spark))
     assert again.checksum == written.checksum and store.find_whole(warehouse, written.snapshot_id) == again
 
 
-def test_a_version_that_the_log_no_longer_has_gives_way_to_the_newest(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
-    written = store.write(warehouse, manifest(), made(spark, 10))
-    store.write(warehouse, manifest("walk-v1-2-abc"), made(spark, 10))
+def test_a_version_that_the_log_no_longer_has_gives_way_to_the_newest(warehouse: Warehouse) -> None:
+    written = store.write(warehouse, manifest(), made(warehouse.spark, 10))
+    store.write(warehouse, manifest("walk-v1-2-abc"), made(warehouse.spark, 10))
     table = DeltaTable(warehouse.path("snapshots"))
     table.create_checkpoint()
     for version in range(written.snapshots_version + 1):

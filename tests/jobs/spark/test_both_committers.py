@@ -50,6 +50,7 @@ def forget_commits(folder: Path, before: int) -> None:
             path.unlink()
 
 
+@pytest.mark.slow
 def test_each_goes_on_from_the_checkpoint_of_the_other(spark: SparkSession, tmp_path: Path) -> None:
     warehouse, files = made(spark, tmp_path, checkpointInterval="3")
     append(warehouse, 0, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.storage import object_files
+from jobs.storage import object_files, table_rows
 from tests.support import object_store
 from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
 
@@ -18,6 +18,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         pytest.skip(missing)
     with ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store:
         yield store
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs repeats a request once, at once; by default ten times within minutes."""
+    once = {"max_retries": "1", "backoff_config.init_backoff": "1ms", "backoff_config.max_backoff": "1ms"}
+    options = table_rows.build_delta_options
+    monkeypatch.setattr(table_rows, "build_delta_options", lambda: {**options(), **once})
 
 
 @pytest.fixture

@@ -123,7 +123,18 @@ def test_files_land_once_wherever_the_warehouse_is(
         assert parts(root, TABLE) == 2
 
 
-@pytest.mark.parametrize("where", ["before the first commit", "between the commits", "after the commits"])
+@pytest.mark.parametrize(
+    ("root", "where"),
+    [
+        ("folder", "before the first commit"),
+        ("s3", "between the commits"),
+        ("folder", "after the commits"),
+        pytest.param("s3", "before the first commit", marks=pytest.mark.slow),
+        pytest.param("folder", "between the commits", marks=pytest.mark.slow),
+        pytest.param("s3", "after the commits", marks=pytest.mark.slow),
+    ],
+    indirect=["root"],
+)
 def test_a_killed_landing_takes_its_processes_along_and_the_next_one_completes_it(
     root: str, tmp_path: Path, where: str
 ) -> None:

@@ -156,21 +156,21 @@ def test_checkpoints_of_java_are_read(spark: SparkSession, tmp_path: Path, form:
     if form == "parts":
         session.conf.set("spark.databricks.delta.checkpoint.partSize", "3")
     policy = ", 'delta.checkpointPolicy' = 'v2'" if form == "v2" else ""
-    settings = f"'delta.checkpointInterval' = '5'{policy}"
+    settings = f"'delta.checkpointInterval' = '3'{policy}"
     session.sql(f"CREATE TABLE delta.`{path}` (x bigint) USING delta TBLPROPERTIES ({settings})")
-    for number in range(1, 8):
+    for number in range(1, 5):
         writer = session.range(number).toDF("x").write.format("delta").mode("append")
         writer.option("txnAppId", f"app {number % 3}").option("txnVersion", number).save(path)
     log = tmp_path / form / "_delta_log"
     hint = json.loads((log / "_last_checkpoint").read_text())
     assert (hint["version"], "v2Checkpoint" in hint, hint.get("parts", 0) > 1) == (
-        5,
+        3,
         form == "v2",
         form == "parts",
     )
-    wanted = {"app 0": 6, "app 1": 7, "app 2": 5}
+    wanted = {"app 0": 3, "app 1": 4, "app 2": 2}
     assert tables.transactions(form) == wanted == as_the_library_says(tables, set(wanted), form)
     (log / "_last_checkpoint").unlink()
-    for version in range(5):
+    for version in range(3):
         (log / f"{version:020d}.json").unlink()
     assert tables.transactions(form) == wanted

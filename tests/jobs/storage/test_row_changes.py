@@ -24,7 +24,7 @@ from jobs.storage.row_changes import NOW, add_columns, put_rows, replace_table, 
 from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import open_log
 from jobs.storage.warehouse import Tables
-from tests.support.object_store import BUCKET, ObjectStore, Proxy
+from tests.support.object_store import BUCKET, Proxy
 
 COLUMNS = "model string, name string, number int, epoch bigint, at timestamp, note string"
 KEYS = ("model", "name")
@@ -160,7 +160,7 @@ def test_a_commit_that_others_come_before_each_time_is_refused(
 
 
 def test_a_commit_whose_answer_is_lost_counts_once(
-    proxy: Proxy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_log, "_PAUSE_SECONDS", (0.0, 0.0))
     root = f"s3a://{BUCKET}/lost-answers"
@@ -181,7 +181,7 @@ def test_a_commit_whose_answer_is_lost_counts_once(
 
 
 def test_a_commit_that_the_store_never_saw_fails_and_is_not_made(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_log, "_LOOK_SECONDS", 0.0)
     warehouse = made(f"s3a://{BUCKET}/refused", row("a", 1))

@@ -33,10 +33,10 @@ from tests.jobs.support.pipeline import (
     random_walk_spec,
     reflected,
     since,
+    streaming,
 )
 from tests.jobs.support.processes import files
 from tests.jobs.support.released import unpacked
-from tests.jobs.test_kinds import KINDS
 
 pytestmark = pytest.mark.spark
 
@@ -68,6 +68,7 @@ def verdict(pipeline: Pipeline) -> str:
     return verify.run(pipeline.settings, pipeline.name, share="1").data["outcome"]
 
 
+@pytest.mark.slow
 def test_a_sound_stream_is_handed_over_and_goes_on(folder: Path) -> None:
     pipeline = pipeline_of(folder, "sound")
     former = live_of(pipeline)
@@ -84,14 +85,17 @@ def test_a_sound_stream_is_handed_over_and_goes_on(folder: Path) -> None:
     assert pipeline.stream().data["generation"] == live.generation
 
 
-def test_a_stream_with_pinned_inputs_is_handed_over_and_goes_on(folder: Path) -> None:
-    pipeline = pipeline_of(folder, "gauge")
-    assert pipeline.stream().data["rows"] == 80
-    assert live_of(pipeline).parent == "gauge-g0001"
-    assert live_estimates(pipeline.warehouse, "gauge").count() == 240
+@pytest.mark.slow
+def test_a_hurt_stream_is_computed_anew(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "hurt")
+    assert pipeline.stream(adopt=live_of(pipeline).snapshot_id).data["began"]
+    exported = export.run(pipeline.settings, "hurt").data["snapshot"]
+    assert reflected(pipeline, exported) == landed(pipeline)
+    assert live_estimates(pipeline.warehouse, "hurt").count() == sum(landed(pipeline).values()) - 4000
+    assert verdict(pipeline) == "equal"
 
 
-def test_a_hurt_stream_is_found_and_computed_anew(folder: Path) -> None:
+def test_a_hurt_stream_is_found_and_goes_on_as_it_is_where_that_is_wanted(folder: Path) -> None:
     pipeline = pipeline_of(folder, "hurt")
     hurt = live_of(pipeline)
     for verb in (pipeline.stream, lambda: export.run(pipeline.settings, "hurt")):
@@ -101,16 +105,6 @@ def test_a_hurt_stream_is_found_and_computed_anew(folder: Path) -> None:
             refused.value
         )
     assert live_of(pipeline).generation == hurt.generation
-    report = pipeline.stream(adopt=hurt.snapshot_id)
-    assert report.data["began"]
-    exported = export.run(pipeline.settings, "hurt").data["snapshot"]
-    assert reflected(pipeline, exported) == landed(pipeline)
-    assert live_estimates(pipeline.warehouse, "hurt").count() == sum(landed(pipeline).values()) - 4000
-    assert verdict(pipeline) == "equal"
-
-
-def test_a_hurt_stream_goes_on_as_it_is_where_that_is_wanted(folder: Path) -> None:
-    pipeline = pipeline_of(folder, "hurt")
     report = pipeline.stream(allow_missing_rows=True)
     assert report.data["began"]
     lacking = sum(landed(pipeline).values()) - sum(reflected(pipeline, report.data["snapshot"]).values())
@@ -129,24 +123,28 @@ def test_a_shadow_of_format_1_is_made_anew(folder: Path) -> None:
     assert statuses == {"sound-g0001": "live", "sound-g0002": "retired", "sound-g0003": "shadow"}
 
 
-@pytest.mark.parametrize("moment", ["before the manifest", "before the generation", "after the generation"])
-def test_a_hand_over_that_is_killed_is_done_by_the_next_start(folder: Path, moment: str) -> None:
+def test_a_hand_over_that_is_killed_again_and_again_is_done_by_the_next_start(folder: Path) -> None:
+    """Its inputs are pinned. It is killed before the manifest, before the generation, and after the generation."""
     pipeline = pipeline_of(folder, "gauge")
-    place, name = {
-        "before the manifest": (store, "_commit"),
-        "before the generation": (generations, "begin"),
-        "after the generation": (generations, "begin"),
-    }[moment]
-    real = getattr(place, name)
+    begin = generations.begin
 
-    def killed(*arguments: Any, **options: Any) -> Any:
-        if moment.startswith("after"):
-            real(*arguments, **options)
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    with mock.patch.object(place, name, killed), pytest.raises(KeyboardInterrupt):
-        pipeline.stream()
-    pipeline.stream()
+    def begun_and_killed(*arguments: Any, **options: Any) -> None:
+        begin(*arguments, **options)
+        raise KeyboardInterrupt
+
+    moments = (
+        (store, "_commit", killed),
+        (generations, "begin", killed),
+        (generations, "begin", begun_and_killed),
+    )
+    for place, name, ends in moments:
+        assert live_of(pipeline).generation == "gauge-g0001"
+        with mock.patch.object(place, name, ends), pytest.raises(KeyboardInterrupt):
+            pipeline.stream()
+    assert pipeline.stream().data["rows"] == 80
     live = live_of(pipeline)
     assert (live.generation, live.parent, live.parent_batch) == ("gauge-g0002", "gauge-g0001", 1)
     assert live_estimates(pipeline.warehouse, "gauge").count() == 240
@@ -170,6 +168,7 @@ def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> N
         spark.conf.set(STATE_FORMAT, "2")
 
 
+@pytest.mark.slow
 def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     frames = random_rows(4)
@@ -190,14 +189,9 @@ def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) 
 
 
 def test_rows_that_the_filter_left_out_are_not_missing(tmp_path: Path) -> None:
-    gated = random_walk_spec(**KINDS["gated"])
-    frames = random_rows(3)
+    frames = random_rows(2)
     frames[1].loc[[5, 50], ["a", "b"]] = 1e4
-    pipeline = Pipeline(tmp_path, gated)
-    pipeline.land(frames[0])
-    pipeline.pretrain()
-    pipeline.land(*frames[1:])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, frames[0], frames[1], robust={"gate": {"probability": 0.99}})
     manifest = manifests.find(pipeline.warehouse, export.run(pipeline.settings, "walk").data["snapshot"])
     assert manifest is not None
     assert pipeline.estimates()["flags"].notna().sum() >= 2

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.spark
 ODD = "a b\u00e9#?+[x]:'\"{y,z}*|^<>$~!&;=,(@)%\U0001f40b"
 
 
+@pytest.mark.slow
 def test_states_are_read_wherever_the_warehouse_is_and_a_moved_one_says_how_it_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,7 @@ from tests.jobs.support.pipeline import (
     random_rows,
     random_walk_spec,
     since,
+    streaming,
 )
 
 ALL = {
@@ -50,6 +51,7 @@ def alone(pipeline: Pipeline, *frames: pd.DataFrame) -> pd.DataFrame:
     return ordered(found)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_stream_batch_and_offline_give_the_same_outputs_and_a_restart_goes_on_with_them(
     tmp_path: Path,
@@ -83,11 +85,7 @@ def test_stream_batch_and_offline_give_the_same_outputs_and_a_restart_goes_on_wi
 @pytest.mark.spark
 @pytest.mark.slow
 def test_outputs_may_be_switched_between_two_starts_and_the_window_with_a_new_version(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     pipeline.write_spec(random_walk_spec(outputs=ALL))
     pipeline.land(DAYS[2])
     pipeline.stream()

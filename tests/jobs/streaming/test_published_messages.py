@@ -44,6 +44,7 @@ def places(rows: list[Any]) -> dict[Place, tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_reader_drops_messages_that_come_twice_and_no_others(feed: Feed, tmp_path: Path) -> None:
     frames = random_rows(3, keys=30, rows=60, text=True)
     for number in (1, 2):  # rows that are equal, and so are their estimates

@@ -120,6 +120,7 @@ def test_with_strict_a_row_counts_once_across_snapshots(tmp_path: Path) -> None:
     assert {one["message"] for one in payloads} <= set(days[0]["message"])
 
 
+@pytest.mark.slow
 def test_with_as_arrived_a_row_counts_once_though_the_last_micro_batch_is_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**BY_ID))
     days = numbered(random_rows(3, keys=20, rows=120), text=False)

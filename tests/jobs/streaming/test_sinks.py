@@ -125,6 +125,7 @@ def assert_latest(pipeline: Pipeline) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
     pipeline, frames = prepared(

@@ -41,6 +41,7 @@ def assert_whole(pipelines: dict[str, Pipeline], rows: dict[str, list[pd.DataFra
         assert_bit_equal(one.estimates(), since(one.batch(), rows[name][1]))
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_stream_that_cannot_start_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

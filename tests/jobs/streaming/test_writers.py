@@ -95,6 +95,7 @@ def handed(pipeline: Pipeline) -> pd.DataFrame:
     return found.sort_values(["batch_id", "ordinal"], ignore_index=True)
 
 
+@pytest.mark.slow
 def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path) -> None:
     pipeline = replayed(tmp_path, site_rows(4))
     rows: Any = pipeline.warehouse.read(estimates("walk")).toPandas()
@@ -123,6 +124,7 @@ def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path)
     assert times == {UTC_MICROSECONDS}
 
 
+@pytest.mark.slow
 def test_maintenance_leaves_what_counts_and_a_table_that_asks_for_more_is_refused(tmp_path: Path) -> None:
     days = random_rows(5, rows=40)
     pipeline = streamed(tmp_path, days[:3])

@@ -138,9 +138,12 @@ class Pipeline:
         )
 
 
-def streaming(folder: Path, history: pd.DataFrame, *later: pd.DataFrame) -> Pipeline:
-    """Return a pipeline that was pretrained on a history and whose stream has processed the later frames."""
-    pipeline = Pipeline(folder, random_walk_spec())
+def streaming(folder: Path, history: pd.DataFrame, *later: pd.DataFrame, **changes: Any) -> Pipeline:
+    """Return a pipeline that was pretrained on a history and whose stream has processed the later frames.
+
+    `changes`: fields of the spec that differ from `random_walk_spec`.
+    """
+    pipeline = Pipeline(folder, random_walk_spec(**changes))
     pipeline.land(history)
     pipeline.pretrain()
     pipeline.land(*later)

@@ -92,6 +92,7 @@ def forget_ranges(pipeline: Pipeline) -> None:
     rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [1], indirect=True)
 def test_snapshots_at_the_ends_of_micro_batches_are_adopted(
     streamed: tuple[Pipeline, dict[int, str]],
@@ -183,7 +184,8 @@ def stop_after(pipeline: Pipeline, batches: int, patch: pytest.MonkeyPatch) -> N
             pipeline.stream()
 
 
-@pytest.mark.parametrize("mode", ["retrain", pytest.param("stateless", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["retrain", "stateless"])
 def test_a_stream_that_stopped_within_a_version_is_replaced(
     landed: tuple[Pipeline, dict[int, str]],
     tmp_path: Path,

@@ -143,6 +143,7 @@ def states_of(pipeline: Pipeline, identity: str) -> pd.DataFrame:
     return states.astype({"id": int})
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_imported_states_go_on_as_those_of_pretrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of a snapshot, as a table with some bad rows: killed, repeated, streamed, exported and migrated."""

@@ -83,6 +83,7 @@ def begun(folder: Path) -> tuple[Pipeline, dict[str, Any], Own]:
     return pipeline, trained, {**own(pipeline, trained["snapshot"]), "6": pooled}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_what_each_key_has_learned_goes_with_it_into_the_next_version(tmp_path: Path) -> None:
     pipeline, trained, parameters = begun(tmp_path)

@@ -38,6 +38,7 @@ def broken(pipeline: Pipeline, good: manifests.Manifest, name: str, nan: list[st
     store.write(pipeline.warehouse, replace(good, snapshot_id=name), rows)
 
 
+@pytest.mark.slow
 def test_keys_without_a_number_are_left_out_listed_and_start_anew(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])

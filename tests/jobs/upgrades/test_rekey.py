@@ -180,6 +180,7 @@ def deploy(pipeline: Pipeline, key: list[str], **keys: str) -> None:
     pipeline.write_spec(random_walk_spec(version=2, key=key, migrate={"keys": rules}))
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_stream_continues_with_other_keys(folder: Path) -> None:
     pipeline, days = prepared(folder)

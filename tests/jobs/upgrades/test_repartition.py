@@ -14,7 +14,6 @@ from jobs.core.errors import INPUT_ERROR, RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.live import live_estimates
-from jobs.snapshots import manifests
 from jobs.storage.checkpoints import Checkpoint
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -23,6 +22,7 @@ from tests.jobs.support.pipeline import (
     random_rows,
     random_walk_spec,
     since,
+    streaming,
 )
 from tests.jobs.support.processes import Driver, files
 
@@ -33,11 +33,7 @@ OTHER: dict[str, Any] = {"stream": {"max_files_per_batch": 1, "partitions": 3, "
 
 def prepared(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
     """Return a pipeline with a day in its snapshot and a day in its stream."""
-    pipeline = Pipeline(folder, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
+    pipeline = streaming(folder, days[0], days[1])
     return pipeline
 
 
@@ -55,6 +51,7 @@ def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
     )
 
 
+@pytest.mark.slow
 def test_a_stream_is_repartitioned_and_rolled_back(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
     pipeline = prepared(tmp_path, days)
@@ -101,41 +98,6 @@ def test_a_stream_is_repartitioned_and_rolled_back(tmp_path: Path) -> None:
         pipeline.stream()
     assert refused.value.exit_code == INPUT_ERROR
     assert_bit_equal(live(pipeline), expected)
-
-
-# After which commit the repartitioning is killed: table, and how many commits more than before.
-MOMENTS = {
-    "the export's rows": ("snapshots/_delta_log", 1),
-    "the export": ("manifests/_delta_log", 1),
-    "the new generation": ("generations/_delta_log", 1),
-}
-
-
-@pytest.mark.soak  # as an upgrade is killed, at the same steps, in test_upgrade_faults
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_repartitioning_killed_after(tmp_path: Path, moment: str) -> None:
-    days = random_rows(3, rows=60)
-    pipeline = prepared(tmp_path, days)
-    where, more = MOMENTS[moment]
-    folder = Path(pipeline.settings.warehouse, where)
-    before = commits(folder)
-    pipeline.write_spec(random_walk_spec(**OTHER))
-    driver = Driver(pipeline, "upgrade", "--model", "walk", "--mode", "repartition")
-    driver.wait_for(lambda: commits(folder) >= before + more)
-    driver.kill()
-    upgrade.run(pipeline.settings, "walk", mode="repartition")
-    known = {one.generation: one.status for one in generations.read_generations(pipeline.warehouse, "walk")}
-    assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == 2
-    pipeline.land(days[2])
-    assert pipeline.stream().data["rows"] == len(days[2])
-    assert layout(pipeline, "walk-g0002")[::2] == (3, "3")
-    assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))
-
-
-def commits(folder: Path) -> int:
-    """Return how many commits a Delta log has."""
-    return sum(name.endswith(".json") for name in files(folder))
 
 
 @pytest.mark.soak

@@ -163,11 +163,7 @@ def check_ends(table: pd.DataFrame, version: int, ends: dict[int, np.ndarray]) -
 
 @pytest.mark.slow
 def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
 
     # Version 2 is deployed: the stream goes on with version 1 until the upgrade.
     pipeline.write_spec(random_walk_spec(**V2))
@@ -220,11 +216,7 @@ def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_path: Path) -> None:
     innovation: dict[str, Any] = {"outputs": {"innovation": True}}
-    pipeline = Pipeline(tmp_path, random_walk_spec(**innovation))
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1], **innovation)
     worse = random_walk_spec(
         version=2,
         observation={"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[400.0, 0.0], [0.0, 400.0]]},
@@ -287,11 +279,7 @@ def check_comparison(pipeline: Pipeline, numbers: dict[str, Any], rows: pd.DataF
 
 @pytest.mark.slow
 def test_retrain_and_stateless_lose_no_row(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     pipeline.write_spec(random_walk_spec(**V2))
     upgrade.run(pipeline.settings, "walk", mode="retrain")
     pipeline.land(DAYS[2])

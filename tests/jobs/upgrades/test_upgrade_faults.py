@@ -41,7 +41,10 @@ MOMENTS = {
 
 @pytest.mark.parametrize(
     "moment",
-    [pytest.param(one, marks=[] if one == "its first plan" else pytest.mark.soak) for one in MOMENTS],
+    [
+        pytest.param(one, marks=pytest.mark.slow if one == "its first plan" else pytest.mark.soak)
+        for one in MOMENTS
+    ],
 )
 def test_an_upgrade_killed_after(tmp_path: Path, moment: str) -> None:
     days = random_rows(5, rows=60)
@@ -101,11 +104,7 @@ def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> No
 
     def begun(name: str) -> tuple[Pipeline, list[pd.DataFrame]]:
         days = random_rows(4, rows=60)
-        pipeline = Pipeline(tmp_path / name, random_walk_spec())
-        pipeline.land(days[0])
-        pipeline.pretrain()
-        pipeline.land(days[1])
-        pipeline.stream()
+        pipeline = streaming(tmp_path / name, days[0], days[1])
         pipeline.write_spec(random_walk_spec(version=2))
         return pipeline, days
 

@@ -54,6 +54,7 @@ def refused(pipeline: Pipeline, verb: Any, **options: Any) -> UserError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_nothing_is_promoted_on_nothing_and_noise_is_no_verdict(tmp_path: Path) -> None:
     pipeline = streaming(tmp_path, rows_of(5, 40, 0), rows_of(5, 3, 40))
     pipeline.write_spec(other_noise(2, rows=0, loss=0.0))

@@ -16,13 +16,13 @@ from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("text", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_each_key_is_recomputed_with_what_it_has_learned(
-    tmp_path: Path, text: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn = {"parameters": ["level_variance", "R"], "scope": "key"}
     spec: dict[str, Any] = {**random_walk_spec(), "learn": learn}
-    parts = random_rows(2, keys=12, rows=200, text=text)
+    parts = random_rows(2, keys=12, rows=200, text=True)
     pipeline = Pipeline(tmp_path, spec)
     pipeline.land(parts[0])
     pipeline.pretrain()

@@ -22,7 +22,7 @@ from jobs.specs.loading import load_spec
 from jobs.storage.tables import estimates
 from jobs.verification import runs
 from jobs.verification.verifier import Options, Verifier
-from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec, streaming
 
 pytestmark = pytest.mark.spark
 
@@ -59,11 +59,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 def two_generations(folder: Path) -> Pipeline:
-    pipeline = Pipeline(folder, random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1], DAYS[2])
-    pipeline.stream()
+    pipeline = streaming(folder, DAYS[0], DAYS[1], DAYS[2])
     snapshot = export.run(pipeline.settings, pipeline.name).data["snapshot"]
     pipeline.land(late(DAYS[1]), DAYS[3])
     pipeline.stream(adopt=snapshot)
@@ -127,6 +123,7 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     assert f"{total} differences" in sentence
 
 
+@pytest.mark.slow
 def test_a_changed_state_and_a_changed_snapshot_are_found(chain: Pipeline, tmp_path: Path) -> None:
     one, other = (chain.copied(tmp_path / name) for name in ("one", "other"))
     one.land(DAYS[4])
@@ -174,6 +171,7 @@ def without_marks(pipeline: Pipeline) -> None:
         written.update(marked, {column: F.regexp_replace(column, ', "numerics": [{][^}]*[}]', "")})
 
 
+@pytest.mark.slow
 def test_what_an_earlier_release_began_diffuse_is_not_verified_where_it_differs(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path / "walk", random_walk_spec(initial={"diffuse": True}))
     first = DAYS[0].head(8)
@@ -284,11 +282,7 @@ def test_rows_out_of_order_and_a_migration(tmp_path: Path, order: dict[str, Any]
 
 @pytest.mark.slow
 def test_a_generation_that_began_without_state(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     pipeline.write_spec(random_walk_spec(version=2))
     upgrade.run(pipeline.settings, pipeline.name, mode="stateless", lose_state=True)
     pipeline.land(DAYS[2])
