@@ -171,7 +171,7 @@ def _never_driven() -> Iterator[None]:
     """Let a driver take a lease that another one holds and renews."""
     with (
         mock.patch.object(leases, "refuse_if_driven", _nothing),
-        mock.patch("jobs.supervision.driver_log.DriverIdentity.alive_after_waiting", lambda *_: False),
+        mock.patch("jobs.supervision.driver_log.DriverIdentity.is_alive_after_waiting", lambda *_: False),
     ):
         yield
 

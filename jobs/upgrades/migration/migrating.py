@@ -113,8 +113,9 @@ def migrate_along(
         rows = read_rows(warehouse, source.snapshot_id, source.model, version)
         keys = select_without_number(rows, migration)
         why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
-        origin = f"snapshots/{source.snapshot_id}"
-        keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")
+        keep_left_out(
+            warehouse, keys, source.model, f"snapshots/{source.snapshot_id}", why, identity, "migrate"
+        )
     on_progress(f"writing {format_count(change['keys'], 'key')}")
     manifest = replace(
         source,
