@@ -136,6 +136,7 @@ def test_the_first_result_of_the_readme(tmp_path: Path):
     assert len(kitchen) == 7 and (tmp_path / "rooms.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_tour_of_the_readme_ends_with_estimates_and_a_picture(tmp_path: Path):
     tour = next(block for block in blocks(ROOT / "README.md") if "stream --model nile" in block)

@@ -213,7 +213,7 @@ def project(tmp_path: Path, commit: Callable[..., None]) -> Callable[..., tuple[
     return made
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_share_that_runs_fails_by_its_tests_and_records_them(
     project: Callable[..., tuple[Path, list[str]]], capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
@@ -246,6 +246,7 @@ def test_a_share_without_a_test_passes(project: Callable[..., tuple[Path, list[s
     assert slow_tests.run_share(root, tests, 7, 1, []) == 0
 
 
+@pytest.mark.slow
 def test_a_share_that_lasts_too_long_is_cut_off_and_does_not_fail(
     project: Callable[..., tuple[Path, list[str]]],
     capsys: pytest.CaptureFixture[str],

@@ -16,6 +16,8 @@ from tests.kalman.support.oracles import UNIT
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "drawn.npz"
 LIVE = range(10_000, 10_020)
+PARTS = 10
+"""In which the kept results are compared: the first always, the others as slow tests."""
 TOLERANCE = 1e-6
 """Of a standard deviation, and of a variance."""
 
@@ -92,13 +94,15 @@ def noise_of(model: Any) -> np.ndarray:
     return np.array([float(np.ravel(Q[i * (i + 1) // 2 + i])[0]) for i in range(n)])
 
 
-@pytest.mark.parametrize("tens", range(20))
-def test_against_results_that_were_kept(tens):
-    for seed in range(10 * tens, 10 * tens + 10):
+@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, PARTS))])
+def test_against_results_that_were_kept(first):
+    for seed in range(first, 200, PARTS):
         compare(draw(seed), kept()[seed])
 
 
-@pytest.mark.parametrize("seed", LIVE)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(k, marks=pytest.mark.slow if k % 2 == 0 else ()) for k in LIVE]
+)
 def test_against_results_of_now(seed):
     drawn = draw(seed)
     compare(drawn, exact(drawn))

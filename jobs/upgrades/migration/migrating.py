@@ -117,9 +117,16 @@ def migrate_along(
             warehouse, keys, source.model, f"snapshots/{source.snapshot_id}", why, identity, "migrate"
         )
     on_progress(f"writing {format_count(change['keys'], 'key')}")
-    manifest = replace(
+    manifest = _describe_snapshot(source, spec, plan)
+    with label_jobs(spark, activity, "write the snapshot"):
+        return write(warehouse, manifest, states, held), change, True
+
+
+def _describe_snapshot(source: Manifest, spec: ModelSpec, plan: MigrationPlan) -> Manifest:
+    """Return the manifest of the migrated snapshot, not yet committed."""
+    return replace(
         source,
-        snapshot_id=identity,
+        snapshot_id=plan.snapshot_id,
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=plan.parameters,
@@ -128,8 +135,6 @@ def migrate_along(
         committed_at=None,
         waiting=None,
     )
-    with label_jobs(spark, activity, "write the snapshot"):
-        return write(warehouse, manifest, states, held), change, True
 
 
 def _check_keys(

@@ -104,39 +104,38 @@ def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
 
 
 @pytest.mark.spark
-def test_pretrain_writes_what_was_learned_and_filter_ends_in_its_states(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("entries_em", "unscented") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
+def test_pretrain_writes_what_was_learned_and_filter_ends_in_its_states(tmp_path: Path, name: str) -> None:
     """Each key's own or its group's values, with outcomes and errors in `learned`; the same bits without Spark."""
-    rows = readings()
-    for name, sections in MODELS.items():
-        pipeline = Pipeline(tmp_path / name, written(name))
-        pipeline.land(rows)
-        identity = pipeline.pretrain().data["snapshot"]
-        report, out = filtered(pipeline, rows)
-        assert report.data["snapshot"] == identity, name
-        assert last_rows(out) == states_of(pipeline, identity), name
-        scope = sections["learn"]["scope"]
-        table = pipeline.warehouse.spark.read.format("delta").load(str(pipeline.warehouse.path("learned")))
-        found = [row.asDict(recursive=True) for row in table.collect()]
-        own = [row for row in found if row["scope"] == scope]
-        assert len(own) == (5 if scope == "key" else 2), name
-        numbers = {tuple(sorted(row["parameters"].items())) for row in own}
-        assert len(numbers) == len(own), f"{name}: each has values of its own"
-        errors = [
-            error
-            for row in own
-            if row["outcome"] == "converged"
-            for error in row["standard_errors"].values()
-            if error is not None
-        ]
-        assert errors and min(errors) > 0.0, name
-        assert all(row["outcome"] in ("converged", "at_bound", "too_few_rows") for row in own), name
-        assert np.isfinite([row["nis"] for row in own]).all(), name
-        _check_unknown(pipeline, rows, scope, name)
-
-
-def _check_unknown(pipeline: Pipeline, rows: pd.DataFrame, scope: str, name: str) -> None:
-    """A key that the snapshot does not know has the population's values, or its group's."""
+    rows, scope = readings(), MODELS[name]["learn"]["scope"]
+    pipeline = Pipeline(tmp_path, written(name))
+    pipeline.land(rows)
+    identity = pipeline.pretrain().data["snapshot"]
+    report, out = filtered(pipeline, rows)
+    assert report.data["snapshot"] == identity
+    assert last_rows(out) == states_of(pipeline, identity)
+    own = [row for row in pipeline.tables.rows("learned") if row["scope"] == scope]
+    assert len(own) == (5 if scope == "key" else 2)
+    assert len({tuple(sorted(dict(row["parameters"]).items())) for row in own}) == len(own), (
+        "each has its own"
+    )
+    errors = [
+        error
+        for row in own
+        if row["outcome"] == "converged"
+        for error in dict(row["standard_errors"]).values()
+        if error is not None
+    ]
+    assert errors and min(errors) > 0.0
+    assert all(row["outcome"] in ("converged", "at_bound", "too_few_rows") for row in own)
+    assert np.isfinite([row["nis"] for row in own]).all()
+    # A key that the snapshot does not know has the population's values, or its group's.
     known: Any = rows[rows["id"] == 2]
-    _, out = filtered(pipeline, pd.concat([known, known.assign(id=77)]))
-    last = last_rows(out)
-    assert (last[2] == last[77]) == (scope == "group"), name
+    last = last_rows(filtered(pipeline, pd.concat([known, known.assign(id=77)]))[1])
+    assert (last[2] == last[77]) == (scope == "group")

@@ -136,6 +136,7 @@ def test_ten_unlike_series_learn_by_key_and_those_that_cannot_are_named(
     assert len(learned(pipeline)) == 0
 
 
+@pytest.mark.slow
 def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,8 +67,8 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
 
 
 def test_each_key_learns_its_own_parameters_and_the_stream_continues_with_them(tmp_path: Path) -> None:
-    days = random_rows(3, keys=12, rows=200)
-    pipeline = Pipeline(tmp_path, learning_spec(scope="key"))
+    days = random_rows(3, keys=6, rows=100)
+    pipeline = Pipeline(tmp_path, learning_spec(scope="key", max_iterations=5))
     pipeline.land(*days[:2])
     report = pipeline.pretrain()
     found = pipeline.snapshot(report.data["snapshot"])
@@ -96,10 +96,10 @@ def test_each_key_learns_its_own_parameters_and_the_stream_continues_with_them(t
 
 
 def test_the_same_inputs_give_the_same_snapshot(tmp_path: Path) -> None:
-    days = random_rows(3)
+    days = random_rows(2, rows=60)
     ids, sums = [], []
     for folder in ("one", "other"):
-        pipeline = Pipeline(tmp_path / folder, learning_spec(window="1d", sample_keys=20, max_iterations=5))
+        pipeline = Pipeline(tmp_path / folder, learning_spec(window="1d", sample_keys=20, max_iterations=2))
         pipeline.land(*days)
         report = pipeline.pretrain()
         ids.append(report.data["snapshot"])
@@ -185,13 +185,14 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     assert pipeline.stream(adopt=second).data["generation"] == "walk-g0002"
 
 
+@pytest.mark.slow
 def test_each_group_learns_its_own_parameters_and_new_keys_of_the_stream_begin_with_them(
     tmp_path: Path,
 ) -> None:
     """Groups of text keys on Spark learn as in one process; keys unknown to the snapshot join their group."""
     learn = {"parameters": ["level_variance", "R"], "scope": "group", "by": ["region"], "max_iterations": 3}
     pipeline = Pipeline(tmp_path, random_walk_spec(key=["id", "region"], learn=learn))
-    first, second = random_rows(2, keys=20, rows=300)
+    first, second = random_rows(2, keys=20, rows=150)
     for frame in (first, second):
         frame["region"] = np.array(["é a", 'b"', "c"])[frame["id"] % 3]
     later = second.loc[

@@ -139,13 +139,13 @@ def test_one_series_cut_into_files_by_time_has_no_key(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("structure", ["season", "trend season"])
+@pytest.mark.parametrize("structure", ["season", pytest.param("trend season", marks=pytest.mark.slow)])
 def test_a_season_far_longer_than_a_step_is_fitted_and_its_spec_filters_every_row(
     tmp_path: Path, structure: str
 ) -> None:
     """The first days of a year hardly tell its waves from a level, and the start is diffuse all the same."""
     rng = np.random.default_rng(5)
-    n = 1_100
+    n = 740
     year = 2 * np.pi * np.arange(n) / 365.2425
     value = 12 + 8 * np.sin(year) + 2 * np.cos(2 * year) + rng.normal(size=n)
     path = tmp_path / "days.csv"

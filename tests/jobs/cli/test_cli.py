@@ -354,13 +354,24 @@ def test_a_store_that_is_not_there_is_one_line(run_cli: Any, monkeypatch: pytest
     assert "the store did not do it" in done.stderr and "check AWS_ENDPOINT_URL" in done.stderr
 
 
-@pytest.mark.parametrize("model", ["\udcff", "../x", "X", "a" * 5000, "a\x1b[31mb"])
-def test_a_name_that_no_model_has_is_one_printable_line(tmp_path: Path, model: str) -> None:
+VERBS_OF_A_MODEL = ("report", "plot", "status", "stop")
+
+
+@pytest.mark.parametrize(
+    ("model", "verbs"),
+    [
+        *((name, VERBS_OF_A_MODEL) for name in ("\udcff", "../x", "X", "a" * 1600, "a\x1b[31mb")),
+        ("a" * 5000, ("stop",)),
+    ],
+)
+def test_a_name_that_no_model_has_is_one_printable_line(
+    tmp_path: Path, model: str, verbs: tuple[str, ...]
+) -> None:
     """Announced, looked for and refused: what is printed has neither control characters nor the whole of it."""
-    for words in (["report"], ["plot"], ["status"], ["stop"]):
-        done = call(f"--models={tmp_path}", f"--warehouse={tmp_path / 'w'}", *words, "--model", model)
+    for verb in verbs:
+        done = call(f"--models={tmp_path}", f"--warehouse={tmp_path / 'w'}", verb, "--model", model)
         lines = done.stderr.splitlines()
-        assert done.exit_code == 2 and lines[-1].startswith("error: "), (words, done.stderr)
+        assert done.exit_code == 2 and lines[-1].startswith("error: "), (verb, done.stderr)
         assert all(line.isprintable() and len(line) <= 1500 for line in lines)
         assert "traceback" not in done.stderr
 
@@ -531,7 +542,10 @@ def test_a_verb_is_a_module_and_a_script(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
 
 
-def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "verbs", [("import", "quarantine"), pytest.param(tuple(cli.VERBS), marks=pytest.mark.slow)], ids=len
+)
+def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path, verbs: tuple[str, ...]) -> None:
     """Each verb as a module and as spark-submit starts its file, beside `kalman-pipeline VERB`."""
 
     def shown(words: tuple[str, ...]) -> tuple[int, str, str]:
@@ -540,12 +554,12 @@ def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
 
     ways = [
         words
-        for verb in cli.VERBS
+        for verb in verbs
         for words in (("-m", f"jobs.{name_module(verb)}"), (str(ROOT / "jobs" / f"{name_module(verb)}.py"),))
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(shown, ways))
-    for number, verb in enumerate(cli.VERBS):
+    for number, verb in enumerate(verbs):
         expected = CliRunner(env={"COLUMNS": "100"}).invoke(cli.app, [verb, "--help"])
         assert f"kalman-pipeline {verb}" in expected.stdout
         assert found[2 * number : 2 * number + 2] == [(0, expected.stdout, "")] * 2, verb

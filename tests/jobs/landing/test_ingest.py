@@ -10,6 +10,7 @@ import pytest
 
 from jobs import ingest, status
 from jobs.core.errors import UserError
+from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -73,27 +74,27 @@ def test_an_error_comes_before_anything_has_landed(tmp_path: Path) -> None:
     assert not pipeline.tables.exists("quarantine")
 
 
-def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["quarantine", pytest.param("apply", marks=pytest.mark.slow)])
+def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path, policy: str) -> None:
     days = random_rows(3)
     late = days[1].assign(at=days[0]["at"])  # older than the state of every key, except new keys
-    for policy in ("quarantine", "apply"):
-        pipeline = Pipeline(tmp_path / policy, random_walk_spec(late=policy))
-        pipeline.land(days[0])
-        pipeline.pretrain()
-        pipeline.land(days[1])
-        pipeline.land(late)
-        done = pipeline.stream()
-        assert done.data["rows"] + done.data["late"] == len(days[1]) + len(late)
-        assert len(pipeline.estimates()) == done.data["rows"]
-        if policy == "apply":
-            assert done.data["late"] == 0
-            continue
-        assert done.data["late"] > 100
-        rows = pipeline.tables.rows("quarantine")
-        assert len(rows) == done.data["late"]
-        row = rows[0]
-        assert row["reason"] == "late: older than the key's state"
-        assert (row["generation"], row["batch_id"]) == ("walk-g0001", 1)
-        payload = json.loads(row["payload"])
-        original = late[(late["id"] == payload["id"]) & (late["at"] == pd.Timestamp(payload["at"]))]
-        assert payload["a"] in [None if v != v else v for v in original["a"]]
+    pipeline = Pipeline(tmp_path, random_walk_spec(late=policy))
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.land(late)
+    done = pipeline.stream()
+    assert done.data["rows"] + done.data["late"] == len(days[1]) + len(late)
+    assert len(pipeline.tables.rows(estimates("walk"))) == done.data["rows"]
+    if policy == "apply":
+        assert done.data["late"] == 0
+        return
+    assert done.data["late"] > 100
+    rows = pipeline.tables.rows("quarantine")
+    assert len(rows) == done.data["late"]
+    row = rows[0]
+    assert row["reason"] == "late: older than the key's state"
+    assert (row["generation"], row["batch_id"]) == ("walk-g0001", 1)
+    payload = json.loads(row["payload"])
+    original = late[(late["id"] == payload["id"]) & (late["at"] == pd.Timestamp(payload["at"]))]
+    assert payload["a"] in [None if v != v else v for v in original["a"]]

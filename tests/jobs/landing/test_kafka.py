@@ -157,6 +157,7 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     assert json.loads(row["position"]) == {**place, "generation": "grown-g0001", "batch_id": 0}
 
 
+@pytest.mark.slow
 def test_each_live_estimate_is_published_under_its_key(feed: Feed, tmp_path: Path) -> None:
     frames = random_rows(2, text=True)
     pipeline = Pipeline(tmp_path, random_walk_spec(sinks={"kafka": {"topic": "walked"}}))

@@ -56,6 +56,7 @@ def fails(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

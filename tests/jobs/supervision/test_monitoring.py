@@ -105,13 +105,13 @@ def interrupted(self: ProgressLog, folder: str) -> None:
 def test_a_progress_log_that_cannot_be_written_does_not_stop_the_stream(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    days = random_rows(3)
+    days = random_rows(2)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(days[0])
     pipeline.pretrain()
-    pipeline.land(*days[1:])
+    pipeline.land(days[1])
     Path(pipeline.settings.warehouse, "_progress").write_text("in the way")
     done = pipeline.stream()
-    assert done.data["batches"] == 2
+    assert done.data["batches"] == 1
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
     assert "warning: progress could not be recorded" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.models.test_columns import definition as columns_definition
 from tests.kalman.models.test_columns import random_inputs
 from tests.kalman.support.models import random_definition, random_rows, same
-from tests.kalman.support.oracles import UNIT, full, run_one, transition_of
+from tests.kalman.support.oracles import UNIT, corrections, full, run_one, transition_of
 from tests.kalman.test_run import keep
 
 KINDS = ["explicit", "constant_velocity", "sum"]
@@ -39,21 +39,9 @@ def innovate(definition, rows, keys):
 
 def textbook_innovations(definition, y, dt, u):
     """Cholesky-whitened innovations of one key: one row after another, with matrices."""
-    H, R = (np.array(definition["observation"][name]) for name in "HR")
-    B = np.array(definition["process"].get("B") or np.zeros((H.shape[1], u.shape[1])))
-    x, P = (np.array(definition["initial"][name]) for name in ("mean", "covariance"))
     result = np.full(y.shape, np.nan)
-    for k in range(len(y)):
-        if k:
-            F, Q, c = transition_of(definition["process"], dt[k])
-            x, P = F @ x + B @ u[k] + c, F @ P @ F.T + Q
-        seen = ~np.isnan(y[k])
-        h, S = H[seen], H[seen] @ P @ H[seen].T + R[np.ix_(seen, seen)]
-        v = y[k, seen] - h @ x
-        result[k, seen] = np.linalg.solve(np.linalg.cholesky(S), v)
-        K = P @ h.T @ np.linalg.inv(S)
-        L = np.eye(len(x)) - K @ h
-        x, P = x + K @ v, L @ P @ L.T + K @ R[np.ix_(seen, seen)] @ K.T
+    for k, row in enumerate(corrections(definition, np.array(definition["observation"]["H"]), y, dt, u)):
+        result[k, ~np.isnan(y[k])] = np.linalg.solve(np.linalg.cholesky(row.spread), row.innovation)
     return result
 
 

@@ -9,7 +9,7 @@ import kalman
 from kalman.linalg.packing import unpack
 from tests.kalman.support import laws
 from tests.kalman.support.models import random_covariance, random_definition, random_rows, same
-from tests.kalman.support.oracles import UNIT, full, run_one, transition_of
+from tests.kalman.support.oracles import UNIT, begun, corrected, full, run_one, transition_of
 
 KINDS = ["explicit", "local_linear_trend", "constant_velocity", "sum"]
 
@@ -33,18 +33,15 @@ def textbook(definition, y, dt, u):
     definition = {**definition, "process": _copied(definition["process"])}
     process, rates = definition["process"], definition["adaptive"]
     H = np.array(definition["observation"]["H"], float)
-    R = np.array(definition["observation"]["R"], float)
-    B = np.array(process.get("B") or np.zeros((len(definition["states"]), u.shape[1])))
-    x, P = (np.array(definition["initial"][name], float) for name in ("mean", "covariance"))
+    R, B, x, P = begun(definition, u.shape[1])
     means, covariances, scores, parameters = [], [], [], []
     for k in range(len(y)):
         if k:
             F, Q, c = transition_of(process, dt[k])
             x, P = F @ x + B @ u[k] + c, F @ P @ F.T + Q
         seen = ~np.isnan(y[k])
-        h, v = H[seen], y[k, seen] - H[seen] @ x
-        S = h @ P @ h.T + R[np.ix_(seen, seen)]
-        inverse = np.linalg.inv(S)
+        row = corrected(x, P, H, R, y[k])
+        h, v, inverse = H[seen], row.innovation, np.linalg.inv(row.spread)
 
         def moment(X, seen_by, v=v, inverse=inverse):  # E[e e' | y] for a noise of covariance X
             gain = X @ seen_by.T @ inverse
@@ -62,12 +59,11 @@ def textbook(definition, y, dt, u):
                 moves.append((place, name, value * (1 + rates["Q"] * change)))
             for place, name, value in moves:
                 place[name] = value
-        gain = P @ h.T @ inverse
-        x, P = x + gain @ v, P - gain @ S @ gain.T
+        x, P = row.mean, row.covariance
         if rates.get("R"):
             R = R + rates["R"] * (R_now - R)
         means.append(x), covariances.append(P)
-        scores.append(-0.5 * (v @ inverse @ v + np.linalg.slogdet(2 * np.pi * S)[1]))
+        scores.append(row.score)
         parameters.append((process, R))
     return np.array(means), np.array(covariances), np.array(scores), process, R
 

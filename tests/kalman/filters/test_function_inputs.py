@@ -9,6 +9,7 @@ import pytest
 
 import kalman
 from kalman.smoothers.smooth import smooth
+from tests.kalman.support.nonlinear import points_of
 from tests.kalman.support.oracles import UNIT, full
 
 SECOND = 1_000_000
@@ -164,21 +165,6 @@ def in_form(definition: dict[str, Any], kind: str, form: str | None, **process: 
     found = {**copy.deepcopy(definition), "filter": kind, **({"form": form} if form else {})}
     found["process"] |= process
     return found
-
-
-def points_of(kind: str, rule: dict[str, float], x: np.ndarray, P: np.ndarray):
-    """Return points (n, P) and their weights for mean and covariance, as the textbooks have them."""
-    n, L = len(x), np.linalg.cholesky(P)
-    if kind == "cubature":
-        return x[:, None] + np.sqrt(n) * np.hstack([L, -L]), *[np.full(2 * n, 1 / (2 * n))] * 2
-    chosen = {"alpha": 1.0, "beta": 0.0, "kappa": 2.0, **rule}
-    scale = chosen["alpha"] ** 2 * (n + chosen["kappa"])
-    points = x[:, None] + np.sqrt(scale) * np.hstack([np.zeros((n, 1)), L, -L])
-    wm = np.full(2 * n + 1, 1 / (2 * scale))
-    wm[0] = (scale - n) / scale
-    wc = wm.copy()
-    wc[0] += 1 - chosen["alpha"] ** 2 + chosen["beta"]
-    return points, wm, wc
 
 
 def textbook(definition: dict[str, Any], y, dt, u, jacobians, functions, offset=None, by_noise=None):

@@ -11,7 +11,7 @@ import kalman
 from kalman import flags
 from tests.kalman.support import laws
 from tests.kalman.support.models import random_definition, random_rows, same
-from tests.kalman.support.oracles import UNIT, full, run_one, transition_of
+from tests.kalman.support.oracles import UNIT, corrected, full, run_one, transition_of
 from tests.kalman.support.series import FEDFUNDS
 
 FLOOR = 1e-12
@@ -69,14 +69,9 @@ def textbook(definition, y, dt, u) -> Truth:
                 F, Q, offset = transition_of(mode["process"], dt[k])
                 B = np.array(mode["process"].get("B") or np.zeros((len(F), u.shape[1])))
                 m[j], P[j] = F @ m[j] + B @ u[k] + offset, F @ P[j] @ F.T + Q
-            H, R = np.array(mode["observation"]["H"])[seen], np.array(mode["observation"]["R"])
-            S = H @ P[j] @ H.T + R[np.ix_(seen, seen)]
-            v = y[k, seen] - H @ m[j]
-            predicted.append(H @ m[j]), variances.append(S)
-            if seen.any():
-                K = P[j] @ H.T @ np.linalg.inv(S)
-                scores[j] = -0.5 * (v @ np.linalg.solve(S, v) + np.linalg.slogdet(2 * np.pi * S)[1])
-                m[j], P[j] = m[j] + K @ v, P[j] - K @ S @ K.T
+            row = corrected(m[j], P[j], *(np.array(mode["observation"][name]) for name in "HR"), y[k])
+            predicted.append(y[k, seen] - row.innovation), variances.append(row.spread)
+            m[j], P[j], scores[j] = row.mean, row.covariance, row.score
         expected, S = combined(c, predicted, variances)
         nis = (y[k, seen] - expected) @ np.linalg.inv(S) @ (y[k, seen] - expected) if seen.any() else np.nan
         joint = np.log(c) + scores

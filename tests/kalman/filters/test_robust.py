@@ -13,7 +13,7 @@ from kalman.filters.update import update
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support import laws
 from tests.kalman.support.models import random_definition, random_rows, same
-from tests.kalman.support.oracles import UNIT, full, run_one, transition_of
+from tests.kalman.support.oracles import UNIT, begun, corrected, full, run_one, transition_of
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gate": {"gate": {"probability": 0.9}},
@@ -42,18 +42,11 @@ def huber_density(v, S, k):
     return float(np.sum(np.log(normal) - loss) - np.log(np.diag(L)).sum())
 
 
-def posterior(x, P, H, R, y):
-    K = P @ H.T @ np.linalg.inv(H @ P @ H.T + R)
-    L = np.eye(len(x)) - K @ H
-    return x + K @ (y - H @ x), L @ P @ L.T + K @ R @ K.T
-
-
 def textbook(definition, y, dt, u):
     """One key, in the state's own space: reweight, update from the prior again, look at the residuals."""
     options = definition["robust"]
-    H0, R0 = (np.array(definition["observation"][name], float) for name in "HR")
-    B = np.array(definition["process"].get("B") or np.zeros((len(definition["states"]), u.shape[1])))
-    x, P = (np.array(definition["initial"][name], float) for name in ("mean", "covariance"))
+    H0 = np.array(definition["observation"]["H"], float)
+    R0, B, x, P = begun(definition, u.shape[1])
     gate, run, truth, applied, waited = options.get("gate"), 0, [], 0, 0.0
     for k in range(len(y)):
         waited += dt[k]
@@ -78,7 +71,7 @@ def textbook(definition, y, dt, u):
         if "student_t" in options and count:
             nu, precision = options["student_t"]["degrees"], 1.0
             for _ in range(10):
-                m, V = posterior(x, P, H, R / precision, z)
+                m, V = corrected(x, P, H, R / precision, z)[:2]
                 size = np.trace(np.linalg.inv(R) @ (np.outer(z - H @ m, z - H @ m) + H @ V @ H.T))
                 precision = (nu + count) / (nu + size)
             score = multivariate_t.logpdf(v, np.zeros(count), S, df=nu)  # type: ignore[arg-type]
@@ -88,12 +81,11 @@ def textbook(definition, y, dt, u):
             needed = np.abs(v) * deviation / threshold - np.diag(H @ P @ H.T)
             w = np.diag(R) / np.maximum(np.diag(R), needed)
             for _ in range(10 if len(H0) > 1 else 0):
-                m, _ = posterior(x, P, H, R / np.sqrt(np.outer(w, w)), z)
+                m = corrected(x, P, H, R / np.sqrt(np.outer(w, w)), z).mean
                 w = np.minimum(1, threshold / np.abs((z - H @ m) / deviation))
             score = huber_density(v, S, threshold)
             R = R / np.sqrt(np.outer(w, w))
-        if count:
-            x, P = posterior(x, P, H, R, z)
+        x, P = corrected(x, P, H, R, z)[:2]
         truth.append(Truth(x, P, score, nis, 0))
     return truth
 

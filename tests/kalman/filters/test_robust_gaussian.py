@@ -12,7 +12,7 @@ from kalman.smoothers.smooth import smooth
 from tests.kalman.filters.test_robust import huber_density
 from tests.kalman.support import laws
 from tests.kalman.support.models import random_definition, random_rows, same
-from tests.kalman.support.nonlinear import bent, bent_slope, random_nonlinear, seen, seen_slope
+from tests.kalman.support.nonlinear import bent, bent_slope, moved, random_nonlinear, seen, seen_slope
 from tests.kalman.support.oracles import UNIT, full
 
 HERE = "tests.kalman.support.nonlinear"
@@ -30,34 +30,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def moved(kind, x, P, function, slope, rule):
-    """Mean, covariance and cross-covariance of a function of x ~ (x, P)."""
-    n = len(x)
-    if kind == "extended":
-        J = slope(x[:, None])[:, :, 0]
-        return function(x[:, None])[:, 0], J @ P @ J.T, P @ J.T
-    L = np.linalg.cholesky(P)
-    if kind == "cubature":
-        points, wm = x[:, None] + np.sqrt(n) * np.hstack([L, -L]), np.full(2 * n, 1 / (2 * n))
-        wc = wm
-    else:
-        alpha, beta, kappa = rule["alpha"], rule["beta"], rule["kappa"]
-        scale = alpha**2 * (n + kappa)
-        points = x[:, None] + np.sqrt(scale) * np.hstack([np.zeros((n, 1)), L, -L])
-        wm = np.full(2 * n + 1, 1 / (2 * scale))
-        wm[0] = (scale - n) / scale
-        wc = wm + np.eye(2 * n + 1)[0] * (1 - alpha**2 + beta)
-    values = function(points)
-    mean = values @ wm
-    d, e = values - mean[:, None], points - x[:, None]
-    return mean, (d * wc) @ d.T, (e * wc) @ d.T
-
-
 def textbook(definition, y, dt, u):
     """One key: the joint Gaussian of state, noise-free measurement and noise, written out."""
     robust, rates = definition.get("robust", {}), definition.get("adaptive", {})
     kind, m = definition["filter"], y.shape[1]
-    rule = {"alpha": 1.0, "beta": 0.0, "kappa": 2.0, **definition.get("unscented", {})}
+    rule = definition.get("unscented", {})
     Q, R_all = (np.array(definition[a][b], float) for a, b in (("process", "Q"), ("observation", "R")))
     x, P = (np.array(definition["initial"][name], float) for name in ("mean", "covariance"))
     gate, run, waited, begun = robust.get("gate"), 0, 0.0, False
@@ -68,18 +45,18 @@ def textbook(definition, y, dt, u):
             at, push = np.array([waited]), u[k][:, None]
             x, P, _ = moved(
                 kind,
+                rule,
                 x,
                 P,
                 lambda p, at=at, push=push: bent(
                     p, np.repeat(at, p.shape[1]), np.repeat(push, p.shape[1], axis=1)
                 ),
                 lambda p, at=at, push=push: bent_slope(p, at, push),
-                rule,
             )
             P = robust.get("fading", 1.0) ** 2 * P + Q
         has = ~np.isnan(y[k])
         count = int(has.sum())
-        z, C0, cross = moved(kind, x, P, lambda p: seen(p, m), lambda p: seen_slope(p, m), rule)
+        z, C0, cross = moved(kind, rule, x, P, lambda p: seen(p, m), lambda p: seen_slope(p, m))
         v, C, cross, R = (y[k] - z)[has], C0[np.ix_(has, has)], cross[:, has], R_all[np.ix_(has, has)]
         nis = float(v @ np.linalg.solve(C + R, v)) if count else np.nan
         if gate and count:

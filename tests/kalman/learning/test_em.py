@@ -40,7 +40,7 @@ def test_likelihood_never_decreases(kind, parameters):
     rng = np.random.default_rng(len(kind))
     definition = random_definition(rng, kind, 2, 2) | {"learn": {"parameters": parameters}}
     rows = random_rows(rng, definition, 10, 15)
-    learn, found, values = climbed(definition, rows, 10, 60)
+    learn, found, values = climbed(definition, rows, 10, 30)
     assert len(values) > 20 and (np.diff(values) > -1e-9 * abs(values[0])).all()
     assert values[-1] > values[0] + 1.0
     kalman.build(definition, learn.parameters(found.theta))

@@ -76,7 +76,7 @@ def joint(y, variance, R):
 def test_of_a_linear_model_each_key_finds_what_the_linear_filter_does(kind):
     """The likelihood of the linear learner, whose gradient is exact; errors by the curvature of the joint density."""
     rng = np.random.default_rng(1)
-    y = walks(rng, [0.1, 0.5, 4.0, 0.0, 0.0, 0.0], 100)
+    y = walks(rng, [0.1, 0.5, 4.0, 0.0, 0.0, 0.0], 60)
     learn = {"parameters": ["variance", "R"], **BY_KEY}
     found = learners.learnable(level(kind, learn)).fit_keys(rows_of(y), 6, UNIT, None)
     exact = learners.learnable(level("linear", learn)).fit_keys(rows_of(y), 6, UNIT, None)
@@ -158,7 +158,7 @@ def test_functions_by_key_and_for_all_keys_against_a_textbook_filter_and_scipy()
 def test_a_key_filters_with_what_it_learned(kind, form):
     """Each key's own values in its state, to the bit of a model that is written with them; noise inside f too."""
     rng = np.random.default_rng(3)
-    y = curved_rows(rng, np.array([0.2, 1.0]), 40)
+    y = curved_rows(rng, np.array([0.2, 1.0]), 20)
     inside = {**CURVED, "process": {"kind": "function", "f": f"{HERE}:pushed", "Q": [[0.3]]}}
     for sections in (CURVED, inside):
         definition = level(kind, {"parameters": ["Q", "R"], **BY_KEY}, form=form, **sections)

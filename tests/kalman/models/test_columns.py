@@ -11,7 +11,7 @@ from kalman.learning import maximum_likelihood
 from kalman.models import columns
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.models import random_covariance, random_rows, same
-from tests.kalman.support.oracles import UNIT, full
+from tests.kalman.support.oracles import UNIT, corrected, full
 
 NAMES = ["a", "b", "noise", "spread", "bias", "push"]
 
@@ -56,17 +56,10 @@ def textbook(model, y, u):
             F, Q = np.array([[0.9, a], [0.0, 0.8]]), spread * np.array([[noise, 0.1], [0.1, 2.0]])
             x = F @ x + np.array([1.5, b]) * push + np.array([0.3, bias])
             P = F @ P @ F.T + Q
-        seen = ~np.isnan(y[k])
-        H = np.array([[1.0, b], [a, 0.5]])[seen]
-        R = spread * np.array([[noise, 0.2], [0.2, 1.5]])[np.ix_(seen, seen)]
-        v = (y[k] - np.array([bias, -1.0]))[seen] - H @ x
-        S = H @ P @ H.T + R
-        K = P @ H.T @ np.linalg.inv(S)
-        x, L = x + K @ v, np.eye(2) - K @ H
-        P = L @ P @ L.T + K @ R @ K.T
-        square = v @ np.linalg.inv(S) @ v
-        score = -0.5 * (square + np.linalg.slogdet(S)[1] + seen.sum() * np.log(2 * np.pi))
-        found.append((x, P, score))
+        R = spread * np.array([[noise, 0.2], [0.2, 1.5]])
+        row = corrected(x, P, np.array([[1.0, b], [a, 0.5]]), R, y[k] - np.array([bias, -1.0]))
+        x, P = row.mean, row.covariance
+        found.append((x, P, row.score))
     return [np.array(part) for part in zip(*found, strict=True)]
 
 

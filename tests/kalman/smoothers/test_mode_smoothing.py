@@ -14,7 +14,7 @@ import kalman
 from kalman.smoothers.smooth import smooth
 from tests.kalman.filters.test_modes import combined, hamilton, identical, random_modes, walk
 from tests.kalman.support.models import random_definition, random_rows
-from tests.kalman.support.oracles import UNIT, full, transition_of
+from tests.kalman.support.oracles import UNIT, corrected, full, transition_of
 from tests.kalman.support.series import FEDFUNDS
 
 NONLINEAR = "tests.kalman.support.nonlinear"
@@ -215,16 +215,12 @@ def textbook(definition: Any, y: Any, dt: Any) -> tuple[np.ndarray, np.ndarray, 
             start = [combined(share[:, k], m, P) for k in range(M)]
             a = [moves[k][0] @ start[k][0] + moves[k][2] for k in range(M)]
             B = [moves[k][0] @ start[k][1] @ moves[k][0].T + moves[k][1] for k in range(M)]
-        seen, scores, m, P = ~np.isnan(y[t]), np.zeros(M), list(a), list(B)
-        for k, mode in enumerate(modes):
-            H, R = np.array(mode["observation"]["H"])[seen], np.array(mode["observation"]["R"])
-            S = H @ B[k] @ H.T + R[np.ix_(seen, seen)]
-            v = y[t, seen] - H @ a[k]
-            if seen.any():
-                K = B[k] @ H.T @ inv(S)
-                scores[k] = -0.5 * (v @ inv(S) @ v + np.linalg.slogdet(2 * np.pi * S)[1])
-                m[k], P[k] = a[k] + K @ v, B[k] - K @ S @ K.T
-        joint = np.log(c) + scores
+        rows = [
+            corrected(a[k], B[k], *(np.array(mode["observation"][name]) for name in "HR"), y[t])
+            for k, mode in enumerate(modes)
+        ]
+        m, P = [row.mean for row in rows], [row.covariance for row in rows]
+        joint = np.log(c) + [row.score for row in rows]
         mu = np.exp(joint - logsumexp(joint))
         forward.append((m, P, mu, a, B, moves))
     x, V, chance = forward[-1][0], forward[-1][1], forward[-1][2]

@@ -168,53 +168,70 @@ def random_nonlinear(
     }
 
 
+def points_of(
+    kind: str, rule: dict[str, float], x: np.ndarray, P: np.ndarray, real: Any = float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points (n, p) of x ~ (x, P), and their weights for mean and covariance, as the textbooks have them."""
+    n, L = len(x), np.linalg.cholesky(P.astype(float)).astype(real)
+    if real is not float:
+        L = _polished(L, P)
+    if kind == "cubature":
+        return x[:, None] + np.sqrt(real(n)) * np.hstack([L, -L]), *[np.full(2 * n, real(1) / (2 * n))] * 2
+    chosen = {"alpha": 1.0, "beta": 0.0, "kappa": 2.0, **rule}
+    alpha, beta, kappa = (real(chosen[name]) for name in ("alpha", "beta", "kappa"))
+    scale = alpha**2 * (n + kappa)
+    points = x[:, None] + np.sqrt(scale) * np.hstack([np.zeros((n, 1), real), L, -L])
+    wm = np.full(2 * n + 1, 1 / (2 * scale))
+    wm[0] = (scale - n) / scale
+    wc = wm.copy()
+    wc[0] += 1 - alpha**2 + beta
+    return points, wm, wc
+
+
+def moved(
+    kind: str,
+    rule: dict[str, float],
+    x: np.ndarray,
+    P: np.ndarray,
+    function: Any,
+    slope: Any,
+    real: Any = float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, covariance and cross-covariance of a function of x ~ (x, P)."""
+    if kind == "extended":
+        J = slope(x[:, None])[:, :, 0]
+        return function(x[:, None])[:, 0], J @ P @ J.T, P @ J.T
+    points, wm, wc = points_of(kind, rule, x, P, real)
+    values = function(points)
+    mean = values @ wm
+    d, e = values - mean[:, None], points - x[:, None]
+    return mean, (d * wc) @ d.T, (e * wc) @ d.T
+
+
 def textbook_nonlinear(
     definition: dict[str, Any], y: np.ndarray, dt: np.ndarray, u: np.ndarray, real: Any = float
 ) -> Truth:
     """Filter y (N, m), NaN where missing; dt (N,); u (N, c), with a textbook's weights and inverses."""
-    n, m = len(definition["states"]), y.shape[1]
+    m = y.shape[1]
     Q, R = (np.array(definition[a][b], real) for a, b in (("process", "Q"), ("observation", "R")))
     x, P = (np.array(definition["initial"][name], real) for name in ("mean", "covariance"))
-    kind = definition["filter"]
+    kind, rule = definition["filter"], definition.get("unscented", {})
 
     def f(points, k):  # columns
         many = points.shape[1]
         return bent(points, np.full(many, dt[k]), np.repeat(u[k][:, None], many, axis=1))
 
-    def moved(x, P, function, slope):
-        """Mean, covariance and cross-covariance of a function of x."""
-        if kind == "extended":
-            J = slope(x[:, None])[:, :, 0]
-            return function(x[:, None])[:, 0], J @ P @ J.T, P @ J.T
-        L = np.linalg.cholesky(P.astype(float)).astype(real)
-        if real is not float:
-            L = _polished(L, P)
-        if kind == "cubature":
-            points = x[:, None] + np.sqrt(real(n)) * np.hstack([L, -L])
-            wm = wc = np.full(2 * n, real(1) / (2 * n))
-        else:
-            chosen = {"alpha": 1.0, "beta": 0.0, "kappa": 2.0, **definition.get("unscented", {})}
-            alpha, beta, kappa = (real(chosen[name]) for name in ("alpha", "beta", "kappa"))
-            scale = alpha**2 * (n + kappa)
-            points = x[:, None] + np.sqrt(scale) * np.hstack([np.zeros((n, 1), real), L, -L])
-            wm = np.full(2 * n + 1, 1 / (2 * scale))
-            wm[0] = (scale - n) / scale
-            wc = wm.copy()
-            wc[0] += 1 - alpha**2 + beta
-        values = function(points)
-        mean = values @ wm
-        d, e = values - mean[:, None], points - x[:, None]
-        return mean, (d * wc) @ d.T, (e * wc) @ d.T
-
     means, covariances, scores, nis = [], [], [], []
     for k in range(len(y)):
         if k:
-            x, P, _ = moved(
-                x, P, lambda p, k=k: f(p, k), lambda p, k=k: bent_slope(p, dt[k : k + 1], u[k][:, None])
-            )
+
+            def slope(p, k=k):
+                return bent_slope(p, dt[k : k + 1], u[k][:, None])
+
+            x, P, _ = moved(kind, rule, x, P, lambda p, k=k: f(p, k), slope, real)
             P = P + Q
         has = ~np.isnan(y[k])
-        z, S, C = moved(x, P, lambda p: seen(p, m), lambda p: seen_slope(p, m))
+        z, S, C = moved(kind, rule, x, P, lambda p: seen(p, m), lambda p: seen_slope(p, m), real)
         S, C, v = (S + R)[np.ix_(has, has)], C[:, has], (y[k] - z)[has]
         inverse = np.linalg.inv(S.astype(float)).astype(real)
         if real is not float:

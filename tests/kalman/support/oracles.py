@@ -94,30 +94,59 @@ def transition_of(process: dict[str, Any], dt: float) -> tuple[np.ndarray, np.nd
     return F, Q, np.concatenate([c for _, _, c in parts])
 
 
+class Corrected(NamedTuple):
+    """A state after a row: moments, innovation (s,) of what was measured, its covariance, log density and NIS."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    innovation: np.ndarray
+    spread: np.ndarray
+    score: float
+    nis: float
+
+
+def begun(definition: dict[str, Any], controls: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """R, B, mean and covariance, as the definition has them."""
+    B = definition["process"].get("B") or np.zeros((len(definition["states"]), controls))
+    x, P = (np.array(definition["initial"][name], float) for name in ("mean", "covariance"))
+    return np.array(definition["observation"]["R"], float), np.array(B), x, P
+
+
+def corrected(x: np.ndarray, P: np.ndarray, H: np.ndarray, R: np.ndarray, y: np.ndarray) -> Corrected:
+    """Update a state by a row y (m,), NaN where missing."""
+    seen = ~np.isnan(y)
+    h, r = H[seen], R[np.ix_(seen, seen)]
+    v, S = y[seen] - h @ x, h @ P @ h.T + r
+    K = P @ h.T @ np.linalg.inv(S)
+    L = np.eye(len(x)) - K @ h
+    nis = v @ np.linalg.inv(S) @ v
+    score = -0.5 * (nis + np.linalg.slogdet(S)[1] + seen.sum() * np.log(2 * np.pi))
+    return Corrected(x + K @ v, L @ P @ L.T + K @ r @ K.T, v, S, score, nis if seen.any() else np.nan)
+
+
 def textbook(
     definition: dict[str, Any], H: np.ndarray, y: np.ndarray, dt: np.ndarray, u: np.ndarray
 ) -> Truth:
     """Filter y (N, m), NaN where missing; dt (N,), the first without meaning; u (N, c)."""
-    R = np.array(definition["observation"]["R"], float)
-    B = np.array(definition["process"].get("B") or np.zeros((len(definition["states"]), u.shape[1])))
-    x = np.array(definition["initial"]["mean"], float)
-    P = np.array(definition["initial"]["covariance"], float)
-    means, covariances, scores, nis = [], [], [], []
+    rows = corrections(definition, H, y, dt, u)
+    return Truth(
+        *(np.array([getattr(row, name) for row in rows]) for name in ("mean", "covariance", "score", "nis"))
+    )
+
+
+def corrections(
+    definition: dict[str, Any], H: np.ndarray, y: np.ndarray, dt: np.ndarray, u: np.ndarray
+) -> list[Corrected]:
+    """Filter as `textbook` does; return all that each row has."""
+    R, B, x, P = begun(definition, u.shape[1])
+    rows: list[Corrected] = []
     for k in range(len(y)):
         if k:
             F, Q, c = transition_of(definition["process"], dt[k])
             x, P = F @ x + B @ u[k] + c, F @ P @ F.T + Q
-        seen = ~np.isnan(y[k])
-        h, v = H[seen], y[k, seen] - H[seen] @ x
-        S = h @ P @ h.T + R[np.ix_(seen, seen)]
-        K = P @ h.T @ np.linalg.inv(S)
-        L = np.eye(len(x)) - K @ h
-        x, P = x + K @ v, L @ P @ L.T + K @ R[np.ix_(seen, seen)] @ K.T
-        square = v @ np.linalg.inv(S) @ v
-        means.append(x), covariances.append(P)
-        scores.append(-0.5 * (square + np.linalg.slogdet(S)[1] + seen.sum() * np.log(2 * np.pi)))
-        nis.append(square if seen.any() else np.nan)
-    return Truth(np.array(means), np.array(covariances), np.array(scores), np.array(nis))
+        rows.append(corrected(x, P, H, R, y[k]))
+        x, P = rows[-1].mean, rows[-1].covariance
+    return rows
 
 
 def joint(

@@ -135,35 +135,55 @@ def test_a_killed_replay_is_completed_by_the_next(tmp_path: Path, commit: str) -
     assert_all_landed(pipeline)
 
 
-@pytest.mark.spark
-def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
-    days = random_rows(2)
-    late = days[1].assign(at=days[0]["at"] + pd.Timedelta(seconds=1))
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
+DAYS = random_rows(4)
+LATE = DAYS[1].assign(at=DAYS[0]["at"] + pd.Timedelta(seconds=1))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """A pipeline that was pretrained on the first day."""
+    pipeline = Pipeline(tmp_path_factory.mktemp("pretrained"), random_walk_spec())
+    pipeline.land(DAYS[0])
     pipeline.pretrain()
-    pipeline.land(days[1], late)
+    return pipeline
+
+
+def with_late_rows_replayed(pipeline: Pipeline) -> int:
+    """Let the stream refuse late rows, replay them, and return their number."""
+    pipeline.land(pd.concat([DAYS[1], LATE]))
     refused = pipeline.stream().data["late"]
     assert refused > 50
-    everything = pipeline.batch()
-    before = pipeline.warehouse.latest_version("measurements/walk")
-
     pipeline.write_spec(random_walk_spec(late="apply"))
     done = call(pipeline, "replay", RowSelection(reason="late"))
     assert (done.data["landed"], done.data["late"]) == (refused, refused)
     assert "copies are appended" in done.lines[1]
+    return refused
+
+
+@pytest.mark.spark
+def test_late_rows_are_replayed_for_the_stream_alone(pretrained: Pipeline, tmp_path: Path) -> None:
+    pipeline = pretrained.copied(tmp_path / "copy")
+    refused = with_late_rows_replayed(pipeline)
     streamed = pipeline.stream().data
     assert (streamed["rows"], streamed["late"]) == (refused, 0)
 
-    # A batch pass has the rows themselves at their positions, and so has a stream that starts from it.
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_stream_that_begins_anew_has_replayed_rows_at_their_own_positions(
+    pretrained: Pipeline, tmp_path: Path
+) -> None:
+    pipeline = pretrained.copied(tmp_path / "copy")
+    before = pipeline.tables.latest_version("measurements/walk") + 1
+    refused = with_late_rows_replayed(pipeline)
     snapshot = pipeline.pretrain().data["snapshot"]
     (made,) = [one for one in manifests.read_manifests(pipeline.warehouse) if one.snapshot_id == snapshot]
     assert made.version == before + 1
-    assert made.rows == len(everything) == sum(map(len, (*days, late)))
+    assert made.rows == sum(map(len, (*DAYS[:2], LATE)))
     again = pipeline.pretrain(to_version=before).data["snapshot"]
-    pipeline.land(days[1].assign(at=days[1]["at"] + pd.Timedelta(days=9)))
+    pipeline.land(DAYS[1].assign(at=DAYS[1]["at"] + pd.Timedelta(days=9)))
     adopted = pipeline.stream(adopt=again).data
-    assert (adopted["began"], adopted["rows"], adopted["late"]) == (True, len(days[1]), 0)
+    assert (adopted["began"], adopted["rows"], adopted["late"]) == (True, len(DAYS[1]), 0)
     # The new lineage does not replay the old lineage's other late rows.
     pipeline.warehouse.spark.sql(
         f"UPDATE delta.`{pipeline.warehouse.path('quarantine')}` SET status = NULL WHERE status = 'replayed'"
@@ -173,16 +193,16 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:
-    days = random_rows(4)
-    pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
+def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(
+    pretrained: Pipeline, tmp_path: Path
+) -> None:
+    pipeline = pretrained.copied(tmp_path / "copy")
+    pipeline.write_spec(random_walk_spec(quarantine={"fail_above": 0.05}))
+    pipeline.land(DAYS[1])
     pipeline.stream()
     estimated = pipeline.estimates()
-    pipeline.land(days[2].assign(at=days[0]["at"]))
-    pipeline.land(days[3])
+    pipeline.land(DAYS[2].assign(at=DAYS[0]["at"]))
+    pipeline.land(DAYS[3])
     for _ in range(2):
         with pytest.raises(
             UserError, match=r"micro-batch 1: \d+ of 150 rows would go to quarantine"
@@ -221,26 +241,25 @@ def test_a_file_with_too_many_rejected_rows_does_not_land(tmp_path: Path) -> Non
 
 
 @pytest.mark.spark
-def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path) -> None:
+def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(
+    pretrained: Pipeline, tmp_path: Path
+) -> None:
     from pyspark.sql import functions as F
 
-    days = random_rows(3)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(*days[1:])
+    pipeline = pretrained.copied(tmp_path / "copy")
+    pipeline.land(DAYS[1])
     (good,) = manifests.read_manifests(pipeline.warehouse)
-    key = str(days[1]["id"].mode()[0])
+    key = str(DAYS[1].loc[DAYS[1]["id"].isin(DAYS[0]["id"]), "id"].mode()[0])
     rows = verified_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
         "mean",
         F.when(F.col("key") == key, F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
     )
     store.write(pipeline.warehouse, replace(good, snapshot_id="broken"), rows)
     done = pipeline.stream(adopt="broken")
-    of_key = sum(int((day["id"].astype(str) == key).sum()) for day in days[1:])
+    of_key = int((DAYS[1]["id"].astype(str) == key).sum())
     assert (done.data["bad_state"], done.data["late"]) == (of_key, 0)
     assert f"quarantined {of_key} rows of keys whose state is not a number" in done.lines
-    expected = since(pipeline.batch(), days[1])
+    expected = since(pipeline.batch(), DAYS[1])
     assert_bit_equal(pipeline.estimates(), expected.loc[expected["key"] != key].reset_index(drop=True))
     (held,) = call(pipeline, "list").data["reasons"]
     assert (held["reason"], held["held"]) == ("state: the key's state is not a number", of_key)

@@ -43,6 +43,7 @@ def places(pipeline: Pipeline) -> pd.DataFrame:
     return pipeline.warehouse.read(measurements("walk")).select(*columns).toPandas()
 
 
+@pytest.mark.slow
 def test_topics_that_match_a_pattern_land_once_and_those_that_come_and_go_are_told(
     feed: Feed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
 from delta.tables import DeltaTable
+from deltalake import write_deltalake
 
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
@@ -29,9 +30,14 @@ def opened(folder: Path, **changes: Any) -> tuple[Pipeline, Path]:
     return Pipeline(folder, random_walk_spec(source=source, **changes)), table
 
 
-def add(pipeline: Pipeline, table: Path, rows: pd.DataFrame, mode: str = "append") -> None:
+def add(table: Path, rows: pd.DataFrame, mode: Literal["append", "overwrite"] = "append") -> None:
+    write_deltalake(str(table), rows.astype({"at": "datetime64[us, UTC]"}), mode=mode)
+
+
+def add_by_spark(pipeline: Pipeline, table: Path, rows: pd.DataFrame) -> None:
+    """Add rows to a table whose features delta-rs does not write."""
     frame = pipeline.warehouse.spark.createDataFrame(rows).coalesce(1)
-    frame.write.format("delta").mode(mode).save(str(table))
+    frame.write.format("delta").mode("append").save(str(table))
 
 
 def numbered(*numbers: int) -> pd.DataFrame:
@@ -55,30 +61,27 @@ def land(pipeline: Pipeline, **options: Any) -> Report:
 
 
 def keys(pipeline: Pipeline) -> list[int]:
-    return sorted(
-        int(row["id"]) for row in pipeline.warehouse.read(measurements("walk")).select("id").collect()
-    )
+    return sorted(int(row["id"]) for row in pipeline.tables.rows(measurements("walk")))
 
 
 def refused(pipeline: Pipeline, told: str) -> None:
     before = keys(pipeline)
-    for _ in range(2):
-        with pytest.raises(UserError, match=told) as error:
-            land(pipeline)
-        assert "--accept-loss" in error.value.message
+    with pytest.raises(UserError, match=told) as error:
+        land(pipeline)
+    assert "--accept-loss" in error.value.message
     assert keys(pipeline) == before
 
 
 def test_rows_land_once_as_the_table_grows_and_the_stream_is_one_batch(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path)
     days = random_rows(3, rows=60)
-    add(pipeline, table, days[0].assign(comment="theirs"))
+    add(table, days[0].assign(comment="theirs"))
     first = land(pipeline)
     assert first.data["rows"] == 60 and first.lines[0] == f"landed 60 rows of table {table} for walk"
     pipeline.pretrain()
     assert land(pipeline).data["rows"] == 0
     for day in days[1:]:
-        add(pipeline, table, day.assign(comment=None))
+        add(table, day.assign(comment=None))
         DeltaTable.forPath(pipeline.warehouse.spark, str(table)).optimize().executeCompaction()
         assert land(pipeline).data["rows"] == 60
         # Killed after its commit, before Spark's note of it: the micro-batch runs again.
@@ -101,7 +104,7 @@ def test_bad_rows_are_kept_once_and_replayed_and_unusable_columns_are_refused(
     rows = numbered(1, 2, 3).astype({"a": str})
     rows.loc[1, "a"] = "much"
     rows.loc[2, "at"] = None
-    add(pipeline, table, rows)
+    add(table, rows)
     commit = FileTable.commit
 
     def killed(self: FileTable, *more: Any) -> int | None:
@@ -126,10 +129,10 @@ def test_bad_rows_are_kept_once_and_replayed_and_unusable_columns_are_refused(
     other, theirs = opened(tmp_path / "other")
     with pytest.raises(UserError, match="there is no such Delta table"):
         land(other)
-    add(other, theirs, numbered(1).rename(columns={"b": "bb"}))
+    add(theirs, numbered(1).rename(columns={"b": "bb"}))
     with pytest.raises(UserError, match="there is no column 'b'; did you mean 'bb'"):
         land(other)
-    add(other, other.folder / "theirs" / "third", numbered(1).assign(a=True))
+    add(other.folder / "theirs" / "third", numbered(1).assign(a=True))
     other.write_spec(
         random_walk_spec(source={"kind": "delta", "table": str(other.folder / "theirs" / "third")})
     )
@@ -139,48 +142,48 @@ def test_bad_rows_are_kept_once_and_replayed_and_unusable_columns_are_refused(
 
 def test_a_table_that_was_put_back_or_changed_is_refused_until_the_loss_is_accepted(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path)
-    add(pipeline, table, numbered(1, 2))
+    add(table, numbered(1, 2))
     shutil.copytree(table, tmp_path / "copy")
-    add(pipeline, table, numbered(3))
+    add(table, numbered(3))
     land(pipeline)
     assert keys(pipeline) == [1, 2, 3]
 
     # put back from a backup, and grown again: the same id and the same version, another commit
     replaced(pipeline, table, tmp_path / "copy")
     refused(pipeline, "ends at version 0, and version 1 has landed: it was put back")
-    add(pipeline, table, numbered(4))
+    add(table, numbered(4))
     refused(pipeline, "was put back from a backup: version 1 is another commit")
     assert land(pipeline, accept_loss=True).lines[0].startswith(f"table {table} lands after version 1")
-    add(pipeline, table, numbered(5))
+    add(table, numbered(5))
     assert land(pipeline).data["rows"] == 1 and keys(pipeline) == [1, 2, 3, 5]
 
     # overwritten, and rows removed
-    add(pipeline, table, numbered(6), mode="overwrite")
+    add(table, numbered(6), mode="overwrite")
     refused(pipeline, "rows of it were changed, removed or overwritten")
     land(pipeline, accept_loss=True)
     DeltaTable.forPath(pipeline.warehouse.spark, str(table)).delete("id = 6")
     refused(pipeline, "rows of it were changed, removed or overwritten")
     land(pipeline, accept_loss=True)
-    add(pipeline, table, numbered(7))
+    add(table, numbered(7))
     assert land(pipeline).data["rows"] == 1 and keys(pipeline) == [1, 2, 3, 5, 7]
 
 
 @pytest.mark.slow
 def test_a_table_that_was_vacuumed_or_made_anew_is_refused_until_the_loss_is_accepted(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path)
-    add(pipeline, table, numbered(1))
+    add(table, numbered(1))
     land(pipeline)
     # vacuumed past the position: a commit that has not landed has lost its file, or its place in the log
-    add(pipeline, table, numbered(7))
-    add(pipeline, table, numbered(8))
+    add(table, numbered(7))
+    add(table, numbered(8))
     spark: Any = pipeline.warehouse.spark
     DeltaTable.forPath(spark, str(table)).optimize().executeCompaction()
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     DeltaTable.forPath(spark, str(table)).vacuum(0)
     refused(pipeline, "files of its commits that have not landed are gone, as VACUUM removes them")
     land(pipeline, accept_loss=True)
-    add(pipeline, table, numbered(9))
-    add(pipeline, table, numbered(10))
+    add(table, numbered(9))
+    add(table, numbered(10))
     log = sorted((table / "_delta_log").glob("*.json"))
     DeltaTable.forPath(spark, str(table)).detail().collect()
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table)).checkpoint()
@@ -190,11 +193,11 @@ def test_a_table_that_was_vacuumed_or_made_anew_is_refused_until_the_loss_is_acc
 
     # made anew
     replaced(pipeline, table)
-    add(pipeline, table, numbered(11))
+    add(table, numbered(11))
     refused(pipeline, "was deleted and made anew")
     assert "was made anew: it lands from its first row" in land(pipeline, accept_loss=True).lines[0]
     assert keys(pipeline) == [1, 11]
-    add(pipeline, table, numbered(12))
+    add(table, numbered(12))
     assert land(pipeline).data["rows"] == 1
 
 
@@ -208,38 +211,35 @@ def test_columns_that_the_spec_does_not_name_may_change_and_one_that_it_names_mu
         f"CREATE TABLE {name} (id BIGINT, at TIMESTAMP, a DOUBLE, b DOUBLE, note INT, extra STRING) USING delta "
         f"TBLPROPERTIES ({properties})"
     )
-    add(pipeline, table, numbered(1, 2))
+    add_by_spark(pipeline, table, numbered(1, 2))
     assert land(pipeline).data["rows"] == 2
-    add(pipeline, table, numbered(3))
+    add_by_spark(pipeline, table, numbered(3))
     sql(f"ALTER TABLE {name} RENAME COLUMN note TO remark")
-    add(pipeline, table, numbered(4))
+    add_by_spark(pipeline, table, numbered(4))
     sql(f"ALTER TABLE {name} DROP COLUMN extra")
     sql(f"ALTER TABLE {name} ALTER COLUMN remark TYPE BIGINT")
-    add(pipeline, table, numbered(5))
+    add_by_spark(pipeline, table, numbered(5))
     sql(f"ALTER TABLE {name} ADD COLUMN more DATE")
     assert land(pipeline).data["rows"] == 3 and keys(pipeline) == [1, 2, 3, 4, 5]
-    add(pipeline, table, numbered(6, 7))
+    add_by_spark(pipeline, table, numbered(6, 7))
     sql(f"ALTER TABLE {name} RENAME COLUMN a TO level")
-    for _ in range(2):
-        with pytest.raises(
-            UserError, match="there is no column 'a'; .*rename it back, or give the spec of walk"
-        ):
-            land(pipeline)
+    with pytest.raises(UserError, match="there is no column 'a'; .*rename it back, or give the spec of walk"):
+        land(pipeline)
     sql(f"ALTER TABLE {name} RENAME COLUMN level TO a")
     assert land(pipeline).data["rows"] == 2 and keys(pipeline) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_the_first_landing_may_begin_with_what_comes_next_and_a_moved_table_goes_on(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path, source={"start": "latest"})
-    add(pipeline, table, numbered(1, 2))
+    add(table, numbered(1, 2))
     assert land(pipeline).data["rows"] == 0
     replaced(pipeline, table)
-    add(pipeline, table, numbered(1, 2))
-    add(pipeline, table, numbered(2))
+    add(table, numbered(1, 2))
+    add(table, numbered(2))
     refused(pipeline, "was deleted and made anew")
     accepted = land(pipeline, accept_loss=True)
     assert "was made anew: it lands after its version 1;" in accepted.lines[0] and accepted.data["rows"] == 0
-    add(pipeline, table, numbered(3))
+    add(table, numbered(3))
     shutil.move(table, tmp_path / "elsewhere")
     pipeline.write_spec(random_walk_spec(source={"kind": "delta", "table": str(tmp_path / "elsewhere")}))
     assert land(pipeline).data["rows"] == 1 and keys(pipeline) == [3]
@@ -252,11 +252,11 @@ def test_the_first_landing_may_begin_with_what_comes_next_and_a_moved_table_goes
 @pytest.mark.slow
 def test_landings_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path)
-    add(pipeline, table, numbered(0))
+    add(table, numbered(0))
     for number in range(1, 40, 10):
         driver = Driver(pipeline, "ingest", "--model", "walk", "--trigger", "0.2")
         for one in range(number, number + 10):
-            add(pipeline, table, numbered(one))
+            add(table, numbered(one))
         driver.wait_for(lambda last=number: last in keys_or_none(pipeline))
         driver.kill()
     land(pipeline)
