@@ -227,7 +227,7 @@ def commands_page() -> str:
     for name, verb in VERBS.items():
         verb.add_to(app, name)
     root: Any = typer.main.get_command(app)
-    leaves = [leaf for name, command in root.commands.items() for leaf in _leaves(name, command)]
+    leaves = [leaf for name, command in root.commands.items() for leaf in list_leaves(name, command)]
     rows = [(full, one, _options(one)) for full, one in leaves]
     counts = Counter(option for _, _, options in rows for option in options)
     shared = [option for option, count in counts.items() if count >= COMMON]
@@ -253,13 +253,13 @@ def commands_page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+def list_leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Yield a command, or each action of a verb that has actions, with its name."""
     if not hasattr(command, "commands"):
         yield name, command
         return
     for action, one in command.commands.items():
-        yield from _leaves(f"{name} {action}", one)
+        yield from list_leaves(f"{name} {action}", one)
 
 
 def _options(command: Any) -> list[Option]:
@@ -271,7 +271,7 @@ def _options(command: Any) -> list[Option]:
         names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
         if one.param_type_name == "argument":
             names = f"`{one.name.upper()}`"
-        default = "required" if one.required else _default(one)
+        default = "required" if one.required else format_default(one)
         found.append(Option(names, default, " ".join((one.help or "").split()).replace("|", "\\|")))
     return found
 
@@ -282,7 +282,7 @@ def _option_table(options: Iterable[Option]) -> list[str]:
     return ["option | default | meaning\n---|---|---", *rows, ""] if rows else []
 
 
-def _default(one: Any) -> str:
+def format_default(one: Any) -> str:
     if one.is_flag or one.default in (None, False, [], ()) or callable(one.default):
         return ""
     return f"`{getattr(one.default, 'value', one.default)}`"
