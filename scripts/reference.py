@@ -283,6 +283,7 @@ def _option_table(options: Iterable[Option]) -> list[str]:
 
 
 def format_default(one: Any) -> str:
+    """Return the default of an option as code; empty for a flag and where there is none."""
     if one.is_flag or one.default in (None, False, [], ()) or callable(one.default):
         return ""
     return f"`{getattr(one.default, 'value', one.default)}`"

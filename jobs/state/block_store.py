@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,18 +95,18 @@ def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, st
     return MapStore(handle.getMapState(name, f"{number} long", f"{value} {kind}"), text)
 
 
-class Blocks(NamedTuple):
-    """The records of a bucket's keys in blocks.
+class Blocks:
+    """The records of a bucket's keys in blocks, each of which is read and written whole."""
 
-    store: the store of the blocks; state: the format of a block; blocks: number of blocks in a bucket.
-    """
-
-    store: Store
-    state: StateFormat
-    blocks: int
+    def __init__(self, store: Store, state: StateFormat, blocks: int) -> None:
+        """Open the blocks in a store; `state` is the format of a block, `blocks` their number in the bucket."""
+        self.store, self.state, self.blocks = store, state, blocks
 
     def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
-        """Read the blocks of ordered routes; return their numbers, and their records ordered by route."""
+        """Read the blocks of ordered routes; return their numbers, and their records ordered by route.
+
+        A caller that does not save calls `close`.
+        """
         present = np.unique(compute_blocks(route, self.blocks))
         return present, self.read(present)
 
@@ -123,29 +123,27 @@ class Blocks(NamedTuple):
 
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write the blocks `present`, whose only records are the ordered `records`; skip blocks without records."""
+        """Write the blocks `present`, whose only records are the ordered `records`; remove blocks without records."""
         block = compute_blocks(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
         some = stops > starts
         ranges = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
         values = self.state.encode_each(records, ranges)
         self.store.put_all(zip(present[some].tolist(), values, strict=True))
-
-    @step(STATE_WRITE)
-    def replace(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write the blocks `present`, whose only records are the ordered `records`; remove blocks without records."""
-        block = compute_blocks(records.arrays["route"], self.blocks)
-        self.save(present, records)
-        for number in np.setdiff1d(present, block).tolist():
+        for number in present[~some].tolist():
             if self.store.get(number) is not None:
                 self.store.remove(number)
 
+    def close(self) -> None:
+        """Release what `load` has taken."""
+
     def add(self, new: Records) -> tuple[NDArray[np.int64], Records]:
-        """Add records of new keys, in any order; return the numbers of their blocks and all records of these blocks.
+        """Add records of new keys, in any order; return the numbers of their blocks and the saved records.
 
         A block may come in several calls, so new records are merged with stored ones.
         """
         ordered = merge_records(new)
+        del new  # a snapshot may have millions of records
         present, known = self.load(ordered.arrays["route"])
         if known.size:
             ordered = merge_records(known, ordered)
@@ -154,7 +152,9 @@ class Blocks(NamedTuple):
 
     def absent(self, offered: Records) -> Records:
         """Return the records, ordered by route, whose keys have no record here."""
-        return offered.take(np.flatnonzero(match(self.load(offered.arrays["route"])[1], offered) < 0))
+        known = self.load(offered.arrays["route"])[1]
+        self.close()
+        return offered.take(np.flatnonzero(match(known, offered) < 0))
 
 
 def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:

@@ -59,7 +59,8 @@ class LastSeenIndex(NamedTuple):
         return cls(_LAYOUT.decode(value, start))
 
 
-_MAGIC = b"KCL1"
+_MAGIC, _BLOCKS_ALONE = b"KCL2", b"KCL1"
+"""The magic of clocks, and that of releases that see no changes beside blocks: these refuse a clock of this release."""
 _PREFIX = struct.Struct("<4s4xqqqq")  # magic, watermark, maximum event time, last arrival, bytes of the parts
 
 
@@ -93,7 +94,7 @@ class Clock(NamedTuple):
             ValueError: the value is not a clock.
         """
         magic, watermark, max_event_time, last_arrival, length = _PREFIX.unpack_from(value)
-        if magic != _MAGIC:
+        if magic not in (_MAGIC, _BLOCKS_ALONE):
             raise ValueError(f"a bucket's clock begins with {magic!r}, not with {_MAGIC!r}")
         at = _PREFIX.size + length
         last_seen = LastSeenIndex.decode(value, at)

@@ -9,29 +9,38 @@ same watermark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
 from jobs.state.distinct import select_rows
-from jobs.state.encoding.packets import NEVER, OutputPacket, Records, join_records
+from jobs.state.encoding.packets import NEVER, OutputPacket, Records, StateVariable, join_records
 from jobs.state.encoding.row_order import find_repeated
 from jobs.state.encoding.rows import KeyedRows, sort_by_key
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, find_newest_times
 from jobs.state.key_expiry import KeyExpiry
+from jobs.state.key_states import Copies, KeyStates, no_copy
 from jobs.state.plan import Packet, Plan, build_duplicate_packet, build_output_packets
 from jobs.state.reorder_buffer import ReorderBuffer
-from jobs.state.replay import ReplayWindow
+from jobs.state.replay_window import ReplayWindow
 from jobs.state.row_ids import build_row_id_check
 
 
 class EventTimeBucket:
     """A bucket's states, waiting rows and clock, in byte stores."""
 
-    def __init__(self, plan: Plan, stores: Stores, clock: bytes | None) -> None:
-        """Open a bucket; `clock` is None before its first micro-batch."""
+    def __init__(self, plan: Plan, stores: Stores, clock: bytes | None, copies: Copies = no_copy) -> None:
+        """Open a bucket.
+
+        Args:
+            plan: the operator's plan.
+            stores: stores of the bucket.
+            clock: the stored clock; None before the first micro-batch.
+            copies: returns the folders of local copies.
+        """
         assert plan.event_time is not None
         policy = plan.event_time
         held = Clock(policy.watermark, max_event_time=policy.max_event_time)
@@ -40,10 +49,13 @@ class EventTimeBucket:
         self.plan, self.policy = plan, policy
         self.watermark = held.watermark
         self.max_event_time, self.last_arrival = held.max_event_time, held.last_arrival
-        self.blocks = Blocks(stores.blocks, plan.state, plan.blocks)
+        self.states = Blocks(stores.blocks, plan.state, plan.blocks)
+        if policy.idle is None:  # no key expires, and `KeyStates` never removes one
+            place = partial(copies, StateVariable.STATES)
+            self.states = KeyStates(stores.blocks, plan.state, plan.blocks, place)
         self.waiting = ReorderBuffer(stores.parts, policy.row_format, policy.delay, held.parts)
-        self.expiry = KeyExpiry(plan, policy, self.blocks, stores, held.last_seen)
-        self.window = ReplayWindow(plan, policy, self.blocks, stores)
+        self.expiry = KeyExpiry(plan, policy, self.states, stores, held.last_seen)
+        self.window = ReplayWindow(plan, policy, self.states, stores, copies)
         self.ids = build_row_id_check(plan, stores, held.row_ids)
 
     @property
@@ -64,7 +76,7 @@ class EventTimeBucket:
         """Add a snapshot's packets of states, waiting rows and row ids; its keys count as seen now."""
         decoded = [self.plan.state.layout.decode(packet) for packet in states]
         if decoded:
-            self.expiry.update(*self.blocks.add(join_records(decoded)), None, now)
+            self.expiry.update(*self.states.add(join_records(decoded)), None, now)
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
             self.waiting.add(join_records(decoded))
@@ -76,9 +88,9 @@ class EventTimeBucket:
         Returns the number of new keys, and the number of skipped keys.
         """
         offered = decode_offered(self.plan.state.layout, packets)
-        new = self.expiry.select_not_archived(self.blocks.absent(offered))
+        new = self.expiry.select_not_archived(self.states.absent(offered))
         if new.size:
-            self.expiry.update(*self.blocks.add(new), None, now)
+            self.expiry.update(*self.states.add(new), None, now)
         return new.size, offered.size - new.size
 
     def take(self, packets: Iterable[bytes], max_event_time: int, now: int = 0) -> Iterator[Packet]:
@@ -152,7 +164,7 @@ class EventTimeBucket:
 
     def _filter(self, keyed: KeyedRows, now: int) -> Iterator[Packet]:
         plan, policy = self.plan, self.policy
-        present, known = self.blocks.load(keyed.keys.arrays["route"])
+        present, known = self.states.load(keyed.keys.arrays["route"])
         known = self.expiry.restore(known, keyed)
         checked = self.ids.check(keyed, *(() if plan.apply_late else (known,)))
         yield from checked.duplicates
@@ -171,7 +183,7 @@ class EventTimeBucket:
             None if plan.begin is None else plan.begin(keyed),
             policy.idle_between_rows,
         )
-        self.blocks.replace(present, result.records)
+        self.states.save(present, result.records)
         self.expiry.update(present, result.records, keyed.keys, now)
         self.ids.remember(checked, keyed, result.outputs, policy.late_before(self.watermark))
         if result.ended is not None:

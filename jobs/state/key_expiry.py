@@ -24,12 +24,12 @@ _SEEN = PacketColumn("seen", "<i8")
 
 
 class KeyExpiry:
-    """The expiry of a bucket's keys, whose states are in `blocks`; `index` finds the blocks with silent keys."""
+    """The expiry of a bucket's keys; `index` finds the blocks of their `states` with silent keys."""
 
     def __init__(
-        self, plan: Plan, policy: EventTimePolicy, blocks: Blocks, stores: Stores, index: LastSeenIndex
+        self, plan: Plan, policy: EventTimePolicy, states: Blocks, stores: Stores, index: LastSeenIndex
     ) -> None:
-        self.plan, self.policy, self.blocks, self.index = plan, policy, blocks, index
+        self.plan, self.policy, self.states, self.index = plan, policy, states, index
         self.archive = Blocks(stores.ended, plan.state, plan.blocks)
         seen = Layout((*plan.rows.kind.identity_columns, _SEEN), text=False)
         self.last_seen = Blocks(stores.last_seen, StateFormat(plan.state.header, seen), plan.blocks)
@@ -70,7 +70,7 @@ class KeyExpiry:
             return known
         back = np.zeros(archived.size, bool)
         back[at[at >= 0]] = True
-        self.archive.replace(blocks, archived.take(np.flatnonzero(~back)))
+        self.archive.save(blocks, archived.take(np.flatnonzero(~back)))
         return merge_records(known, archived.take(np.flatnonzero(back)))
 
     def update(
@@ -100,7 +100,7 @@ class KeyExpiry:
                 last[match(keys, records) >= 0] = now
             names = (column.name for column in self.plan.rows.kind.identity_columns)
             identities = {name: records.arrays[name] for name in names}
-            self.last_seen.replace(present, Records({**identities, "seen": last}, None))
+            self.last_seen.save(present, Records({**identities, "seen": last}, None))
         self.index = self.index.update(present, records.arrays["route"], last, self.plan.blocks)
 
     def _expire(self, before: int) -> Iterator[Packet]:
@@ -108,14 +108,14 @@ class KeyExpiry:
         present = self.index.expired_before(before)
         if len(present) == 0:
             return
-        known = self.blocks.read(present)
+        known = self.states.read(present)
         last = known.arrays["event_time"]
         if self.policy.processing_time:
             seen = self.last_seen.read(present)
             last = seen.arrays["seen"][match(seen, known)]
         silent = last < before
         left = known.take(np.flatnonzero(~silent))
-        self.blocks.replace(present, left)
+        self.states.save(present, left)
         self.update(present, left)
         expired = known.take(np.flatnonzero(silent))
         if self.policy.archive:

@@ -31,8 +31,7 @@ from jobs.state.changes import (
     overlay_records,
     select_newest,
 )
-from jobs.state.encoding.keys import match
-from jobs.state.encoding.packets import Records, merge_records
+from jobs.state.encoding.packets import Records, StateVariable
 from jobs.state.encoding.routing import compute_blocks
 from jobs.state.local_copy import CLEAN, LocalCopy
 
@@ -49,9 +48,16 @@ MOST_CHANGES, JOINED = 1024, 512
 
 Ints = NDArray[np.int64]
 
+Copies = Callable[[StateVariable], Path | None]
+"""Returns the folder for the local copy of a state variable of a bucket, or None if it has no copy."""
 
-class KeyStates:
-    """The states of a bucket's keys, with the methods of `Blocks` that a filter needs: `load`, then `save`."""
+
+def no_copy(variable: StateVariable) -> Path | None:
+    """Return None for each state variable."""
+
+
+class KeyStates(Blocks):
+    """The states of a bucket's keys, none of which is ever removed."""
 
     def __init__(
         self, store: Store, state: StateFormat, blocks: int, folder: Callable[[], Path | None] | None = None
@@ -64,8 +70,8 @@ class KeyStates:
             blocks: number of blocks in the bucket.
             folder: returns the folder of the bucket's local copy, or None if the bucket has no copy.
         """
-        self.store, self.state, self.blocks = Writes(store), state, blocks
-        self._by_block = Blocks(self.store, state, blocks)
+        self._writes = Writes(store)
+        super().__init__(self._writes, state, blocks)
         self._folder = folder or (lambda: None)
         self._copy: LocalCopy | None = None
         self._mark: Mark | None = None
@@ -79,17 +85,21 @@ class KeyStates:
         """
         self.close()
         present = np.unique(compute_blocks(route, self.blocks))
-        held = self.store.get(MARK)
-        self._mark = None if held is None else Mark.decode(held)
+        self._mark = self._read_mark()
         self._token = b"" if self._mark is None else self._mark.token
         found = self._from_copy(route, len(present))
-        if found is not None:
-            return present, found
-        if self._mark is None or self._mark.kept == 0:
-            return present, self._by_block.read(present)
+        return present, self.read(present) if found is None else found
+
+    @step(STATE_READ)
+    def read(self, numbers: Ints) -> Records:
+        """Read blocks by their ordered numbers, with their changes; return their records ordered by route."""
+        mark = self._read_mark()
+        if mark is None or mark.kept == 0:
+            return super().read(numbers)
         known = Entries.of(self.store.items()).states(self.state)
-        wanted = np.isin(compute_blocks(known.arrays["route"], self.blocks), present)
-        return present, known.take(np.flatnonzero(wanted))
+        return known.take(
+            np.flatnonzero(np.isin(compute_blocks(known.arrays["route"], self.blocks), numbers))
+        )
 
     @step(STATE_WRITE)
     def save(self, present: Ints, records: Records) -> None:
@@ -103,27 +113,15 @@ class KeyStates:
         finally:
             self.close()
 
-    def add(self, new: Records) -> tuple[Ints, Records]:
-        """Add records of keys, in any order; return the numbers of their blocks, and the saved records."""
-        ordered = merge_records(new)
-        del new  # a snapshot may have millions of records
-        present, known = self.load(ordered.arrays["route"])
-        if known.size:
-            ordered = merge_records(known, ordered)
-        self.save(present, ordered)
-        return present, ordered
-
-    def absent(self, offered: Records) -> Records:
-        """Return the records, ordered by route, whose keys have no record here."""
-        known = self.load(offered.arrays["route"])[1]
-        self.close()
-        return offered.take(np.flatnonzero(match(known, offered) < 0))
-
     def close(self) -> None:
         """Release the copy for other tasks."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
+
+    def _read_mark(self) -> Mark | None:
+        held = self.store.get(MARK)
+        return None if held is None else Mark.decode(held)
 
     def _from_copy(self, route: NDArray[np.uint64], wanted: int) -> Records | None:
         """Return the records of ordered routes in `wanted` blocks from the local copy, or None without a copy."""
@@ -200,16 +198,16 @@ class KeyStates:
             copy.close()
             self._save_blocks(present, records, complete=False)
             return
-        self.store.begin(self._token)
+        self._writes.begin(self._token)
         if not dense:
             self.store.put(mark.next, self.state.encode(records))
             copy.changes = np.append(copy.changes, [[mark.next], [records.size]], axis=1)
-        self._by_block.save(numbers, whole)
+        super().save(numbers, whole)
         copy.since[numbers] = CLEAN
         self._forget(copy)
         if copy.changes.shape[1] > MOST_CHANGES:
             self._join(copy)
-        written = Mark(self.store.end(), following, copy.changes.shape[1])
+        written = Mark(self._writes.end(), following, copy.changes.shape[1])
         self.store.put(MARK, written.encode())
         copy.seal(written.token)
 
@@ -244,7 +242,7 @@ class KeyStates:
         """
         mark = self._mark
         if mark is not None:
-            self.store.begin(mark.token)
+            self._writes.begin(mark.token)
         if not complete or (mark is not None and mark.kept):
             entries = Entries.of(self.store.items())
             if entries.changes:
@@ -258,9 +256,9 @@ class KeyStates:
             )
             for number in entries.changes:
                 self.store.remove(number)
-        self._by_block.save(present, records)
+        super().save(present, records)
         if mark is not None:  # some executor may have a copy of this state: the new mark invalidates it
-            self.store.put(MARK, Mark(self.store.end(), mark.next).encode())
+            self.store.put(MARK, Mark(self._writes.end(), mark.next).encode())
 
 
 def _lacks(copy: LocalCopy, change: Records, number: int) -> None:

@@ -202,7 +202,7 @@ class DuplicateIds(RowIdCheck):
             at = match(rows.keys, entries)
             floor, own = NEVER, np.where(at >= 0, compared.floors[at], NEVER)
         left = entries.take(np.flatnonzero(is_in_reach(entries, self.within, floor, own)))
-        self.blocks.replace(present, left)
+        self.blocks.save(present, left)
         self._update(present, left)
 
     def sweep(self, floor: int) -> None:
@@ -215,7 +215,7 @@ class DuplicateIds(RowIdCheck):
             return
         known = self.blocks.read(present)
         left = known.take(np.flatnonzero(is_in_reach(known, self.within, floor, np.full(known.size, NEVER))))
-        self.blocks.replace(present, left)
+        self.blocks.save(present, left)
         self._update(present, left)
 
     def _compare(self, keyed: KeyedRows, floors: Ints) -> IdComparison:

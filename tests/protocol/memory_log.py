@@ -196,7 +196,7 @@ class MemoryLog:
 
 
 def live_files(log: MemoryLog) -> pa.Table:
-    """Stand in for `jobs.storage.table_rows.list_live_files`: each row has a file of its own, which its values describe."""
+    """Stand in for `jobs.storage.table_rows.list_live_files`: each row has its own file, described by its values."""
     rows, by = log.base.rows, log.base.partition_by
     columns: dict[str, Any] = {
         "path": pa.array(map(_file_of, rows), pa.string()),

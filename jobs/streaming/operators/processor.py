@@ -64,8 +64,8 @@ class FilterProcessor(StatefulProcessor):
             yield build_packet_frame(packet)
 
 
-def copy_folder() -> Path | None:
-    """Return the folder for the local copy of a task's bucket, or None outside a task.
+def copy_folder(variable: StateVariable = StateVariable.STATES) -> Path | None:
+    """Return the folder for the local copy of a state variable of a task's bucket, or None outside a task.
 
     Spark removes the folder when the executor ends, so another executor never finds the copy.
     """
@@ -73,7 +73,7 @@ def copy_folder() -> Path | None:
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if context is None or query is None or not folders:
         return None
-    return Path(folders.split(",")[0]) / "kalman-states" / query / str(context.partitionId())
+    return Path(folders.split(",")[0]) / "kalman-states" / query / f"{context.partitionId()}-{variable}"
 
 
 def build_packet_frame(packet: Packet) -> pd.DataFrame:
@@ -156,7 +156,7 @@ class EventTimeProcessor(StatefulProcessor):
 
     def _open_bucket(self) -> EventTimeBucket:
         held = self.clock.get() if self.clock.exists() else None
-        return EventTimeBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
+        return EventTimeBucket(self.plan, self.stores, None if held is None else bytes(held[0]), copy_folder)
 
 
 def _read_time(timers: TimerValues) -> int:

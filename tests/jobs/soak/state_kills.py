@@ -107,7 +107,7 @@ class StateKill(Kill):
             **super().record(),
             "order": order,
             "partitions": partitions,
-            "copy": self.copy if order == ARRIVED else None,
+            "copy": self.copy,
             "kept": self.kept,
             "target": self.target,
             "days": [*self.lead, f"[{self.target}]", *self.following],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jobs.state import key_states
+from jobs.state.changes import CHANGES_FROM, Entries
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.rows import RowFormat, RowId
 from jobs.state.event_time_bucket import EventTimeBucket
@@ -19,9 +23,11 @@ from tests.jobs.support.event_time import INTEGER, SECOND, TEXT, DictStore, Row,
 Estimates = dict[tuple[int, int], tuple[float, float]]
 
 
-def opened(plan: Plan, stores: Stores | None = None, clock: bytes | None = None) -> EventTimeBucket:
+def opened(
+    plan: Plan, stores: Stores | None = None, clock: bytes | None = None, folder: Path | None = None
+) -> EventTimeBucket:
     made = stores or Stores(**{name: DictStore() for name in Stores._fields})
-    return EventTimeBucket(plan, made, clock)
+    return EventTimeBucket(plan, made, clock, lambda name: folder and folder / name)
 
 
 def take(bucket: EventTimeBucket, rows: list[Row], now: int = 0) -> list[Packet]:
@@ -30,7 +36,7 @@ def take(bucket: EventTimeBucket, rows: list[Row], now: int = 0) -> list[Packet]
 
 
 def states_of(bucket: EventTimeBucket) -> Records:
-    values = [value for _, value in sorted(bucket.blocks.store.items())]
+    values = [value for _, value in sorted(bucket.states.store.items())]
     return bucket.plan.state.decode_all(values)
 
 
@@ -212,3 +218,77 @@ def test_by_the_machines_clock_a_snapshots_keys_count_as_seen_when_the_stream_be
     assert bucket.alarm == 600 * SECOND + 1
     assert expired(plan, take(bucket, [Row(1, 130, 0.0)], now=600)) == []
     assert expired(plan, take(bucket, [Row(7, 131, 0.0)], now=601)) == [2, 3, 4, 5]
+
+
+class Bucket:
+    """A bucket whose stores and clock go from micro-batch to micro-batch, as in Spark's state."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.clock = plan, None
+        self.held = {name: DictStore() for name in Stores._fields}
+
+    def take(self, rows: list[Row], folder: Path | None) -> list[Packet]:
+        bucket = opened(self.plan, Stores(**self.held), self.clock, folder)
+        packets = take(bucket, rows)
+        self.clock = bucket.clock.encode()
+        return packets
+
+    def fail(self, rows: list[Row], folder: Path | None) -> None:
+        """Make an attempt whose values Spark's state never gets."""
+        attempt = Bucket(self.plan)
+        attempt.clock = self.clock
+        for name, store in self.held.items():
+            attempt.held[name].held = dict(store.held)
+        attempt.take(rows, folder)
+
+    def changes(self) -> int:
+        return sum(number >= CHANGES_FROM for number in self.held["blocks"].held)
+
+    def states(self) -> list[bytes]:
+        """Return the states of all keys, and those before the rows kept for replay."""
+        stores = self.held["blocks"], self.held["replay_base"]
+        found = [Entries.of(store.items()).states(self.plan.state) for store in stores]
+        return [self.plan.state.layout.encode(one) for one in found]
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "strict": {"delay": 20 * SECOND},
+    "replay": {"waits": False, "replay_length": 3},
+    "as arrived, once": {"waits": False},
+}
+
+
+@pytest.mark.parametrize("fmt", [INTEGER, TEXT])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_changes_beside_blocks_give_the_packets_and_states_of_blocks_alone(
+    fmt: RowFormat, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_states, "FEW", 8)
+    if policy == "as arrived, once":
+        fmt = fmt._replace(distinct=True)
+    plan = plan_of(fmt, **POLICIES[policy])._replace(blocks=20)
+    rng = np.random.default_rng(1)
+    alone, changed, folder = Bucket(plan), Bucket(plan), tmp_path / "q" / "0"
+    most = 0
+    for stamp in range(60):
+        count = 600 if stamp in (0, 30) else int(rng.integers(1, 12))
+        keys = rng.choice(600 + 3 * stamp, count, replace=False)
+        rows = [Row(int(key), 10 * stamp + int(rng.integers(15)), float(rng.normal())) for key in keys]
+        rows += rows[:2]
+        if stamp < 5:  # an earlier release has taken these
+            changed.take(rows, None)
+            assert changed.clock is not None and changed.clock[:4] == b"KCL2"
+            changed.clock = b"KCL1" + changed.clock[4:]
+        else:
+            if rng.random() < 0.2:
+                changed.fail(rows, folder)
+            if rng.random() < 0.1:
+                shutil.rmtree(folder, ignore_errors=True)
+            found = changed.take(rows, None if rng.random() < 0.1 else folder)
+            assert found == alone.take(rows, None)
+            most = max(most, changed.changes())
+            continue
+        alone.take(rows, None)
+    assert changed.states() == alone.states()
+    assert most > 3
+    assert alone.changes() == 0

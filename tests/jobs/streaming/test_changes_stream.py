@@ -1,4 +1,7 @@
-"""Sparse micro-batches write changes beside blocks: estimates, exports and restarts have the bits of one batch."""
+"""Sparse micro-batches write changes beside blocks: estimates, exports and restarts have the bits of one batch.
+
+By event time, too, and from a checkpoint of an earlier release, which holds blocks alone.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from jobs import export
 from jobs.lineage import generations
+from jobs.lineage.live import latest_corrections, live_estimates
 from jobs.state.changes import CHANGES_FROM
 from jobs.state.encoding.packets import StateVariable
 from jobs.streaming import exporting
+from tests.fixtures.make_event_time import ORDERS, TARGET, sparse_days
 from tests.jobs.lineage.test_inputs import forget_the_last_commit
+from tests.jobs.streaming.test_event_time_stream import between, newest
 from tests.jobs.streaming.test_export import same_states
-from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_walk_spec, since
-from tests.jobs.support.processes import files
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_walk_spec, since
+from tests.jobs.support.processes import Driver, files
+from tests.jobs.support.released import unpacked
 
 pytestmark = pytest.mark.spark
 
@@ -40,7 +48,7 @@ def sparse_rows(days: int) -> list[pd.DataFrame]:
 
 def changes_in(pipeline: Pipeline) -> int:
     """Return how many changes the live generation's state holds after its last micro-batch."""
-    live = generations.find_live(pipeline.warehouse, "walk")
+    live = generations.find_live(pipeline.warehouse, pipeline.name)
     assert live is not None
     last = max(
         int(one)
@@ -69,3 +77,26 @@ def test_a_stream_of_sparse_micro_batches_that_is_killed_is_one_batch(tmp_path: 
     pipeline.land(frames[4])
     pipeline.stream()
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
+
+
+@pytest.mark.parametrize("model", ORDERS)
+def test_an_event_time_stream_goes_on_from_blocks_alone_and_is_one_batch_after_a_kill(model: str) -> None:
+    with unpacked(TARGET) as folder:
+        pipeline = Pipeline(folder, yaml.safe_load((folder / "models" / f"{model}.yaml").read_text()))
+        assert changes_in(pipeline) == 0
+        driver = Driver(pipeline, "stream", "--model", model)
+        checkpoint = Path(pipeline.settings.warehouse, "checkpoints", f"{model}-g0001")
+        driver.wait_for(lambda: "4" in files(checkpoint / "offsets"))
+        driver.kill()
+        assert not pipeline.stream().data["began"]
+        assert changes_in(pipeline) > 0
+        days = sparse_days(7)
+        expected = since(pipeline.batch(), days[1])  # the state of `replay` has all rows of the history
+        if model == "strict":
+            delay = pd.Timedelta(ORDERS[model]["delay"])
+            expected = between(pipeline.batch(), newest(days[0]) - delay, newest(*days) - delay)
+        found = latest_corrections(live_estimates(pipeline.warehouse, model))
+        assert_bit_equal(ordered(found.toPandas()), expected)
+        exported = export.run(pipeline.settings, model).data
+        again = pipeline.pretrain(to_version=exported["version"]).data
+        same_states(pipeline, exported["snapshot"], again["snapshot"])

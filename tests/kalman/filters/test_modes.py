@@ -69,7 +69,8 @@ def textbook(definition, y, dt, u) -> Truth:
                 F, Q, offset = transition_of(mode["process"], dt[k])
                 B = np.array(mode["process"].get("B") or np.zeros((len(F), u.shape[1])))
                 m[j], P[j] = F @ m[j] + B @ u[k] + offset, F @ P[j] @ F.T + Q
-            row = corrected(m[j], P[j], *(np.array(mode["observation"][name]) for name in "HR"), y[k])
+            H, R = (np.array(mode["observation"][name]) for name in "HR")
+            row = corrected(m[j], P[j], H, R, y[k])
             predicted.append(y[k, seen] - row.innovation), variances.append(row.spread)
             m[j], P[j], scores[j] = row.mean, row.covariance, row.score
         expected, S = combined(c, predicted, variances)

@@ -216,7 +216,9 @@ def textbook(definition: Any, y: Any, dt: Any) -> tuple[np.ndarray, np.ndarray, 
             a = [moves[k][0] @ start[k][0] + moves[k][2] for k in range(M)]
             B = [moves[k][0] @ start[k][1] @ moves[k][0].T + moves[k][1] for k in range(M)]
         rows = [
-            corrected(a[k], B[k], *(np.array(mode["observation"][name]) for name in "HR"), y[t])
+            corrected(
+                a[k], B[k], np.array(mode["observation"]["H"]), np.array(mode["observation"]["R"]), y[t]
+            )
             for k, mode in enumerate(modes)
         ]
         m, P = [row.mean for row in rows], [row.covariance for row in rows]

@@ -176,7 +176,8 @@ def points_of(
     if real is not float:
         L = _polished(L, P)
     if kind == "cubature":
-        return x[:, None] + np.sqrt(real(n)) * np.hstack([L, -L]), *[np.full(2 * n, real(1) / (2 * n))] * 2
+        weights = np.full(2 * n, real(1) / (2 * n))
+        return x[:, None] + np.sqrt(real(n)) * np.hstack([L, -L]), weights, weights
     chosen = {"alpha": 1.0, "beta": 0.0, "kappa": 2.0, **rule}
     alpha, beta, kappa = (real(chosen[name]) for name in ("alpha", "beta", "kappa"))
     scale = alpha**2 * (n + kappa)

@@ -121,7 +121,7 @@ def corrected(x: np.ndarray, P: np.ndarray, H: np.ndarray, R: np.ndarray, y: np.
     L = np.eye(len(x)) - K @ h
     nis = v @ np.linalg.inv(S) @ v
     score = -0.5 * (nis + np.linalg.slogdet(S)[1] + seen.sum() * np.log(2 * np.pi))
-    return Corrected(x + K @ v, L @ P @ L.T + K @ r @ K.T, v, S, score, nis if seen.any() else np.nan)
+    return Corrected(x + K @ v, L @ P @ L.T + K @ r @ K.T, v, S, score, float(nis) if seen.any() else np.nan)
 
 
 def textbook(
