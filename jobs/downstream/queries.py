@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.checkpoints import Checkpoint, checkpoint_of
 from jobs.storage.files import SmallFiles
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_rows import Filter
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
-CHECKPOINTS = "checkpoints"
 APPLICATIONS = "_followers"
 """Folder of files that map each checkpoint to the application name of its Delta transactions."""
 SOURCES = 2
@@ -56,7 +55,7 @@ class Query(NamedTuple):
     @property
     def checkpoint(self) -> str:
         """Return the checkpoint's folder in the warehouse."""
-        return f"{CHECKPOINTS}/{self.name}"
+        return checkpoint_of(self.name)
 
     @property
     def table(self) -> str:

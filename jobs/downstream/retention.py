@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from jobs.core.times import parse_duration_us
 from jobs.downstream.queries import (
-    CHECKPOINTS,
     MONITOR,
     SKILL,
     VERBS,
@@ -30,7 +29,7 @@ from jobs.downstream.queries import (
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import parse_span
-from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.checkpoints import CHECKPOINTS, Checkpoint, checkpoint_of
 from jobs.storage.files import Folder
 from jobs.storage.positions import to_datetime
 from jobs.storage.row_changes import delete_rows
@@ -69,7 +68,7 @@ class DownstreamCleanup:
         """Remove a query's checkpoint, files and rows; return the number of rows."""
         if self.dry:
             return delete_rows(self.warehouse, query.table, query.rows, dry=True)
-        renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
+        renamed = Folder(self.warehouse, checkpoint_of(f"{REMOVED}{query.name}"))
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if checkpoint.exists() and is_renamed:
             renamed.remove()  # restarted after a crash in between: the rows belong to the new checkpoint
@@ -113,9 +112,7 @@ def find_former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
 def _running(warehouse: Tables, verb: str, model: str) -> list[str]:
     """Return the queries of a running driver, which may have started with another version of the spec."""
     last = open_driver_log(warehouse, verb, model).last(verb)
-    if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
-        return []
-    return last.queries or []
+    return [] if last is None or not last.runs else last.queries or []
 
 
 def _old_enough(warehouse: Tables, spec: ModelSpec, query: Query) -> bool:

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.downstream.queries import (
-    CHECKPOINTS,
-    MONITOR,
-    Query,
-    export_file,
-    find_query,
-    list_queries,
-    open_adopted_file,
-)
+from jobs.downstream.queries import MONITOR, Query, export_file, find_query, list_queries, open_adopted_file
 from jobs.downstream.rule_operator import (
     KIND,
     RulePlan,
@@ -39,7 +31,7 @@ from jobs.state.encoding.keys import build_identity_arrays, build_identity_colum
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_buckets
 from jobs.state.encoding.rows import RowFormat
-from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.checkpoints import CHECKPOINTS, Checkpoint
 from jobs.storage.tables import rule_states
 from jobs.streaming.exporting import read_state_variable
 

@@ -10,34 +10,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PySparkException
-
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.downstream.driver import register_driver
-from jobs.downstream.queries import Query
+from jobs.downstream.queries import Query, list_queries, open_driver_log
 from jobs.downstream.views import Begin, update_view
-from jobs.lineage.generations import LineageSegment, read_live_lineage
+from jobs.lineage.generations import LineageSegment, read_live_lineage, stream_taken_error
 from jobs.lineage.generations import find_live as live_now
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import STATE_FORMAT, build_interpreted_conf
 from jobs.spark.job_labels import label_batches
-from jobs.spark.queries import await_end, find_cause, set_trigger
+from jobs.spark.queries import await_queries, find_cause, start_micro_batches
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
+from jobs.supervision.driver_log import QUERIES
+from jobs.supervision.driver_status import LIVE
+from jobs.supervision.registered_driver import RegisteredDriver, driving, identify_driver, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 GENERATIONS = "generations"
-POLL_SECONDS = 0.2
 _OTHER_SCHEMA = "DELTA_SCHEMA_CHANGED"
 """Prefix of the names of Delta's errors about a table whose columns changed after a query started."""
 SWITCH_SECONDS = 1.0
@@ -63,10 +62,25 @@ def start_exclusive_run(
             spark_session(settings, title, build_interpreted_conf(), kafka), settings.warehouse
         )
         with (
-            register_driver(warehouse, spec, verb, stop),
+            driving(register_queries(warehouse, spec, verb), stop),
             Progress(title, None, quiet=settings.quiet) as progress,
         ):
             yield warehouse, stop, progress
+
+
+def register_queries(warehouse: Warehouse, spec: ModelSpec, verb: str) -> RegisteredDriver:
+    """Register this process as the model's only monitor or skill driver; its log has the verb for a generation.
+
+    Raises:
+        UserError: another driver runs.
+    """
+    log = open_driver_log(warehouse, verb, spec.name)
+    last = log.last(verb)
+    if last is not None and last.runs_after_waiting():
+        raise stream_taken_error(spec.name, f"process {last.owner.pid} on {last.owner.host} runs it", verb)
+    rules = {QUERIES: [query.name for query in list_queries(spec, verb)]}
+    epoch = 1 if last is None else last.epoch + 1
+    return RegisteredDriver(log, register(log, verb, epoch, LIVE, identify_driver(warehouse.spark), rules))
 
 
 def need_live_estimates(warehouse: Tables, model: str) -> list[LineageSegment]:
@@ -95,6 +109,12 @@ class LiveQueries:
     """Lineage of the live estimates when the queries started."""
     generations: list[str] = field(default_factory=list, init=False)
     """Generations whose estimates the queries count, the live one first."""
+    version: int = field(default=-1, init=False)
+    """Version of the table of generations in which the first of `segments` is live."""
+    is_outdated: bool = field(default=False, init=False)
+    """Whether another generation has become live."""
+    due: float = field(default=0.0, init=False)
+    """Time of the next look at the table of generations."""
 
     label = "the queries"
     """Name of the queries in messages."""
@@ -108,20 +128,15 @@ class LiveQueries:
         raise NotImplementedError
 
     def run(self, progress: Progress) -> None:
-        """Run the queries to their end; restart them when another generation becomes live."""
+        """Run the queries to their end; restart them when another generation becomes live, or the columns change."""
         while not self.stop.is_set():
             # Read before the generations, so that no later change is missed.
-            version = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
-            segments = need_live_estimates(self.warehouse, self.spec.name)
-            self.segments, self.generations = segments, []
+            self.version = self.warehouse.latest_version(GENERATIONS)
+            self.segments, self.generations = need_live_estimates(self.warehouse, self.spec.name), []
+            self.is_outdated, self.due = False, time.monotonic() + SWITCH_SECONDS
             columns = self._columns()
-            queries = self.start()
-            ended = False
-            try:
-                ended = self._await(queries, segments[0].generation, version, progress)
-            finally:
-                grown = self._end(queries, columns)
-            if ended and not grown:
+            failures = await_queries(self.start(), self.stop, lambda: self._check(progress))
+            if not self._raise_failures(failures, columns) and not self.is_outdated:
                 return
 
     def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
@@ -149,8 +164,6 @@ class LiveQueries:
         Raises:
             UserError: the warehouse was moved after the query last ran.
         """
-        writer = rows.writeStream.queryName(query.name).foreachBatch(label_batches(sink, query.name))
-        writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         conf = self.warehouse.spark.conf
         checkpoint = Checkpoint(self.warehouse, query.checkpoint)
         checkpoint.refuse_moved()
@@ -158,62 +171,43 @@ class LiveQueries:
         before = conf.get(STATE_FORMAT) or "2"
         conf.set(STATE_FORMAT, "1" if former else "2")
         try:  # the query copies the session's settings
-            return set_trigger(writer, self.seconds).start()
+            labelled = label_batches(sink, query.name)
+            return start_micro_batches(rows, query.name, checkpoint.path, labelled, self.seconds)
         finally:
             conf.set(STATE_FORMAT, before)
 
-    def _await(self, queries: list[StreamingQuery], live: str, known: int, progress: Progress) -> bool:
-        """Wait until the queries end; return False if they must restart because another generation is live.
+    def _check(self, progress: Progress) -> bool:
+        """Show the progress; return whether the queries must restart because another generation is live."""
+        progress.note(self.format_progress())
+        if self.seconds is None or time.monotonic() < self.due:
+            return False
+        self.due = time.monotonic() + SWITCH_SECONDS
+        version = self.warehouse.latest_version(GENERATIONS)
+        if version != self.version:
+            self.version, now = version, live_now(self.warehouse, self.spec.name)
+            if now is not None and now.generation != self.segments[0].generation:
+                self.is_outdated = True
+                self._tell(f"{now.generation} is live, {self.label} switches over to it")
+        return self.is_outdated
 
-        known: version of the table of generations in which `live` is the live generation.
-        """
-        due = time.monotonic() + SWITCH_SECONDS
-        while any(query.isActive for query in queries):
-            if self.stop.wait(POLL_SECONDS):
-                return True
-            if any(not query.isActive and query.exception() is not None for query in queries):
-                return True
-            progress.note(self.format_progress())
-            if self.seconds is not None and time.monotonic() >= due:
-                due = time.monotonic() + SWITCH_SECONDS
-                version = self.warehouse.latest_version(GENERATIONS)
-                if version == known:
-                    continue
-                known, now = version, live_now(self.warehouse, self.spec.name)
-                if now is not None and now.generation != live:
-                    print(
-                        f"{self.spec.name}: {now.generation} is live, {self.label} switches over to it",
-                        file=sys.stderr,
-                    )
-                    return False
-        return True
-
-    def _end(self, queries: list[StreamingQuery], columns: list[str]) -> bool:
-        """Let the running micro-batches finish, and raise the first failure; return True if the queries must restart.
+    def _raise_failures(self, failures: list[BaseException], columns: list[str]) -> bool:
+        """Raise the first failure; return True if a query ended only because the estimates have new columns.
 
         columns: columns of the estimates when the queries started. Delta ends a query when the table gets another
         column, from another release or the spec's outputs. A restarted query continues at its position.
         """
-        stop = threading.Event()
-        stop.set()
-        causes, grown = [], False
-        for query in queries:
-            try:
-                await_end(query, stop)
-            except PySparkException as error:
-                if _OTHER_SCHEMA in str(error) and self._columns() != columns:
-                    grown = True
-                else:
-                    causes.append(find_cause(error))
+        if not failures:
+            return False
+        now = self._columns()
+        causes = [one for one in failures if now == columns or _OTHER_SCHEMA not in str(one)]
         if causes:
-            raise UserError(f"{self.label} of {self.spec.name} failed: {causes[0]}", RUN_FAILED)
-        if grown:
-            new = ", ".join(name for name in self._columns() if name not in columns)
-            print(
-                f"{self.spec.name}: the estimates have new columns ({new}): {self.label} restarts",
-                file=sys.stderr,
-            )
-        return grown
+            raise UserError(f"{self.label} of {self.spec.name} failed: {find_cause(causes[0])}", RUN_FAILED)
+        new = ", ".join(name for name in now if name not in columns)
+        self._tell(f"the estimates have new columns ({new}): {self.label} restarts")
+        return True
+
+    def _tell(self, news: str) -> None:
+        print(f"{self.spec.name}: {news}", file=sys.stderr)
 
     def _columns(self) -> list[str]:
         return self.warehouse.read(estimates(self.spec.name)).columns

@@ -28,8 +28,7 @@ def read_downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]
             continue
         names = last.queries or []
         queries = [query for query in (find_query(model, name) for name in names) if query is not None]
-        owner = last.owner
-        running = last.ended_at is None and owner.alive(last.beat_at)
+        owner, running = last.owner, last.runs
         found.append(
             {
                 "follower": verb,

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.snapshots.manifests import Manifest, record
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.checkpoints import Checkpoint, checkpoint_of
 from jobs.storage.positions import FIRST_NUMERICS, KAFKA, is_reached, rank, split_numerics, with_numerics
 from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
 from jobs.storage.table_log import Conflict
@@ -243,7 +243,7 @@ def begin(
         model_version=manifest.model_version,
         fingerprint=manifest.fingerprint,
         snapshot_id=manifest.snapshot_id,
-        checkpoint=f"checkpoints/{name}",
+        checkpoint=checkpoint_of(name),
         start_position=manifest.position,
         partitions=partitions,
         blocks=blocks,

@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from jobs.core import times
@@ -30,45 +31,27 @@ from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import open_lock
 from jobs.storage.row_changes import NOW
-from jobs.supervision.driver_log import (
-    HEARTBEAT_SECONDS,
-    LIVENESS_SECONDS,
-    DriverIdentity,
-    DriverLog,
-    DriverRecord,
-    Hold,
-)
+from jobs.supervision.driver_log import CAUGHT_UP, DriverIdentity, DriverLog, DriverRecord, Hold
 from jobs.supervision.driver_status import DriverStatus, end_driver
-from jobs.supervision.launcher import LAUNCH_VARIABLE
+from jobs.supervision.registered_driver import RegisteredDriver, driving, register
 
 LOCK_POLL_SECONDS = 0.1
 
 
 @dataclass
-class Lease:
+class Lease(RegisteredDriver):
     """A driver's lease on a generation.
 
-    record: the driver's entry in the log of drivers.
     suspect: the latest earlier epoch whose driver may still run somewhere, or 0.
-    lost: set once another driver holds the lease.
     """
 
     generation: Generation
-    log: DriverLog
-    record: DriverRecord
     suspect: int
-    lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def taken_over(self) -> bool:
         """Return whether an earlier driver may still run, as it did not release the lease."""
         return self.suspect > 0
-
-    def overtaken(self) -> bool:
-        """Return whether a later driver holds the generation."""
-        if self.log.overtaken(self.record.generation, self.record.epoch):
-            self.lost.set()
-        return self.lost.is_set()
 
     def check(self) -> None:
         """Check that this driver still holds the lease; cheap enough for every micro-batch.
@@ -104,7 +87,7 @@ def acquire_lease(
     log = DriverLog.of(warehouse, generation.model)
     before = next((one for one in log.list_drivers() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
-    if before is not None and before.ended_at is None and before.owner.is_alive_after_waiting(before.beat_at):
+    if before is not None and before.runs_after_waiting():
         raise _build_driven_error(generation, before.owner)
     if rules is not None:
         refuse_half_written(warehouse, generation, before and before.rules, rules)
@@ -123,24 +106,9 @@ def acquire_lease(
         raise stream_taken_error(
             generation.model, f"another driver has just taken generation {generation.generation}"
         )
-    launch = os.environ.get(LAUNCH_VARIABLE)
-    renew = times.now()
     suspect = _find_suspect_epoch(generation, before)
-    record = DriverRecord(
-        now.model,
-        now.generation,
-        now.epoch,
-        now.status,
-        owner,
-        log.compute_next_time(),
-        renew,
-        launch,
-        rules=rules,
-        suspect=suspect,
-    )
-    log.write(record)
-    log.prune(now.generation)
-    return Lease(now, log, record, suspect)
+    record = register(log, now.generation, now.epoch, now.status, owner, rules, suspect)
+    return Lease(log, record, now, suspect)
 
 
 def _match_lease(generation: Generation) -> dict[str, Any]:
@@ -194,54 +162,30 @@ def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
 
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
     """Release the lease, and record how the driver ended and its error."""
-    generation = lease.generation
+    set_label(warehouse.spark, f"stream {lease.generation.model}", "release the lease")
     try:
-        update(warehouse, _match_lease(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
+        update(
+            warehouse, _match_lease(lease.generation), {"owner": None, "heartbeat": NOW, "last_error": error}
+        )
     finally:
-        at = times.now()
-        lease.log.write(replace(lease.record, beat_at=at, ended_at=at, how=how, error=error))
+        lease.record_end(how, error)
 
 
 @contextmanager
-def keep_lease(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
-    """Renew the lease in a thread; set `stop` once the lease is lost, or the log of drivers has a request to stop."""
-    done = threading.Event()
+def holding(
+    warehouse: Warehouse, lease: Lease, stop: threading.Event, done: str = CAUGHT_UP
+) -> Iterator[None]:
+    """Renew the lease in a thread during the block, then release it; arguments as in `driving`."""
 
-    def keep_renewing() -> None:
-        due = time.monotonic() + HEARTBEAT_SECONDS
-        while not done.wait(LIVENESS_SECONDS):
-            try:
-                if lease.overtaken():
-                    stop.set()
-                    return
-                report_alive(lease, stop)
-                if time.monotonic() >= due:
-                    due = time.monotonic() + HEARTBEAT_SECONDS
-                    set_label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
-                    now = renew(warehouse, lease.generation)
-                    if now is None:
-                        lease.lost.set()
-                        stop.set()
-                        return
-                    lease.record = replace(lease.record, status=now.status)  # a shadow may have been promoted
-            except Exception:  # a failed renewal must not end the stream; the next one may succeed
-                continue
+    def renew_row() -> bool:
+        set_label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
+        now = renew(warehouse, lease.generation)
+        if now is not None:
+            lease.record = replace(lease.record, status=now.status)  # a shadow may have been promoted
+        return now is not None
 
-    thread = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
-    thread.start()
-    try:
+    with driving(lease, stop, renew_row, partial(release, warehouse, lease), done):
         yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def report_alive(lease: Lease, stop: threading.Event) -> None:
-    """Record a sign of life in the log of drivers, and set `stop` if the log has a request to stop."""
-    lease.record = replace(lease.record, beat_at=times.now())
-    lease.log.write(lease.record)
-    if lease.log.read_stop_request(lease.record) is not None:
-        stop.set()
 
 
 @contextmanager

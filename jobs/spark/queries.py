@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
@@ -43,10 +44,48 @@ def set_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWr
     return writer.trigger(processingTime=f"{seconds} seconds")
 
 
+def start_micro_batches(
+    rows: DataFrame, name: str, checkpoint: str, sink: Callable[[DataFrame, int], Any], seconds: float | None
+) -> StreamingQuery:
+    """Start a query that calls a sink with each micro-batch.
+
+    Args:
+        rows: streaming rows that the sink takes.
+        name: name of the query.
+        checkpoint: path of the checkpoint.
+        sink: called with the rows and the number of each micro-batch.
+        seconds: as in `set_trigger`.
+    """
+    writer = rows.writeStream.queryName(name).foreachBatch(sink).option("checkpointLocation", checkpoint)
+    return set_trigger(writer, seconds).start()
+
+
+def await_queries(
+    queries: Sequence[StreamingQuery], stop: threading.Event, is_outdated: Callable[[], bool] = lambda: False
+) -> list[BaseException]:
+    """Wait until all queries end, or one fails; return the failures.
+
+    On a stop signal, on a failure, and once `is_outdated`, the running queries are stopped after their micro-batches.
+    """
+    try:
+        while any(query.isActive for query in queries) and not stop.wait(POLL_SECONDS):
+            failed = any(not query.isActive and query.exception() is not None for query in queries)
+            if failed or is_outdated():
+                break
+    finally:
+        for query in queries:
+            _stop(query)
+    return [problem for query in queries if (problem := query.exception()) is not None]
+
+
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:
-    """Wait for the query's end; on a stop signal, stop it after the running micro-batch."""
-    while query.isActive and not stop.wait(POLL_SECONDS):
-        pass
+    """Wait for the query's end; on a stop signal, stop it after the running micro-batch. Raise its failure."""
+    for problem in await_queries([query], stop):
+        raise problem
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Stop a query after its running micro-batch, if it runs."""
     if query.isActive:
         running = query.status["isTriggerActive"]
         before = _find_last_batch(query)
@@ -56,9 +95,6 @@ def await_end(query: StreamingQuery, stop: threading.Event) -> None:
             waited += POLL_SECONDS
             running = query.status["isTriggerActive"]
         query.stop()
-    problem = query.exception()
-    if problem is not None:
-        raise problem
 
 
 def _find_last_batch(query: StreamingQuery) -> int:

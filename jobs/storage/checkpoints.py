@@ -25,6 +25,8 @@ from jobs.storage.positions import (
 )
 from jobs.storage.warehouse import Tables
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints of all queries."""
 _SCHEMAS = "state/0/_stateSchema/default"
 """Spark's folder with the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
@@ -42,6 +44,11 @@ class Progressed:
     batch: int
     version: int
     partial: bool
+
+
+def checkpoint_of(query: str) -> str:
+    """Return the path of a query's checkpoint below the warehouse's root."""
+    return f"{CHECKPOINTS}/{query}"
 
 
 class Checkpoint:

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count, format_rate
 from jobs.core.settings import Settings
@@ -36,8 +36,9 @@ from jobs.streaming.query import start_query
 from jobs.streaming.recorder import build_recorder
 from jobs.streaming.sinks.micro_batch import StreamTotals
 from jobs.supervision.batch_profile import build_profile_table
-from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED, DriverIdentity
+from jobs.supervision.driver_log import STOPPED, DriverIdentity
 from jobs.supervision.metrics import LOOPBACK, Metrics
+from jobs.supervision.registered_driver import identify_driver
 from kalman import NUMERICS
 
 if TYPE_CHECKING:
@@ -73,21 +74,15 @@ def continue_former_states(
             f"the states of the shadow {former.generation} are of an earlier release's format, which this one only "
             f"reads: `kalman-pipeline upgrade --model {former.model}` makes the shadow anew"
         )
-    lease, error = leases.acquire_lease(warehouse, former, owner), None
-    try:
-        with leases.keep_lease(warehouse, lease, stop):
-            note(f"{former.generation} hands its states over to a new generation")
-            manifest, batch = _export_states(model, start, note, allow_missing_rows)
-            lease.check()
-            place = former.partitions, former.blocks, lease.generation
-            made = generations.begin(
-                warehouse, manifest, *place, parent=(former.generation, batch), numerics=NUMERICS
-            )
-    except BaseException as problem:
-        error = extract_first_line(problem, 500)
-        raise
-    finally:
-        leases.release(warehouse, lease, STOPPED if error is None else FAILED, error)
+    lease = leases.acquire_lease(warehouse, former, owner)
+    with leases.holding(warehouse, lease, stop, done=STOPPED):
+        note(f"{former.generation} hands its states over to a new generation")
+        manifest, batch = _export_states(model, start, note, allow_missing_rows)
+        lease.check()
+        place = former.partitions, former.blocks, lease.generation
+        made = generations.begin(
+            warehouse, manifest, *place, parent=(former.generation, batch), numerics=NUMERICS
+        )
     said = (
         f"{former.generation} kept its states in the format of an earlier release; {made.generation} continues them "
         f"from snapshot {manifest.snapshot_id}"
@@ -163,8 +158,7 @@ class Driver:
         doing = f"stream {self.model.name}"
         start = resolve(self.model, adopt, name, allow_missing)
         spark = self.model.warehouse.spark
-        jvm: Any = spark._jvm
-        owner = DriverIdentity.identify_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+        owner = identify_driver(spark)
         if Checkpoint(self.model.warehouse, start.generation.checkpoint).has_states_of_format_1():
             with self._progress() as progress:
                 start = continue_former_states(
@@ -174,12 +168,11 @@ class Driver:
         set_label(spark, doing, "acquire the lease")
         lease = leases.acquire_lease(self.model.warehouse, chosen, owner, collect_row_rules(self.spec))
         generation = lease.generation
-        error: str | None = None
-        try:
+        with leases.holding(self.model.warehouse, lease, self.stop):
             set_label(spark, doing, "tell readers what is live")
             self._tell_readers()
             set_label(spark, doing, "start the query")
-            with leases.keep_lease(self.model.warehouse, lease, self.stop), self._progress() as progress:
+            with self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
                 if totals.batches and not lease.lost.is_set():
                     self._comment_estimates()  # a first run creates the table
@@ -190,16 +183,6 @@ class Driver:
                     RUN_FAILED,
                 )
             return self._report(generation, is_new, notes, totals)
-        except BaseException as problem:
-            error = extract_first_line(problem, 500)
-            raise
-        finally:
-            try:
-                set_label(spark, doing, "release the lease")
-                leases.release(self.model.warehouse, lease, self._find_end_reason(lease, error), error)
-            except Exception:
-                if error is None:
-                    raise  # otherwise report the first error, which may have caused this one (a full disk)
 
     def _tell_readers(self) -> None:
         """Update the views of live rows and the table comments that other tools read."""
@@ -216,13 +199,6 @@ class Driver:
         if self.model.warehouse.local and self.model.warehouse.exists(table):
             named = estimate_comments(self.model.spec.states, self.model.spec.key, self.model.spec.version)
             describe_columns(self.model.warehouse, table, named)
-
-    def _find_end_reason(self, lease: Lease, error: str | None) -> str:
-        if lease.lost.is_set():
-            return LOST
-        if error is not None:
-            return FAILED
-        return STOPPED if self.stop.is_set() else CAUGHT_UP
 
     @contextmanager
     def _serve_metrics(self, generation: Generation) -> Iterator[list[Outlet]]:

@@ -23,7 +23,7 @@ from jobs.snapshots.model_runtime import (
     is_importing_new_keys,
     read_offered_states,
 )
-from jobs.spark.queries import plan_once, set_trigger
+from jobs.spark.queries import plan_once, start_micro_batches
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.packets import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
@@ -264,11 +264,8 @@ def start(
         seeds = plan_once(warehouse.spark, seeds).groupBy("bucket")
     operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", clock, seeds)
-    stream = packets.writeStream.queryName(f"{context.spec.name} {generation.generation}").foreachBatch(
-        writer
-    )
-    stream = stream.option("checkpointLocation", warehouse.path(generation.checkpoint))
-    query = set_trigger(stream, seconds).start()
+    name, checkpoint = f"{context.spec.name} {generation.generation}", warehouse.path(generation.checkpoint)
+    query = start_micro_batches(packets, name, checkpoint, writer, seconds)
     profiler().started(query)
     return query
 

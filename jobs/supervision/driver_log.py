@@ -174,6 +174,15 @@ class DriverRecord(Record):
         """Return the names of its queries and their checkpoints; None: it drives the query of its generation."""
         return (self.rules or {}).get(QUERIES)
 
+    @property
+    def runs(self) -> bool:
+        """Return whether the driver has not ended and gives signs of life."""
+        return self.ended_at is None and self.owner.alive(self.beat_at)
+
+    def runs_after_waiting(self) -> bool:
+        """Return whether the driver runs, after a wait in which the processes of a killed driver can end."""
+        return self.ended_at is None and self.owner.is_alive_after_waiting(self.beat_at)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord(Record):

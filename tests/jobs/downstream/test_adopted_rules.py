@@ -18,7 +18,7 @@ from tests.jobs.downstream.test_racks_of_functions import COLUMNS
 from tests.jobs.downstream.test_rule_functions import BUILT_IN, CLIMBING, NEWEST, racks
 from tests.jobs.support.pipeline import Pipeline
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def alerts(pipeline: Pipeline, table: str, after: str) -> pd.DataFrame:

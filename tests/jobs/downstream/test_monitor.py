@@ -187,6 +187,7 @@ def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) ->
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_windows_equal_those_of_all_estimates_at_once(tmp_path: Path) -> None:
     watched = {"watermark": "60d", "windows": [{"size": "6h", "slide": "2h"}]}
     pipeline = Pipeline(tmp_path, random_walk_spec(monitor=watched, robust={"gate": {"probability": 0.8}}))

@@ -16,7 +16,7 @@ from tests.jobs.downstream.test_monitor import READINGS, forget_the_last_commit,
 from tests.jobs.downstream.test_rule_functions import BUILT_IN, CLIMBING, NEWEST, racks
 from tests.jobs.support.pipeline import Pipeline
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 COLUMNS = ["rack", "rule", "status", "event_time", "value", "since", "readings"]
 
 

@@ -29,6 +29,7 @@ BLIND, AT = ("s", 4), 65
 """A key with a row without measurements, which has the control alone, and the hour of it."""
 
 
+@pytest.mark.slow
 def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, BY_SITE)
     whole: Any = pushed_rows(80)

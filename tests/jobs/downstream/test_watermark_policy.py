@@ -42,6 +42,7 @@ def frame(rows: list[tuple[int, int]]) -> pd.DataFrame:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_by_the_later_watermark_forecasts_wait_for_less_long(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec(SECTION))
     pipeline.land(frame([(1, 0)]))
