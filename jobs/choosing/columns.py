@@ -136,8 +136,7 @@ def _find_outermost(values: Floats, group: Ints | None) -> float | None:
 
 
 def is_usual(number: float) -> bool:
-    """Return whether programs commonly write a number for a missing value: -999, 9999, 999.9, 1e20, or a type's limit.
-    """
+    """Return whether programs often write a number for a missing value: -999, 9999, 999.9, 1e20, or a type's limit."""
     nearest = any(abs(number - limit) <= 1e-6 * abs(limit) for limit in _LIMITS)
     return nearest or _NINES.fullmatch(f"{number:.15g}") is not None
 

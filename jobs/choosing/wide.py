@@ -150,8 +150,7 @@ def _find_series_columns(
 
 
 def _are_of_one_kind(table: InputTable, series: Sequence[str]) -> bool:
-    """Return whether columns look like series of one kind: similar sizes, and names that differ in part or by a number.
-    """
+    """Return whether columns look like series of one kind: similar sizes, names that differ in part or by a number."""
     if len(series) < FEWEST:
         return False
     skeletons = {re.sub(r"[0-9]+|(?<=[^A-Za-z])[A-Z](?=$|[^A-Za-z])", "#", name) for name in series}

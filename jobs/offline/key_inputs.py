@@ -42,7 +42,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
 
 
 def parse_file_inputs(spec: ModelSpec, source: RawRows, file: str) -> FileInputs:
-    """Return the inputs in a source's rows; `file` is its name in errors.
+    """Return the inputs in a source's rows; `file` is the source's name in errors.
 
     Raises:
         UserError: a key is missing or appears twice, or an input is not a number.
@@ -70,13 +70,13 @@ def parse_file_inputs(spec: ModelSpec, source: RawRows, file: str) -> FileInputs
 def refuse_rows(
     file: str, reason: NDArray[np.object_], names: Mapping[str, Sequence[pa.Array]], need: str
 ) -> None:
-    """Refuse a file with unusable rows.
+    """Raise an error if a file has unusable rows.
 
     Args:
-        file: name of the file in errors.
-        reason: (N,) reason why a row is unusable, or None.
+        file: the name of the file in errors.
+        reason: (N,) the reason why each row is unusable, or None.
         names: columns that identify a row in errors, by their label.
-        need: requirement for the rows, for the message.
+        need: the requirement for the rows, for the message.
 
     Raises:
         UserError: a row is unusable.
@@ -122,7 +122,7 @@ def find_key_inputs(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the inputs (i, N) of N keys, given by their columns, and which keys (N,) have inputs.
 
-    A key that is not in the table gets the spec's defaults, or 0 without defaults.
+    A key that is not in the table gets the spec's defaults, or 0 if the spec has none.
     """
     assert spec.inputs is not None
     by = spec.inputs.key or spec.key
