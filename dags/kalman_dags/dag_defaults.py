@@ -98,7 +98,7 @@ def trigger(does: str, ends: str = "") -> Param:
 
 
 TEXT = match_whole(r"(?!--)[^\x00-\x1f\x7f]*")
-"""Pattern of a form's text: one line that is not an option."""
+"""The pattern of a form's text, which is one line and does not begin like an option."""
 
 
 def build_text_field(title: str, description: str) -> Param:

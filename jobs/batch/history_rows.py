@@ -177,7 +177,7 @@ class HistoryStart(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the learned parameters."""
+        """Return the learned parameters of the snapshot; empty without a snapshot."""
         return {} if self.manifest is None else self.manifest.parameters
 
     @property
@@ -236,7 +236,7 @@ def _clean(
     """
     first = asked.interval.first
     if first is None or not asked.rows.measurements or asked.rows.version is None or model.spec.id_columns:
-        return []  # an id may repeat the id of a row before the snapshot's end; the snapshot does not have those ids
+        return []  # an id may repeat one from before the snapshot's end, which the snapshot does not have
     landed = read_commits(model.warehouse, asked.rows.name)
     found = []
     for one in fitting:

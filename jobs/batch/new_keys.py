@@ -57,9 +57,9 @@ def offer(
 ) -> list[Offer]:
     """Filter the marked history up to a version, and offer the states to the streams of this version of the model.
 
-    The filter has the parameters of the live generation, and then those of each shadow. If there is no generation, it
-    has the parameters of the snapshot from which a new generation would begin. Idempotent: if this call is killed, the
-    next call completes the offer.
+    One offer is made for each set of parameters among the live generation and the shadows. If there is no such
+    generation, one offer is made with the parameters of the snapshot from which a new generation would begin.
+    Idempotent: if this call is killed, the next call completes the offer.
     """
     landed = find_history_version(model.warehouse, table, version)
     if landed is None:
@@ -108,7 +108,7 @@ def _offer(
         rows = warehouse.read(table, landed).filter(IS_HISTORY).select(*spec.columns)
         runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
-        if inputs is not None and version is not None:  # as in a snapshot of all measurements
+        if inputs is not None and version is not None:  # as for a snapshot of all rows
             given = rows.count()
             rows = inputs.complete_rows(rows, runtime.kind, version.version)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
@@ -141,8 +141,8 @@ def _compute_digest(parts: list[Any]) -> str:
 def _read_populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) -> Populations | None:
     """Return the populations that are the priors of new keys, as in the stream; None if no key learns parameters.
 
-    A snapshot of an earlier release has only the mean of the population; its spread is then the one that this release
-    assumed.
+    A snapshot of an earlier release has only the mean of the population; the spread is then the unit matrix that this
+    earlier release assumed.
 
     Raises:
         UserError: keys learn parameters with a filter whose learner cannot start from the stream's parameters.

@@ -241,7 +241,7 @@ def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> Data
     """Return the model's measurements before a cut."""
     rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, cut.version))
     if cut.place is not None:
-        if TOPIC_ID not in rows.columns:  # no row has landed since an earlier release
+        if TOPIC_ID not in rows.columns:  # all rows landed with an earlier release
             rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
         rows = rows.filter(
             _build_before_condition(

@@ -26,9 +26,9 @@ from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5
-"""Number of rows that are shown."""
+"""The number of first rows to show."""
 MOST_ROWS = 100_000
-"""Number of rows of a file that are read with a spec."""
+"""The maximum number of rows of a file that are read with a spec."""
 _LONGEST = 40
 _EPOCH = datetime(1970, 1, 1)
 

@@ -128,7 +128,7 @@ def fit_robust(
     plan = _split_rounds(rows, unit)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
-    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few of these are between keys
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps are between keys
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
     best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)

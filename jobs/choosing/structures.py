@@ -1,4 +1,4 @@
-"""Structures that `init` tries: each models one measurement; several are composed into one model."""
+"""The structures that `init` tries. Each one models one measurement; several are composed into one model."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ FAR_AHEAD_US = 5 * 366 * UNIT_US["day"]
 """How far stored times may lie in the future: no stored forecast reaches further."""
 TRIED = 500
 LOOKED_AT = 10
-"""Every tenth of the sampled values is tried first."""
+"""Every tenth of the sampled texts is tried first."""
 SURE_DIGITS = 10_000_101
 """The smallest eight-digit number that is a date under any column name."""
 FIRST, LONGEST = 1, 1e8

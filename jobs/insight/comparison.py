@@ -149,7 +149,7 @@ def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
     """Return the indices of the keys with the most rows and the extreme gains, each index once, with the reason."""
     if not len(gain):
         return []
-    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # a key with two rows shows nothing
+    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # two rows show too little
     wanted = [(int(np.argmax(rows)), "the most rows")]
     if np.isfinite(enough).any():
         wanted += [

@@ -65,7 +65,7 @@ def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec
 
 
 def build_page(content: ComparisonContent) -> str:
-    """Return the report as HTML, without pictures where matplotlib is not installed."""
+    """Return the report as HTML, without pictures if matplotlib is not installed."""
     title = f"{content.model}: version {content.new['version']} against {content.old['version']}"
     good = content.comparison.good
     verdict = (

@@ -252,7 +252,7 @@ def _read_specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> d
 
 def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
     """Return the newest snapshot of a generation that has rows of learned parameters, and these rows."""
-    order = sorted(known, key=lambda one: one.status == "live")  # a stable sort: the newest live one is last
+    order = sorted(known, key=lambda one: one.status == "live")  # stable: the newest live one is last
     for one in reversed(order):
         rows = _read_learned(root, model, one.snapshot_id)
         if rows:

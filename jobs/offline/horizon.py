@@ -36,7 +36,7 @@ class Horizon(NamedTuple):
     def count_steps(self, earliest: int) -> int:
         """Return the largest number of steps of a key, without a file of future rows.
 
-        earliest: the time of the newest row of the key whose newest row is the oldest.
+        earliest: the earliest of the times of the keys' newest rows.
         """
         if self.end is not None and self.length is not None:
             return max((self.end - earliest) // self.length, 1)

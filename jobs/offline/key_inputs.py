@@ -95,13 +95,13 @@ def refuse_rows(
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
-    """Append the inputs of each row's key to its controls; a row whose key has no inputs is rejected.
+    """Append the inputs of each row's key to the row's controls; a row whose key has no inputs is rejected.
 
     Args:
-        spec: spec of the model.
+        spec: the spec of the model.
         rows: N rows.
-        keys: key columns of these rows.
-        file: file of inputs, or None.
+        keys: the key columns of these rows.
+        file: the file of inputs, or None.
 
     Raises:
         UserError: the file is missing, not needed, or unusable.

@@ -268,7 +268,7 @@ def draw_funnel(
     for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         set_formatter(
             LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5))
-        )  # labels 60, 100, 200, without powers
+        )  # labels 60, 100, 200 instead of powers of ten
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)

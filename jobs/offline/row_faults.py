@@ -78,7 +78,7 @@ def _is_static(process: Mapping[str, Any]) -> bool:
     """Return whether an explicit process changes no state, such as coefficients, for which time does not matter."""
     try:
         F, Q = np.array(process.get("F"), float), np.array(process.get("Q"), float)
-    except (TypeError, ValueError):  # columns
+    except (TypeError, ValueError):  # F or Q names columns
         return False
     return F.ndim == 2 and np.array_equal(F, np.eye(len(F))) and not Q.any() and not process.get("B")
 

@@ -231,7 +231,7 @@ def _convert_moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
 def _add_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
 ) -> tuple[dict[str, pa.Array], ForecastKeys]:
-    """Return the key columns in their types, and the keys with their inputs."""
+    """Return the key columns with the types of the measurements table, and the keys with their inputs."""
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
     names = _split_key_columns(spec, rows)

@@ -546,7 +546,7 @@ def compare(expected: Floats, found: Floats, tolerance: float) -> PairwiseCompar
 
 
 def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: bool = False) -> Findings:
-    """Compare states (kind `SEED`) of `width` numbers per key with the expected states (kind `END`).
+    """Compare found states (kind `END`) with the expected states (kind `SEED`), of `width` numbers per key.
 
     by_numerics: whether a difference is excused because other numerics filtered the states; a missing state never is.
     """

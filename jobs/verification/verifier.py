@@ -90,7 +90,7 @@ class Result(NamedTuple):
 
 
 class Verifier:
-    """A run of `verify`: it takes no lease, pins everything that it reads, and writes only to its own two tables."""
+    """A run of `verify`: it takes no lease, pins everything that it reads, and writes only to verification tables."""
 
     def __init__(
         self,

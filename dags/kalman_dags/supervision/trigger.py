@@ -24,7 +24,7 @@ class StreamEvent(StrEnum):
 
     GONE = "gone"  # no driver runs
     DUE = "due"  # a driver may start now, or another process has started it
-    WATCHED = "watched"  # the task's run has watched for its time
+    WATCHED = "watched"  # the task has watched for the time of a run
 
 
 class StreamTrigger(BaseTrigger):
