@@ -45,9 +45,9 @@ _LIMITS = (32767.0, -32768.0, 65535.0, 2147483647.0, -2147483648.0, 4294967295.0
 class NumericColumn(NamedTuple):
     """A column as numbers.
 
-    values: (N,) numbers, NaN where missing
-    absent: texts in the column that mean missing
-    marks: numbers that stand for missing values, with their counts
+    values: (N,) numbers, NaN where missing.
+    absent: texts in the column that mean missing.
+    marks: numbers that stand for missing values, with their counts.
     """
 
     name: str
@@ -206,11 +206,11 @@ class Wishes(NamedTuple):
 class Roles(NamedTuple):
     """The roles of the columns.
 
-    time: the event time
-    measurements: candidates for measurements, in the files' order
-    keys: names of columns that may be keys, in the files' order
-    texts: the columns of `keys` that hold texts
-    refused: for each name of another column, the reason why the column is not a measurement
+    time: the event time.
+    measurements: candidates for measurements, in the files' order.
+    keys: names of columns that may be keys, in the files' order.
+    texts: the columns of `keys` that hold texts.
+    refused: for each name of another column, the reason why the column is not a measurement.
     """
 
     time: TimeColumn

@@ -39,13 +39,13 @@ FEW = 5
 class ModelScore(NamedTuple):
     """The score of one model.
 
-    name, place: the name of the model, and its index in the given order
-    mean: log-likelihood per held-out row, as the mean over keys
-    wins: the share of keys for which the model is the best
-    behind, error: the distance to the best model, and the paired standard error of this distance; 0 for the best
-    at_least: the share of keys for which the reference is not better by more than TIE and noise
-    missing: the number of held-out rows without a likelihood under this model; they are left out for all models
-    capped, capped_error: the same as behind and error, with each row limited to MOST
+    name, place: the name of the model, and its index in the given order.
+    mean: log-likelihood per held-out row, as the mean over keys.
+    wins: the share of keys for which the model is the best.
+    behind, error: the distance to the best model, and the paired standard error of this distance; 0 for the best.
+    at_least: the share of keys for which the reference is not better by more than TIE and noise.
+    missing: the number of held-out rows without a likelihood under this model; they are left out for all models.
+    capped, capped_error: the same as behind and error, with each row limited to MOST.
     """
 
     name: str

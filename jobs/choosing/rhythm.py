@@ -25,13 +25,13 @@ _NAMES = (
 class Rhythm(NamedTuple):
     """The rhythm of rows in time.
 
-    step: median time between two rows of a key, in microseconds
-    regular: share of steps that equal the median step
-    gaps: number of pauses of more than GAP steps
-    longest: the longest such pause in microseconds
-    repeats: number of rows that repeat key and time of another row
-    late: number of rows that stand after a later row of their key
-    unit: the unit of time for the spec
+    step: median time between two rows of a key, in microseconds.
+    regular: share of steps that equal the median step.
+    gaps: number of pauses of more than GAP steps.
+    longest: the longest such pause in microseconds.
+    repeats: number of rows that repeat key and time of another row.
+    late: number of rows that stand after a later row of their key.
+    unit: the unit of time for the spec.
     """
 
     step: int

@@ -105,9 +105,9 @@ def score_held_out(definition: Mapping[str, Any], fitted: Fitted, sample: SplitR
 class SampledSeries(NamedTuple):
     """Sampled rows of K keys, and the sizes of their series.
 
-    rows: N sorted rows with keys numbered 0 to K - 1, and measurements (m, N) in the files' units
-    keys: (K,) number of each sampled key among all keys
-    middle, size: (m, K); a standard measurement is (y - middle) / size
+    rows: N sorted rows with keys numbered 0 to K - 1, and measurements (m, N) in the files' units.
+    keys: (K,) number of each sampled key among all keys.
+    middle, size: (m, K); a standard measurement is (y - middle) / size.
     """
 
     rows: kalman.SortedRows

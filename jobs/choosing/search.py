@@ -233,12 +233,12 @@ LEAST = 1e-7
 class StructureChoice(NamedTuple):
     """The choice of structures for all measurements.
 
-    ranking: the ranking over all measurements
-    of_measurement: the ranking for each measurement
-    chosen: the structure of each measurement
-    robust: options of robust updates, or None
-    failed: the name of each structure that could not be fitted, with the reason
-    is_wanted: whether the user has named the structure
+    ranking: the ranking over all measurements.
+    of_measurement: the ranking for each measurement.
+    chosen: the structure of each measurement.
+    robust: options of robust updates, or None.
+    failed: the name of each structure that could not be fitted, with the reason.
+    is_wanted: whether the user has named the structure.
     """
 
     ranking: Ranking
@@ -352,12 +352,12 @@ def _choose_among(ranking: Ranking, names: list[str]) -> str:
 class Final(NamedTuple):
     """The chosen model, fitted to all sampled rows.
 
-    composed: the model's fields in the files' units, with the medians of the keys' parameters
-    definition: the definition of the model
-    parameters: (d, K) the parameters of the sampled keys
-    usual: (d,) the medians of these parameters
-    still: number of keys for which a variance is zero
-    ratio: the largest ratio, over measurements, of the largest to the smallest noise variance of keys
+    composed: the model's fields in the files' units, with the medians of the keys' parameters.
+    definition: the definition of the model.
+    parameters: (d, K) the parameters of the sampled keys.
+    usual: (d,) the medians of these parameters.
+    still: number of keys for which a variance is zero.
+    ratio: the largest ratio, over measurements, of the largest to the smallest noise variance of keys.
     """
 
     composed: Composed

@@ -65,19 +65,19 @@ class Kind(IntEnum):
 class Recipe(NamedTuple):
     """The settings to recompute the keys of a generation; they are sent to the executors.
 
-    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`)
-    kind, estimates: the formats of keys and estimates
-    measured, controls, landed: number of measurements in a row, number of controls, and number of landed values
-    stored: the NumPy type in which states are stored
-    in_order: whether rows are applied by event time, regardless of their micro-batch
-    replays: whether a row may have corrected estimates, of which the last one counts
-    forgets: whether maintenance may have removed rows from quarantine
-    apply_late: whether a late row is applied at its state's time
-    has_end: whether to compare the states at the end
-    expired_before: the event time before which states may have expired
-    since: the event time before which estimates are recomputed but not compared
-    tolerance: the relative difference up to which numbers count as close
-    numerics: the version of the numerics with which the generation began
+    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`).
+    kind, estimates: the formats of keys and estimates.
+    measured, controls, landed: number of measurements in a row, number of controls, and number of landed values.
+    stored: the NumPy type in which states are stored.
+    in_order: whether rows are applied by event time, regardless of their micro-batch.
+    replays: whether a row may have corrected estimates, of which the last one counts.
+    forgets: whether maintenance may have removed rows from quarantine.
+    apply_late: whether a late row is applied at its state's time.
+    has_end: whether to compare the states at the end.
+    expired_before: the event time before which states may have expired.
+    since: the event time before which estimates are recomputed but not compared.
+    tolerance: the relative difference up to which numbers count as close.
+    numerics: the version of the numerics with which the generation began.
     """
 
     kernel: Filter
