@@ -16,7 +16,7 @@ def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | 
     Args:
         params: the values of the form.
         events: the events, by asset, that started the run; Airflow stores them with the run, so a cleared run gets the
-    same version.
+            same version.
 
     Returns:
         The version as text; empty if neither form nor landing names a version, or if the form names an instant.

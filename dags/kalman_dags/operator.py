@@ -46,16 +46,16 @@ class KalmanOperator(SparkSubmitOperator):
         options: the value (a template) of each option; an option is left out if its value renders to an empty text.
         flags: options without a value (templates); empty texts are left out.
         finish_on_kill: when the task is killed, let the driver finish its work, such as a stream's micro-batch, instead
-    of killing the whole process tree.
+            of killing the whole process tree.
         returned: prefixes of report lines. If it is not empty, the task returns the report as XCom, `{"lines": [...],
-    "data": {...}}`. For a driver in a cluster the data are empty, and the lines are the output lines with one of these
-    prefixes.
+            "data": {...}}`. For a driver in a cluster the data are empty, and the lines are the output lines with one
+            of these prefixes.
         refusals: the words of errors that no retry can avoid, with the remedy in Airflow; after such an error the task
-    fails at once.
+            fails at once.
         too_early: the words of errors that only mean that the task's input is not ready yet; the task is then skipped.
         wait_for_other: the task succeeds if another driver holds the stream, because this driver does the task's work.
         needs: templates, at least one of which must render to a text, and the error sentence if none does; the check
-    comes before Spark starts.
+            comes before Spark starts.
         kafka: whether to add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
     Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has the

@@ -43,7 +43,7 @@ class KalmanHook(SparkSubmitHook):
 
     Args:
         own_session: whether to start spark-submit outside the task's process group, so that the supervisor's signals do
-    not reach it.
+            not reach it.
 
     Raises:
         UserError: the master is Kubernetes, and the provider's part for Kubernetes is not installed.

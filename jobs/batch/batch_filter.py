@@ -61,8 +61,8 @@ class Interval(NamedTuple):
 class Batch(NamedTuple):
     """The settings of a batch pass.
 
-    unit: microseconds of the model's time unit. idle: microseconds without rows after which a key restarts; None means
-    that keys never restart.
+    unit: microseconds of the model's time unit.
+    idle: microseconds without rows after which a key restarts; None means that keys never restart.
     """
 
     rows: RowFormat

@@ -42,9 +42,11 @@ PREFIX = "smoothed_"
 class EstimatingPlan(NamedTuple):
     """The settings for the estimates of a bucket, which are sent to the executors.
 
-    layout: the layout of state records. since: earlier event times are filtered, but their estimates are not put out.
-    idle: microseconds without rows after which a key restarts. smooth: also estimate each row's state given all rows of
-    its key. only_own: take only the keys' parameters from the given states; each key begins anew.
+    layout: the layout of state records.
+    since: earlier event times are filtered, but their estimates are not put out.
+    idle: microseconds without rows after which a key restarts.
+    smooth: also estimate each row's state given all rows of its key.
+    only_own: take only the keys' parameters from the given states; each key begins anew.
     """
 
     kernel: Filter

@@ -84,8 +84,10 @@ class RejectedRows(NamedTuple):
 class EstimateResult(NamedTuple):
     """The result of a run.
 
-    written: number of rows of estimates. commits: number of commits that this call made. kept: number of parts that an
-    earlier call had committed. rejected: the rows that `ingest` would quarantine, by reason.
+    written: number of rows of estimates.
+    commits: number of commits that this call made.
+    kept: number of parts that an earlier call had committed.
+    rejected: the rows that `ingest` would quarantine, by reason.
     """
 
     run: str

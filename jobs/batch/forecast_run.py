@@ -53,7 +53,7 @@ class ForecastOrigin(NamedTuple):
     """States of keys (the rows of a snapshot) and their origin.
 
     manifest: the manifest of the snapshot, or of the snapshot from which the generation began; it has the spec and the
-    parameters.
+        parameters.
     generation, batch: None if the states are those of a snapshot.
     taken_at: when the micro-batch or the snapshot was committed; None means that the time is unknown.
     position: the position in the source that the states reflect, in words.
@@ -158,8 +158,9 @@ class WrittenForecasts(NamedTuple):
 class ForecastRun(NamedTuple):
     """A committed run: its id, its table, the states from which it began, and its rows.
 
-    age: the age of the states when the run began. inputs: the version of the table of inputs. past: the number of keys
-    without a forecast in the horizon; None means that these keys were not counted.
+    age: the age of the states when the run began.
+    inputs: the version of the table of inputs.
+    past: the number of keys without a forecast in the horizon; None means that these keys were not counted.
     """
 
     run: str

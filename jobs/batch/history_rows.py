@@ -50,9 +50,11 @@ class HistoryRows(NamedTuple):
     """The rows that a run reads.
 
     frame: the columns of the spec, with the time as a timestamp; rows that have not landed also have a column with the
-    reason to reject the row, and a column with the row. name: the name of the table. version: the version of a Delta
-    table; None for files. identity: values that identify this content. measurements: whether this is the model's own
-    table of measurements.
+        reason to reject the row, and a column with the row.
+    name: the name of the table.
+    version: the version of a Delta table; None for files.
+    identity: values that identify this content.
+    measurements: whether this is the model's own table of measurements.
     """
 
     frame: DataFrame

@@ -54,9 +54,11 @@ class Slices(NamedTuple):
 class HistoryRun(NamedTuple):
     """The description of a run in the metadata of its commits.
 
-    run: the id of the run. question: the digest of the request, without the version of the rows. version: the version
-    of the rows. snapshot: the snapshot whose parameters the run took; None means the spec's values. model_version,
-    fingerprint: those of the spec.
+    run: the id of the run.
+    question: the digest of the request, without the version of the rows.
+    version: the version of the rows.
+    snapshot: the snapshot whose parameters the run took; None means the spec's values.
+    model_version, fingerprint: those of the spec.
     """
 
     run: str

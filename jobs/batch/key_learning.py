@@ -51,8 +51,10 @@ LEAST_KEYS = 10
 class Populations:
     """The populations that serve as priors of the keys.
 
-    by: key columns that define the groups. of_all: the population of all keys. groups: the population of each group, by
-    the group's name (a JSON array of its columns' texts). A group without an entry uses the population of all keys.
+    by: key columns that define the groups.
+    of_all: the population of all keys.
+    groups: the population of each group, by the group's name (a JSON array of its columns' texts). A group without an
+        entry uses the population of all keys.
     """
 
     by: tuple[str, ...]

@@ -47,8 +47,9 @@ MOST_GROUPS = 10_000
 class LearnedGroups:
     """Learned parameters by group.
 
-    by: key columns that define the groups. values: the texts of these columns for each group. result: the fits of the
-    groups.
+    by: key columns that define the groups.
+    values: the texts of these columns for each group.
+    result: the fits of the groups.
     """
 
     by: tuple[str, ...]

@@ -38,8 +38,9 @@ TOLD = {
 class Summary(NamedTuple):
     """A summary for keys, for groups, or for all keys together (`of`): numbers by outcome, worst fits, and misfits.
 
-    judged: number of keys or groups whose fit is known. far: the number whose mean NIS is far from 1. dependent: the
-    number with autocorrelated innovations.
+    judged: number of keys or groups whose fit is known.
+    far: the number whose mean NIS is far from 1.
+    dependent: the number with autocorrelated innovations.
     """
 
     of: str

@@ -99,7 +99,7 @@ def drop_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, dict[
     Args:
         values: (N,) numbers, NaN where missing.
         group: (N,) number of each row's series. With these numbers, any frequent value may be a mark if in every series
-    with the mark other values are more frequent. Without them, only common marks are found.
+            with the mark other values are more frequent. Without them, only common marks are found.
     """
     marks: dict[float, int] = {}
     while (mark := _find_outermost(values, group)) is not None:

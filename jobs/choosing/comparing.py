@@ -27,7 +27,8 @@ from jobs.storage.tables import measurements
 class ModelComparison(NamedTuple):
     """The ranking of models (the first given model is the reference).
 
-    keys: the number of keys in the rows. rejected: the number of rejected rows.
+    keys: the number of keys in the rows.
+    rejected: the number of rejected rows.
     """
 
     ranking: Ranking

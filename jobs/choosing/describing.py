@@ -36,8 +36,11 @@ _EPOCH = datetime(1970, 1, 1)
 class ColumnReading(NamedTuple):
     """How a column is read.
 
-    example: the first value as written. role: the role of the column. why: the reason for this role. otherwise: another
-    possible role. setting: the spec's setting for the role, and the options of `init` that change it.
+    example: the first value as written.
+    role: the role of the column.
+    why: the reason for this role.
+    otherwise: another possible role.
+    setting: the spec's setting for the role, and the options of `init` that change it.
     """
 
     name: str
@@ -51,8 +54,12 @@ class ColumnReading(NamedTuple):
 class Description(NamedTuple):
     """How files are read.
 
-    files: number of files. dialect: notation of CSV files. written, understood: the first rows, as written and as
-    parsed. rows: number of rows read. rejected: number of rejected rows for each reason. notes: remedies and doubts.
+    files: number of files.
+    dialect: notation of CSV files.
+    written, understood: the first rows, as written and as parsed.
+    rows: number of rows read.
+    rejected: number of rejected rows for each reason.
+    notes: remedies and doubts.
     refusal: why the files cannot be read without a spec; None if they can.
     """
 

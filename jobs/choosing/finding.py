@@ -37,8 +37,9 @@ MOST_MEASUREMENTS = 4
 class Columns:
     """Roles of the files' columns, and the rows as a spec of these columns reads them.
 
-    spec: the spec of the columns, before a structure is chosen. source: the N rows as written, with a column for the
-    key from the file's name. parsed: the N rows as parsed.
+    spec: the spec of the columns, before a structure is chosen.
+    source: the N rows as written, with a column for the key from the file's name.
+    parsed: the N rows as parsed.
     """
 
     table: InputTable

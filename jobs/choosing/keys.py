@@ -34,7 +34,8 @@ JOIN = 2.0
 class Keys(NamedTuple):
     """The key: its columns, the name of the column with the file's name (or None), and the reason for the choice.
 
-    code: (N,) number of each row's key, from 0. count: number of keys.
+    code: (N,) number of each row's key, from 0.
+    count: number of keys.
     """
 
     columns: list[str]

@@ -48,10 +48,13 @@ SEASON_KEYS = 12
 class Filtered(NamedTuple):
     """Rows filtered with the model, each sampled key with its learned parameters.
 
-    rows: N sorted rows. mean, deviation: (m, N) of the measured quantities after each row. innovations: (m, N)
-    normalised. nis: (N,). fit: the test of the sampled keys' innovations. ratio: the mean NIS per measured component of
-    the sampled keys. of_spec: this mean for all keys with the spec's numbers, as `filter` reports it before any
-    learning.
+    rows: N sorted rows.
+    mean, deviation: (m, N) of the measured quantities after each row.
+    innovations: (m, N) normalised.
+    nis: (N,).
+    fit: the test of the sampled keys' innovations.
+    ratio: the mean NIS per measured component of the sampled keys.
+    of_spec: this mean for all keys with the spec's numbers, as `filter` reports it before any learning.
     """
 
     rows: kalman.SortedRows
@@ -68,7 +71,8 @@ class Filtered(NamedTuple):
 class ModelFinding(Columns):
     """The result of the search.
 
-    names: each key as text. seconds: the duration of each phase, in order.
+    names: each key as text.
+    seconds: the duration of each phase, in order.
     """
 
     names: list[str]

@@ -54,7 +54,8 @@ WIDTH = 20_000
 class GridFit(NamedTuple):
     """The best point of each of K series.
 
-    parameters: (d, K), the argument of `with_parameters`. at_zero: (K,) whether a variance is zero.
+    parameters: (d, K), the argument of `with_parameters`.
+    at_zero: (K,) whether a variance is zero.
     """
 
     parameters: Floats

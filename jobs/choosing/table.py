@@ -30,7 +30,8 @@ LEAST_OF_A_FILE, MOST_OF_A_FILE = 2_000, 100_000
 class InputTable(NamedTuple):
     """The rows of files.
 
-    files: the files that were read. found: the number of files.
+    files: the files that were read.
+    found: the number of files.
     source: N rows with the columns that all files have.
     file: (N,) index of each row's file.
     partial: for each column that not all files have with the same type, why it is left out.

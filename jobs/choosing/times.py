@@ -83,7 +83,9 @@ _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 class TimeColumn(NamedTuple):
     """The column of the event time.
 
-    name, time_format: as in a spec. micros: (N,) microseconds since 1970 UTC. known: (N,) which values are times.
+    name, time_format: as in a spec.
+    micros: (N,) microseconds since 1970 UTC.
+    known: (N,) which values are times.
     note: a doubt for the user, or None.
     parts: if several columns make the time, the column of each part; `name` is then the name of the joint column.
     """

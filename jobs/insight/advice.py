@@ -43,10 +43,12 @@ class TableFiles(NamedTuple):
 class StreamMeasures(NamedTuple):
     """The measurements of a stream that advice rests on.
 
-    records: the records of the live generation's last micro-batches, oldest first. partitions: the number of the
-    generation's state partitions. cores: the number of cores of the machine that runs the stream; None means that the
-    number is unknown. due_generations, due_snapshots: the names that `maintain` would remove. oldest_progress: the
-    start of the oldest recorded micro-batch. progress: how long the spec keeps such records.
+    records: the records of the live generation's last micro-batches, oldest first.
+    partitions: the number of the generation's state partitions.
+    cores: the number of cores of the machine that runs the stream; None means that the number is unknown.
+    due_generations, due_snapshots: the names that `maintain` would remove.
+    oldest_progress: the start of the oldest recorded micro-batch.
+    progress: how long the spec keeps such records.
     """
 
     model: str

@@ -39,10 +39,12 @@ SAMPLE = 5_000
 class ComparisonContent(NamedTuple):
     """The content of a comparison report.
 
-    old, new: generation, version, snapshot and status of each side. limits: the spec's section `upgrade`. time (B,):
-    the middle of each time bin in microseconds. by_time: the sums of each side in each bin. by_key: the sums of each
-    side for each key of a sample. keys, gain (K,): the keys of this sample, and the log-likelihood per row that the new
-    version gains on each.
+    old, new: generation, version, snapshot and status of each side.
+    limits: the spec's section `upgrade`.
+    time: (B,) the middle of each time bin in microseconds.
+    by_time: the sums of each side in each bin.
+    by_key: the sums of each side for each key of a sample.
+    keys, gain: (K,) the keys of this sample, and the log-likelihood per row that the new version gains on each key.
     """
 
     model: str

@@ -25,8 +25,8 @@ MEASURED = "measured_rows"
 class EstimateLine(NamedTuple):
     """Estimates of a key by one version: arrays (N,), with times in microseconds.
 
-    mean, deviation: moments of the drawn quantity; NaN where the row's version lacks this quantity. components: the
-    number of components that each row has measured; 0 where the number is unknown.
+    mean, deviation: moments of the drawn quantity; NaN where the row's version lacks this quantity.
+    components: the number of components that each row has measured; 0 where the number is unknown.
     """
 
     time: NDArray[np.int64]
@@ -39,7 +39,8 @@ class EstimateLine(NamedTuple):
 class Example(NamedTuple):
     """The newest rows of a key: its M measurements with their times in microseconds, and its estimates.
 
-    why: the reason for choosing this key. quantity: the name of the drawn quantity.
+    why: the reason for choosing this key.
+    quantity: the name of the drawn quantity.
     """
 
     key: str
@@ -146,8 +147,8 @@ def _read_numbers(rows: pa.Table, name: str) -> NDArray[Any]:
 def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]) -> EstimateLine:
     """Return the line of a key's estimates (`read_newest_rows`).
 
-    components: (N,) number of measured components of each row. direction: a function from a generation's name to the
-    weights of the drawn quantity.
+    components: (N,) number of measured components of each row.
+    direction: a function from a generation's name to the weights of the drawn quantity.
     """
     time = _read_numbers(rows, "time")
     mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)

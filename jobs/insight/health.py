@@ -46,10 +46,12 @@ GATED = "gated"
 class OverTime(NamedTuple):
     """Sums in bins of equal width of event time, (B,) each; time: the middles of the bins in microseconds.
 
-    judged: number of rows without a flag whose NIS and degrees are known. nis, nis2: sums of these rows' NIS and of its
-    square. degrees: sum of these rows' measured components. scored: number of rows whose NIS shows whether the
-    measurement is inside the predicted interval. inside: number of scored rows inside the interval. flags: number of
-    rows with each flag, (B,) each.
+    judged: number of rows without a flag whose NIS and degrees are known.
+    nis, nis2: sums of these rows' NIS and of its square.
+    degrees: sum of these rows' measured components.
+    scored: number of rows whose NIS shows whether the measurement is inside the predicted interval.
+    inside: number of scored rows inside the interval.
+    flags: number of rows with each flag, (B,) each.
     """
 
     time: NDArray[np.int64]
@@ -98,8 +100,9 @@ class KeySums(NamedTuple):
 class Health(NamedTuple):
     """The content of the health page.
 
-    spec: the spec of the live generation. specs: the spec of each generation. without: the reason why NIS cannot be
-    judged; empty if NIS is judged.
+    spec: the spec of the live generation.
+    specs: the spec of each generation.
+    without: the reason why NIS cannot be judged; empty if NIS is judged.
     """
 
     model: str

@@ -38,9 +38,12 @@ Floats = NDArray[np.float64]
 class Future(NamedTuple):
     """The N rows of a file of future inputs.
 
-    file: the name of the file. keys: the texts of each key column. time: (N,) microseconds. control: (c, N).
+    file: the name of the file.
+    keys: the texts of each key column.
+    time: (N,) microseconds.
+    control: (c, N).
     inputs: (i, N) if the file has the columns of the spec's `inputs`; None means that the inputs of the keys' table
-    apply.
+        apply.
     """
 
     file: str
@@ -171,7 +174,9 @@ def _format_moment(keys: list[pa.Array], k: int, time: int) -> str:
 class ForecastKeys(NamedTuple):
     """K keys to forecast.
 
-    names: the texts of each key column. states: the states of the keys. inputs: (i, K) the inputs of the keys.
+    names: the texts of each key column.
+    states: the states of the keys.
+    inputs: (i, K) the inputs of the keys.
     """
 
     names: Sequence[pa.Array]
@@ -182,9 +187,12 @@ class ForecastKeys(NamedTuple):
 class Ahead(NamedTuple):
     """Forecasts of J of K keys: those with a time within the horizon.
 
-    kept: (J,) the places of these keys among the K keys. time: (S, J) microseconds. wanted: (S, J) whether the time is
-    within the horizon. expected: the forecasts. length: microseconds of a step; None means that steps have no common
-    length. omitted: number of keys without a time within the horizon.
+    kept: (J,) the places of these keys among the K keys.
+    time: (S, J) microseconds.
+    wanted: (S, J) whether the time is within the horizon.
+    expected: the forecasts.
+    length: microseconds of a step; None means that steps have no common length.
+    omitted: number of keys without a time within the horizon.
     """
 
     kept: Ints
@@ -268,9 +276,11 @@ def _forecast_steps(
 class ForecastRows(NamedTuple):
     """N forecasts; the forecasts of each key follow each other.
 
-    key: (N,) the place of the forecast's key among the K given keys. step: (N,) the number of the forecast among the
-    key's wanted steps, from 1. time: (N,) microseconds. flag: (N,) codes of `kalman.FLAGS`. columns: mean, covariance
-    and bounds of state and measurement.
+    key: (N,) the place of the forecast's key among the K given keys.
+    step: (N,) the number of the forecast among the key's wanted steps, from 1.
+    time: (N,) microseconds.
+    flag: (N,) codes of `kalman.FLAGS`.
+    columns: mean, covariance and bounds of state and measurement.
     """
 
     key: Ints

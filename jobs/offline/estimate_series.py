@@ -84,8 +84,12 @@ class StateEstimates(NamedTuple):
 class KeySeries(NamedTuple):
     """The estimates of one key, in the order of time.
 
-    key: the text of the key. time: (N,) datetime64[us]. lines: the estimate, and the smoothed estimate if there is one.
-    nis: (N,), NaN if missing. flagged: (N,). measured: (m, N), NaN if missing or unknown.
+    key: the text of the key.
+    time: (N,) datetime64[us].
+    lines: the estimate, and the smoothed estimate if there is one.
+    nis: (N,), NaN if missing.
+    flagged: (N,).
+    measured: (m, N), NaN if missing or unknown.
     """
 
     key: str

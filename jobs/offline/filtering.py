@@ -44,7 +44,7 @@ def check_target(target: Path, source: Path) -> None:
 
     Raises:
         UserError: the format is unknown, the folder does not exist, the target is a folder or the source, or a name is
-    not a valid file name.
+            not a valid file name.
     """
     for path in (target, source):
         parse_path(str(path))
@@ -132,7 +132,8 @@ class ModelFit(NamedTuple):
 def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> ModelFit:
     """Test the fit by the NIS (N,) and the normalised innovations (m, N) of rows; a flagged row has the NIS NaN.
 
-    key: (N,) number of each row's key. keys: the number of keys.
+    key: (N,) number of each row's key.
+    keys: the number of keys.
     """
     components = np.isfinite(innovations).sum(axis=0)
     whole = consistency(key, nis, np.maximum(components, 1), keys)
@@ -170,9 +171,15 @@ def _format_share(part: int, whole: int) -> str:
 class FilteredRows(NamedTuple):
     """The filter's output for N input rows, in input order; NaN for a row that was not applied.
 
-    mean: (n, N). covariance: (n*n, N), row by row. log_likelihood: (N,). nis: (N,). flag: (N,) text or None. extra: for
-    each name, numbers (d, N). fit: the test of the model's fit; None if the filter has no innovations. lost: keys whose
-    last rows all have a flag. gaps: unequal time steps, for a process with one step per row.
+    mean: (n, N).
+    covariance: (n*n, N), row by row.
+    log_likelihood: (N,).
+    nis: (N,).
+    flag: (N,) text or None.
+    extra: for each name, numbers (d, N).
+    fit: the test of the model's fit; None if the filter has no innovations.
+    lost: keys whose last rows all have a flag.
+    gaps: unequal time steps, for a process with one step per row.
     """
 
     applied: NDArray[np.bool_]

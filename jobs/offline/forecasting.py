@@ -48,7 +48,7 @@ def forecast_keys(
 
     Raises:
         UserError: no row could be applied, the horizon is out of range, a future input is missing, or the model cannot
-    be forecast.
+            be forecast.
     """
     order, sorted_rows = order_accepted_rows(rows, spec.duplicates)
     prior = prior or build_spec_prior(spec, rows.keys)

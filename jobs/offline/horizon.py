@@ -22,9 +22,9 @@ class Horizon(NamedTuple):
     """How far to forecast: `steps` steps, or until the time `end`; times in microseconds.
 
     length: the length of a step. With a file of future rows, each row is a step unless a length is given; without steps
-    and end, all rows are forecast.
-    direct: the spec's horizons, each reached by one step. multiples: the spec's horizons as numbers of steps of
-    `length`, for a process with one step per row.
+        and end, all rows are forecast.
+    direct: the spec's horizons, each reached by one step.
+    multiples: the spec's horizons as numbers of steps of `length`, for a process with one step per row.
     """
 
     steps: int | None = None
@@ -46,9 +46,12 @@ class Horizon(NamedTuple):
 class ForecastRequest(NamedTuple):
     """The request for forecasts into a file or a table.
 
-    keys: keys as text; an empty list means all keys. snapshot: None, an id or `newest`. future: a file of future rows.
-    inputs: a file of the keys' inputs. output: a file or a table; None means the model's table. run: the id of the rows
-    in a table; None means an id that follows from the states and the request.
+    keys: keys as text; an empty list means all keys.
+    snapshot: None, an id or `newest`.
+    future: a file of future rows.
+    inputs: a file of the keys' inputs.
+    output: a file or a table; None means the model's table.
+    run: the id of the rows in a table; None means an id that follows from the states and the request.
     """
 
     horizon: Horizon
@@ -64,8 +67,10 @@ class ForecastRequest(NamedTuple):
 class ForecastSteps(NamedTuple):
     """The steps of K keys after their newest rows; a key with fewer than S steps repeats its last step.
 
-    time: (S, K) microseconds. wanted: (S, K) whether the step is put out. u: (S, c, K) inputs, or None. length:
-    microseconds of a step; None means that steps have no common length.
+    time: (S, K) microseconds.
+    wanted: (S, K) whether the step is put out.
+    u: (S, c, K) inputs, or None.
+    length: microseconds of a step; None means that steps have no common length.
     """
 
     time: Ints
@@ -90,7 +95,7 @@ def parse_horizon(
         steps, until, every, probability: the options.
         future: a file of future inputs, whose rows are the steps unless `every` is given.
         with_rows: whether the rows of a file are forecast, which show the usual length of a step. Otherwise `every`
-    must be given, and the default horizons are those of the spec's section `forecast`.
+            must be given, and the default horizons are those of the spec's section `forecast`.
 
     Raises:
         UserError: the options contradict each other, or the model needs future inputs and none are given.

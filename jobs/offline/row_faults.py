@@ -100,8 +100,9 @@ def format_gaps(kinds: list[str], found: Gaps) -> list[str]:
 class Lost(NamedTuple):
     """Keys whose rows after some row all have a flag: their number among `of` keys, and the number of these rows.
 
-    worst: the number or name of the key with the most such rows. its_rows: the number of these rows. after: the number
-    of the key's rows before them.
+    worst: the number or name of the key with the most such rows.
+    its_rows: the number of these rows.
+    after: the number of the key's rows before them.
     flags: the number of flagged rows for each flag; empty if unknown.
     """
 

@@ -24,8 +24,8 @@ STATE = "state"
 class Segment:
     """A generation from its starting snapshot to its last micro-batch, or to the live generation's pinned micro-batch.
 
-    first, last: positions in the source; the segment's rows begin after `first` and end at `last`. end: the snapshot
-    exported at the segment's end, or `STATE`; None if the states at the end are not stored.
+    first, last: positions in the source; the segment's rows begin after `first` and end at `last`.
+    end: the snapshot exported at the segment's end, or `STATE`; None if the states at the end are not stored.
     """
 
     generation: str
@@ -40,8 +40,8 @@ class Segment:
 class Chain:
     """The scope of a verification: segments (the live one first), their starting snapshots, and unverifiable parts.
 
-    not_verified: the reason for each unverifiable part. overlaps: sentences about rows that two generations have
-    estimated.
+    not_verified: the reason for each unverifiable part.
+    overlaps: sentences about rows that two generations have estimated.
     """
 
     segments: list[Segment]

@@ -18,8 +18,11 @@ Bools = NDArray[np.bool_]
 class CodedRows(NamedTuple):
     """N rows of one kind: landed rows, refused rows, waiting rows, or estimates.
 
-    code: the number of each row's key. time: microseconds. batch: the micro-batch. place: the version or offset at
-    which the row landed. numbers: (d, N) values.
+    code: the number of each row's key.
+    time: microseconds.
+    batch: the micro-batch.
+    place: the version or offset at which the row landed.
+    numbers: (d, N) values.
     """
 
     code: Ints
@@ -67,7 +70,7 @@ def match_fates(
     Args:
         rows: landed rows.
         refused: refused rows, with the first numbers of a row. Of several equal rows, the last landed ones were
-    refused.
+            refused.
         bad: (R,) whether the filter applied the refused row and left the key without a valid state.
         waiting: rows that wait at the segment's end.
         estimates: estimates. For a key and time, the earliest micro-batch has the row that landed first.
@@ -117,8 +120,9 @@ def match_fates(
 def apply_corrections(known: Fates, rows: CodedRows, estimates: CodedRows, first: Ints) -> Fates:
     """Match each row with its last estimate, from the latest micro-batch, instead of its first estimate.
 
-    known: outcomes by the first estimates. estimates: all estimates. first: (E,) positions of the uncorrected
-    estimates.
+    known: outcomes by the first estimates.
+    estimates: all estimates.
+    first: (E,) positions of the uncorrected estimates.
     """
     accepted = np.flatnonzero(known.estimate >= 0)
     estimate = known.estimate.copy()

@@ -148,7 +148,7 @@ def check(recipe: Recipe, table: pa.Table) -> Findings:
     Args:
         recipe: the settings to recompute the generation.
         table: all rows of each key, with the columns kind, key, time, batch, place, numbers, flag, count,
-    log_likelihood.
+            log_likelihood.
     """
     inputs, width = _encode_keys(table), recipe.measured + recipe.controls
     rows = inputs.part(Kind.ROW, width)

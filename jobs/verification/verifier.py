@@ -62,7 +62,8 @@ MIN_PARTITIONS = 4
 class Options:
     """The scope of a verification, from the command's options.
 
-    since: microseconds; earlier estimates are recomputed but not compared. chunk_rows: see `ROWS_A_CHUNK`.
+    since: microseconds; earlier estimates are recomputed but not compared.
+    chunk_rows: see `ROWS_A_CHUNK`.
     """
 
     share: int = ALL

@@ -58,7 +58,7 @@ class StreamForeverOperator(BaseOperator):
         seconds: the time between micro-batches.
         kafka: whether the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
         give_up_after: the number of consecutive drivers that may crash before committing a micro-batch; then the task
-    gives up. None means that it never gives up.
+            gives up. None means that it never gives up.
 
     After a driver that was asked to stop, or whose generation was retired, the next driver starts at once, or when the
     hold ends. After a driver that failed or was killed, the next driver resumes from the checkpoint after 5 s, then 10
