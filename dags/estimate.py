@@ -1,10 +1,10 @@
 """Estimate every row of `<model>` in batch, into `estimates_history/<model>`.
 
-The run's data interval determines the rows: those with an event time in it are estimated and replaced in the table. So
-a run can be cleared, and any part of the past can be backfilled, even beside a live stream, whose estimates are not
-touched. The states before the interval come from the newest snapshot that reflects just the rows before it; without one
-these rows are filtered too. A run by hand without an interval estimates all rows. The form overrides the interval. A
-run that was killed is continued by its retry after its last commit.
+The run's data interval determines the rows: rows with an event time in the interval are estimated, and their estimates
+are replaced in the table. So a run can be cleared, and any part of the past can be backfilled, even while a stream is
+live, because the stream's estimates stay as they are. The states before the interval come from the newest snapshot that
+reflects exactly the rows before it. Without such a snapshot these rows are filtered too. A run by hand without an
+interval estimates all rows. The form overrides the interval. The retry of a killed run continues after the last commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Export the state of the stream of `<model>` to a snapshot, so that there is always a recent one.
+"""Export the state of the stream of `<model>` to a snapshot, so that a recent snapshot always exists.
 
-The state is read from the checkpoint at the end of a committed micro-batch; the stream is not disturbed. Exporting the
-same micro-batch again gives the same snapshot. If no generation is live yet, the run is skipped.
+The state is read from the checkpoint at the end of a committed micro-batch; the stream is not disturbed. Another export
+of the same micro-batch gives the same snapshot. If no generation is live yet, the run is skipped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Forecast every key of `<model>` from the state of its stream, or of a snapshot, into the table `forecasts/<model>`.
 
-The forecasts are at the horizons of the spec's section `forecast`, unless the form says otherwise, and begin at each
-key's newest row. The stream is not disturbed: its state is read from the checkpoint at the end of the last micro-batch.
-Without a live stream they begin from the newest snapshot. The rows of a run have its id in the column `run`, and are
-written in one commit: a run that is cleared, retried or killed has its rows once, and never half of them. The task's
-log says which state was used, and how old it is.
+The forecasts are at the horizons of the spec's section `forecast`, unless the form sets others, and begin at each key's
+newest row. The stream is not disturbed: its state is read from the checkpoint at the end of the last micro-batch.
+Without a live stream the forecasts begin from the newest snapshot. The rows of a run have the run's id in the column
+`run`, and are written in one commit. So a run that is cleared, retried or killed never has its rows twice or in part.
+The task's log names the state that was used, and its age.
 """
 
 from __future__ import annotations

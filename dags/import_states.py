@@ -1,9 +1,9 @@
 """Turn a table of states of `<model>`, made by another system or by hand, into a snapshot. Started by hand.
 
-Each key's state is checked as in a migration; a key with an invalid one is left out and put into quarantine. Unless the
-form's *Dry run* is switched off, it checks every key and writes nothing. The same table gives the same snapshot, so the
-run can be cleared and retried. A stream without a live generation starts from the new snapshot; a running one adopts it
-only if it is asked to (*Adopt* in the form of `kalman_stream__<model>`).
+Each key's state is checked as in a migration; a key with an invalid state is left out and put into quarantine. Unless
+the form's *Dry run* is switched off, the run checks every key and writes nothing. The same table gives the same
+snapshot, so the run can be cleared and retried. A stream without a live generation starts from the new snapshot. A
+running stream adopts the snapshot only on request (*Adopt* in the form of `kalman_stream__<model>`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Land files in the measurements table of `<model>`.
 
-Rows that do not fit go to `quarantine` with the reason. Landing is idempotent, so a run can be retried, cleared or
-backfilled at will. A file that has landed and changed since fails the task, unless the form says what it is. The path
-is that of the model's spec (`airflow.ingest.path`, where templates such as `{{ data_interval_start | ds }}` choose the
-file), unless the form gives another.
+Rejected rows go to `quarantine` with the reason. Landing is idempotent, so a run can be retried, cleared or backfilled
+at will. A landed file that has changed since makes the task fail, unless the form says how to treat it. The path comes
+from the form or, if the form has none, from the model's spec (`airflow.ingest.path`, in which templates such as `{{
+data_interval_start | ds }}` choose the file).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kalman_dags.verb_dag import verb_dag
 
 
 def build_input_field(spec: ModelSpec) -> Param:
-    """Return the form's field for the input to land; it is required if the spec names no input."""
+    """Return the form's field for the input to land; the field is required if the spec names no input."""
     path, source = spec.airflow.ingest.path, spec.source
     empty = f" (empty: {path or (source and source.title)})" if path or source else ""
     says: dict[str, Any] = {

@@ -1,9 +1,9 @@
 """Delete what `<model>` no longer needs: old snapshots, generations and their checkpoints, resolved rows.
 
-The spec's section `retention` says what is kept; the last good snapshot, and what a live or shadow generation or a
-roll-back needs, always is. By hand it is a **dry run unless the form says otherwise**: its log lists what would be
-deleted, and why everything else stays. A scheduled run deletes. The tables, except for the measurements, are compacted
-and vacuumed. A run that was killed can simply be run again.
+The spec's section `retention` decides what is kept. The last good snapshot, and everything that a live or shadow
+generation or a roll-back needs, is always kept. A run by hand is a **dry run unless the form says otherwise**: its log
+lists what would be deleted, and why everything else stays. A scheduled run deletes. The tables, except for the
+measurements, are compacted and vacuumed. A killed run can simply be run again.
 """
 
 from __future__ import annotations

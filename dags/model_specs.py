@@ -1,6 +1,6 @@
-"""Show broken model specs where Airflow shows errors: no DAG, only an import error while a spec is broken.
+"""Show broken model specs where Airflow shows errors: as an import error of this file, which has no DAG.
 
-The other files skip a broken spec, so that it does not take down the DAGs of other models.
+The other files skip a broken spec, so that the DAGs of the other models remain.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Keep the monitor of `<model>` running continuously, with one driver at any time.
 
-The task starts a driver, or finds the running one, and defers, so that no worker slot is held. A monitor that fails or
-is killed is restarted from its checkpoints after a growing pause; one that keeps crashing without progress is given up,
-and the task fails.
+The task starts a driver, or finds the running driver, and defers, so that no worker slot is occupied. A monitor that
+fails or is killed is restarted from its checkpoints after a growing pause. If it keeps crashing without progress, it is
+given up, and the task fails.
 
 **To stop the monitor, pause this DAG.** `kalman-pipeline stop --model <model> --monitor` stops it until
-`kalman-pipeline resume --model <model> --monitor`, whoever started it. A run watches for an hour; the next one finds
+`kalman-pipeline resume --model <model> --monitor`, whoever started it. A run watches for an hour; the next run finds
 the monitor running.
 """
 

@@ -1,11 +1,11 @@
 """Learn the parameters of `<model>` and filter its history into a snapshot.
 
-The run's data interval determines the result: history is cut at the interval's end (event time before it), and
-parameters are learned from the spec's `learn.window` before that cut. So a run gives the same snapshot whenever it
-runs: it can be cleared, and any part of the past can be backfilled, even beside a live stream, which never
-adopts a newer snapshot by itself. With `airflow.pretrain.schedule: on-landing` a run takes history up to the version
-of the measurements whose landing has started it. The form overrides the cut (an instant, or a version of the
-measurements table) and the learning window.
+The run's data interval determines the result: history is cut at the interval's end (rows with an earlier event time
+count), and parameters are learned from the spec's `learn.window` before that cut. So a run gives the same snapshot
+whenever it runs. It can be cleared, and any part of the past can be backfilled, even while a stream is live, because a
+stream never adopts a newer snapshot by itself. With `airflow.pretrain.schedule: on-landing` a run takes history up to
+the version of the measurements whose landing has started the run. The form overrides the cut (an instant, or a version
+of the measurements table) and the learning window.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Make the previous version of `<model>` live again, in one commit.
 
-It resumes from its own checkpoint, after the last row that it has processed itself; the stream's next run catches up.
-The generation that was live is retired and keeps its checkpoint, so that it can be rolled back to in turn.
+The previous version resumes from its own checkpoint, after the last row that it has processed; the stream's next run
+catches up. The generation that was live is retired and keeps its checkpoint, so that a later roll-back can return to
+it.
 
 With **last state** in the form, a new generation starts instead from the live generation's state, mapped back to the
 older version, and continues with exactly the next row. The stream's driver is stopped first, and may be started again
-as soon as the roll-back is done or has failed. A state that cannot be mapped back is refused, and the log says what to
+as soon as the roll-back is done or has failed. A state that cannot be mapped back is refused, and the log names what to
 add to the spec.
 """
 

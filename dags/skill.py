@@ -1,10 +1,10 @@
-"""Compare forecasts from the live estimates of `<model>` with what was measured later.
+"""Compare forecasts from the live estimates of `<model>` with later measurements.
 
-Runs on its schedule, or, without one, when the stream has written new estimates. It processes what is there and ends;
-estimates that wait to be compared are in its checkpoint, so every pair counts once. Safe to kill, retry and clear at
-any moment. The pool `kalman_skill__<model>` has one slot; if another process runs the comparison, the task is
-*skipped*. The table is `forecast_skill/<model>`; the task's log ends with the quality of the forecasts by measurement
-and horizon.
+Runs on its schedule or, without a schedule, when the stream has written new estimates. It processes the present
+estimates and ends; estimates that wait for their measurements are in its checkpoint, so every pair counts once. Safe to
+kill, retry and clear at any moment. The pool `kalman_skill__<model>` has one slot; if another process runs the
+comparison, the task is *skipped*. The table is `forecast_skill/<model>`; the task's log ends with the quality of the
+forecasts by measurement and horizon.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Compare the forecasts of `<model>` continuously with what is measured later, with one driver at any time.
+"""Compare the forecasts of `<model>` continuously with later measurements, with one driver at any time.
 
-The task starts a driver, or finds the running one, and defers, so that no worker slot is held. A driver that fails or
-is killed is restarted from its checkpoint after a growing pause; one that keeps crashing without progress is given up,
-and the task fails.
+The task starts a driver, or finds the running driver, and defers, so that no worker slot is occupied. A driver that
+fails or is killed is restarted from its checkpoint after a growing pause. If drivers keep crashing without progress,
+the comparison is given up, and the task fails.
 
-**To stop it, pause this DAG.** `kalman-pipeline stop --model <model> --skill` stops it until
-`kalman-pipeline resume --model <model> --skill`, whoever started it. A run watches for an hour; the next one finds
-it running.
+**To stop the comparison, pause this DAG.** `kalman-pipeline stop --model <model> --skill` stops it until
+`kalman-pipeline resume --model <model> --skill`, whoever started it. A run watches for an hour; the next run finds the
+driver running.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Start or resume the stream of `<model>`, and process the newest measurements.
 
-Runs on its schedule and when there is a new snapshot; with `airflow.stream.schedule: on-landing` also when the
-ingest DAG has landed measurements. Airflow merges and delays events, so an event
-means only "something newer exists": the driver reads from Delta which snapshot to start from, and resumes
-the checkpoint if a generation is live. A newer snapshot never replaces a live generation's state by
-itself; the form's *Adopt* does that.
+Runs on its schedule and when there is a new snapshot; with `airflow.stream.schedule: on-landing` also when the ingest
+DAG has landed measurements. Airflow merges and delays events, so an event means only that something newer exists: the
+driver reads from Delta which snapshot to start from, and resumes the checkpoint if a generation is live. A newer
+snapshot never replaces a live generation's state by itself; only the form's *Adopt* does that.
 
 Safe to kill, retry and clear at any moment: each measurement is reflected exactly once. The pool
-`kalman_stream__<model>` has one slot, so there is one driver; if another process drives the stream,
-the task is *skipped*, not failed. **If a run stays in `scheduled`, that pool is missing**: `airflow pools set
+`kalman_stream__<model>` has one slot, so there is one driver; if another process drives the stream, the task is
+*skipped*, not failed. **If a run stays in `scheduled`, that pool is missing**: `airflow pools set
 kalman_stream__<model> 1 "one driver" --include-deferred`.
 """
 

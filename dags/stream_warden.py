@@ -1,6 +1,6 @@
 """Stop the drivers of paused DAGs such as `kalman_stream_forever__<model>`.
 
-A paused DAG runs no task, and its driver is a process of its own, so another DAG has to ask the driver to end. This one
+A paused DAG runs no task, and its driver is a separate process, so another DAG has to ask the driver to end. This DAG
 does so once a minute, for all models; it has no settings. It exists while a spec has `schedule: "@continuous"`.
 """
 

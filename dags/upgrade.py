@@ -1,28 +1,31 @@
 """Bring the stream of `<model>` to the version of its spec: tested in shadow, approved, then live in one commit.
 
-1. `preview` shows what becomes of every state. If the live generation already has that version, the rest is skipped.
+1. `preview` shows what becomes of every state. If the live generation already has that version, all other tasks are
+   skipped.
 2. `unless_dry_run` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
-   scheduled run continues: it exists to notice that a newer version was deployed.
-3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same
-   rows. It compares the predictions of both versions and writes the report; readers do not see its estimates yet.
-4. `catch_up`, if the live stream lags its shadow, lets the live stream read the rows that the shadow has, and `compare`
-   compares again: rows that only one of the two has estimated say nothing. Otherwise both are skipped.
-5. `approve` waits for a person, to whom it shows the evidence: verdict, interval, rows and keys, what is lost and
-   gained, and a link to the report. The spec says who may answer, and who is told
-   (`airflow.upgrade.assigned_users`, `.notifiers`). (A model with `upgrade: {automatic: true}` in its spec has no such
-   gate: a version whose comparison is good goes live by itself; while the rows are not enough to tell, the task
-   `promote` is skipped, and the next run compares again.)
-6. `promote` lets the shadow catch up, compares once more, and makes it live if the comparison is good. **What predicts
-   worse, or cannot be told from the rows that have come, is not promoted, also after an approval**, unless *Force* was
-   ticked in the form of the approval or of the run. A refusal is final: it is not retried. In the other modes
-   `switch_over` ends the old generation and begins the new one, which needs a stream without a driver: it runs in the
-   stream's pool; a continuous stream's driver it stops, and Airflow starts the next one afterwards.
+   scheduled run continues, because its purpose is to notice a newly deployed version.
+3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same rows.
+   It compares the predictions of both versions and writes the report; readers do not see the shadow's estimates yet.
+4. If the live stream lags its shadow, `catch_up` lets the live stream read the rows that the shadow has read, and
+   `compare` compares again, because rows that only one version has estimated cannot be compared. Otherwise both tasks
+   are skipped.
+5. `approve` shows a person the evidence (verdict, interval, rows and keys, losses and gains, a link to the report) and
+   waits for the answer. The spec names who may answer, and who is notified (`airflow.upgrade.assigned_users`,
+   `.notifiers`). A model with `upgrade: {automatic: true}` in its spec has no such gate: a version whose comparison is
+   good goes live by itself. While there are too few rows to decide, the task `promote` is skipped, and the next run
+   compares again.
+6. `promote` lets the shadow catch up, compares once more, and makes the shadow live if the comparison is good. **A
+   version that predicts worse, or that the present rows cannot distinguish, is not promoted, not even after an
+   approval**, unless *Force* was ticked in the form of the approval or of the run. A refusal is final: it is not
+   retried. In the other modes `switch_over` ends the old generation and begins the new one. This needs a stream without
+   a driver, so the task runs in the stream's pool. For a continuous stream the task stops the driver, and Airflow
+   starts the next driver afterwards.
 
 Mode `repartition` does not change the version: it gives the state the number of partitions and blocks in the spec, or
 in the form.
 
-Every step finds what an earlier attempt left, so a run can be cleared or retried at any task. The DAG
-`kalman_rollback__<model>` undoes it.
+Every step finds the results of an earlier attempt, so a run can be cleared or retried at any task. The DAG
+`kalman_rollback__<model>` undoes the upgrade.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ REFUSALS = {
     " was not promoted; ": "In Airflow: start this DAG again when more rows have come, or tick Force in the form of "
     "its approval, or of the run"
 }
-"""Words of a refusal that a retry would only repeat, and the remedy: a person decides, or more rows must arrive."""
+"""The words of a refusal that a retry would only repeat, and the remedy: a person decides, or more rows must arrive."""
 
 AFTER_A_CHOICE = TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
 
@@ -97,8 +100,8 @@ def build_force_field() -> Param:
 def _build_undriven_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments of a task that needs a stream without a driver.
 
-    A continuous stream always occupies its pool's only slot, and its driver outlives its runs: there the task itself
-    stops the driver.
+    A continuous stream always occupies the only slot of its pool, and its driver outlives its runs. So for such a
+    stream the task itself stops the driver.
     """
     if spec.airflow.stream.continuous:
         return {"flags": ["--drain"]}
@@ -132,7 +135,7 @@ def _build_verb_task(spec: ModelSpec, task: str, flags: list[str], **more: Any) 
 
 
 def _catch_up(spec: ModelSpec) -> KalmanOperator:
-    """Return the task that lets the live stream catch up; a running driver already does so."""
+    """Return the task that lets the live stream catch up; if a driver is running, this driver does so already."""
     pool: dict[str, Any] = (
         {} if spec.airflow.stream.continuous else {"pool": dag_defaults.name_pool("stream", spec.name)}
     )

@@ -1,8 +1,8 @@
-"""Verify the live estimates of `<model>`: recompute a share of its keys from their lineage, and compare to the bit.
+"""Verify the live estimates of `<model>`: recompute a share of its keys from their lineage, and compare bit by bit.
 
-The stream is not disturbed. Each day takes other keys. A difference fails the task at once, naming key, row and first
-difference: a retry would find it again. If there is nothing to verify, or a part cannot be verified, the run is skipped
-and its log says why. A run that was killed is continued by its retry.
+The stream is not disturbed. Each day's run verifies other keys. A difference fails the task at once, with key, row and
+first difference, because a retry would find it again. If there is nothing to verify, or a part cannot be verified, the
+run is skipped and its log gives the reason. The retry of a killed run continues it.
 """
 
 from __future__ import annotations

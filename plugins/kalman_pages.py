@@ -1,4 +1,7 @@
-"""Airflow's plugin: pages of the models and their reports. AIRFLOW__CORE__PLUGINS_FOLDER names this folder."""
+"""The entry point of the Airflow plugin with the pages of models and reports.
+
+The setting AIRFLOW__CORE__PLUGINS_FOLDER names this folder.
+"""
 
 from __future__ import annotations
 

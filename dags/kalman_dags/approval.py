@@ -1,4 +1,4 @@
-"""Evidence for the person who approves a new version: text as Markdown, and the report."""
+"""The evidence, as Markdown, for the person who approves a new version."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def format_approval(
     """Return the text of the approval as Markdown.
 
     Args:
-        model: name of the model.
-        mode: mode of the upgrade.
-        preview: report of the dry run (`Outcome`); None if unknown.
-        shadow: report of the last comparison; None if unknown.
-        caught_up: whether the live stream caught up before that comparison.
-        root: path prefix of Airflow's address for links.
+        model: the name of the model.
+        mode: the mode of the upgrade.
+        preview: the report of the dry run (`VerbOutcome`); None if unknown.
+        shadow: the report of the last comparison; None if unknown.
+        caught_up: whether the live stream caught up before this comparison.
+        root: the path prefix of Airflow's address for links.
     """
     data = (shadow or {}).get("data") or {}
     parts = [
@@ -41,7 +41,7 @@ def format_approval(
 
 
 def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
-    """Return the verdict with its reasons, the link to the report, and the table with the interval."""
+    """Return the verdict with its reasons, the link to the report, and the tables of the compared figures."""
     numbers = data["comparison"]
     gain = numbers.get("gain") or {}
     good = "good" if data.get("good") else "not good"
@@ -79,7 +79,7 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
 
 
 def _format_output(shadow: Mapping[str, Any] | None) -> list[str]:
-    """Return the driver's output lines if its report is unreadable (it ran in a cluster, or made no comparison)."""
+    """Return the driver's output lines, for a driver whose report is unreadable or has no comparison."""
     lines: Sequence[str] = (shadow or {}).get("lines") or []
     return ["```\n" + "\n".join(lines) + "\n```"] if lines else []
 
@@ -137,7 +137,7 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
 
 
 def _format_decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list[str]:
-    """Return lines about the effect of each answer, and about further sources of information."""
+    """Return lines about the effect of each answer, and a link to further information."""
     if mode != BLUE_GREEN:
         return [
             f"Approve: `{mode}` ends the live generation and begins the new one, without a comparison. Reject: nothing "
@@ -182,4 +182,4 @@ SIDES = (
     ("keys whose mean innovation is outside its bounds", "bias_outside", ".1%"),
     ("rows flagged", "flagged", ","),
 )
-"""Figures compared side by side: title, name in the report's data, and number format."""
+"""Figures of both versions: title, name in the report's data, and number format."""

@@ -1,4 +1,4 @@
-"""Extras of a model's asset events: the verb's report, and the interval as a partition."""
+"""Set the extras of a model's asset events (facts of the verb's report), and the interval as their partition."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from airflow.sdk import Asset, Context
 from kalman_dags.outcome import VerbOutcome
 
 BY_INTERVAL = "/by-interval"
-"""Suffix of an asset's URI; its events have the start of the run's data interval as their partition."""
+"""The suffix of the URI of an asset whose events have the start of the run's data interval as their partition."""
 
 
 def tell(context: Context, outlets: Sequence[Any], outcome: VerbOutcome) -> None:
-    """Set the extra of a task's asset events, and the partition of an asset by interval."""
+    """Set the extra of a task's asset events, and the partition of assets by interval."""
     events: Any = context.get("outlet_events")
     if events is None:  # outside of Airflow
         return

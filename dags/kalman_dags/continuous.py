@@ -20,11 +20,11 @@ def build_following_dag(
     """Make the DAG that runs a model's monitor or skill query, on its schedule or after the stream.
 
     Args:
-        spec: spec of the model.
-        verb: monitor or skill; also the name of the task and the pool.
-        module_doc: docstring of the DAG's file.
-        description: description of the DAG.
-        does: verb of the form's sentence about the present estimates.
+        spec: the spec of the model.
+        verb: monitor or skill; it is also the name of the task and of the pool.
+        module_doc: the docstring of the DAG's file.
+        description: the description of the DAG.
+        does: the verb in the form's sentence about the present estimates.
     """
     cron = specs.select_section(spec, verb).schedule
     adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)

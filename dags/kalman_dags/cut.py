@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 FORMER = {"from": "first", "to": "last"}
-"""Names of the fields in the form of `estimate` until release 0.2."""
+"""The names of these fields in the form of `estimate` until release 0.2."""
 
 
 def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | None) -> str:
     """Return the last version of the measurements in the history: from the form, or else from the landing.
 
     Args:
-        params: values of the form.
-        events: events by asset that started the run; Airflow stores them with it, so a cleared run gets the same
-            version.
+        params: the values of the form.
+        events: the events, by asset, that started the run; Airflow stores them with the run, so a cleared run gets the
+            same version.
 
     Returns:
-        Empty if neither names a version, or the form names an instant.
+        The version as text; empty if neither form nor landing names a version, or if the form names an instant.
     """
     if params["to_version"] is not None:
         return str(params["to_version"])
@@ -33,7 +33,7 @@ def as_of(params: Mapping[str, Any], dag_run: Any, events: Mapping[Any, Sequence
     """Return the run's cut, ISO 8601: from the form, or else the data interval's end, or else the run's start.
 
     All three are stored with the run, so a cleared run has the same cut. If the form or the landing names a version,
-    the version is the cut, and this function returns an empty text.
+    this version is the cut, and the function returns an empty text.
     """
     if to_version(params, events):
         return ""
@@ -68,12 +68,15 @@ def last(params: Mapping[str, Any], dag_run: Any) -> str:
 
 
 def _select_given(name: str, params: Mapping[str, Any], dag_run: Any) -> str | None:
-    """Return a form's instant, by its present or former name; the former name is accepted for one release."""
+    """Return an instant of the form by its present or former name; the former name is accepted for one release."""
     return params[name] or (getattr(dag_run, "conf", None) or {}).get(FORMER[name])
 
 
 def _end(given: str | None, dag_run: Any, end: datetime | None) -> str:
-    """Return an end of a run's interval. A run by hand has an interval of length zero, which means all rows."""
+    """Return `given`, or else this end of the run's interval; a run by hand has an interval of length zero.
+
+    For a run by hand without a given instant the result is empty, which means all rows.
+    """
     if given:
         return str(given)
     if end is None or dag_run.data_interval_start == dag_run.data_interval_end:

@@ -1,4 +1,4 @@
-"""Common parts of all DAG families: models, names, assets, default arguments, schedules, and the cut of a run."""
+"""Common parts of all DAGs: assets, fields of forms, timetables, default arguments, and names."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from kalman_dags.asset_events import BY_INTERVAL
 from kalman_dags.places import find_model_page, name_dag
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
-"""Earliest interval for backfills; because of `catchup=False` it has no other effect."""
+"""The earliest interval for backfills; because of `catchup=False` it has no other effect."""
 
 WARDEN = "kalman_stream_warden"
 """The only DAG that does not belong to a model."""
 
 LONGEST = 4096
-"""Maximum number of characters in a form's text, equal to the maximum for a path."""
+"""The maximum number of characters in a form's text, which is also the maximum for a path."""
 
 log = logging.getLogger(__name__)
 
 
 def match_whole(pattern: str) -> str:
-    """Return a pattern that matches the whole text only: `$` alone also matches before a final newline."""
+    """Return a pattern that matches only the whole text, because `$` also matches before a final newline."""
     return rf"^({pattern})$(?!\n)"
 
 
 def restrict_text(param: Param) -> Param:
     """Return a form's field that refuses invalid text: options, control characters, and too many characters.
 
-    A field that already has a pattern or a list of values keeps it.
+    A field that already has a pattern or a list of values keeps this pattern or list.
     """
     if "string" not in param.schema.get("type", "string"):
         return param
@@ -47,17 +47,17 @@ def restrict_text(param: Param) -> Param:
 
 
 def build_snapshots_asset(model: str) -> Asset:
-    """Return the asset that is updated when a model has a new snapshot."""
+    """Return the asset whose events report new snapshots of a model."""
     return Asset(name=f"kalman_snapshots__{model}", uri=f"kalman://snapshots/{model}", group="kalman")
 
 
 def build_measurements_asset(model: str) -> Asset:
-    """Return the asset that is updated when measurements of a model were landed."""
+    """Return the asset whose events report landed measurements of a model."""
     return Asset(name=f"kalman_measurements__{model}", uri=f"kalman://measurements/{model}", group="kalman")
 
 
 def build_interval_asset(model: str) -> Asset:
-    """Return the asset whose events name the landed intervals as partitions, so that missing intervals are visible."""
+    """Return the asset whose events have the landed intervals as partitions, so that missing intervals are visible."""
     return Asset(
         name=f"kalman_measurements_by_interval__{model}",
         uri=f"kalman://measurements/{model}{BY_INTERVAL}",
@@ -66,17 +66,17 @@ def build_interval_asset(model: str) -> Asset:
 
 
 def build_estimates_asset(model: str) -> Asset:
-    """Return the asset that is updated when a model's stream has caught up."""
+    """Return the asset whose events report that a model's stream has caught up."""
     return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
 
 
 def build_history_asset(model: str) -> Asset:
-    """Return the asset that is updated when an interval of a model's history has been estimated."""
+    """Return the asset whose events report that an interval of a model's history has been estimated."""
     return Asset(name=f"kalman_history__{model}", uri=f"kalman://history/{model}", group="kalman")
 
 
 def read_airflow_root() -> str:
-    """Return the path prefix of Airflow's address for links to its pages; often empty."""
+    """Return the path prefix of Airflow's address, for links to its pages; it is often empty."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
@@ -98,26 +98,26 @@ def trigger(does: str, ends: str = "") -> Param:
 
 
 TEXT = match_whole(r"(?!--)[^\x00-\x1f\x7f]*")
-"""Pattern of a form's text: one line that is not an option."""
+"""The pattern of a form's text, which is one line and does not begin like an option."""
 
 
 def build_text_field(title: str, description: str) -> Param:
-    """Return the form's field for a text; it may stay empty."""
+    """Return a form's field for a text, which may stay empty."""
     return Param(None, type=["null", "string"], title=title, description=description)
 
 
 def build_flag_field(title: str, description: str, default: bool = False) -> Param:
-    """Return the form's field for a choice of yes or no."""
+    """Return a form's field for a choice of yes or no."""
     return Param(default, type="boolean", title=title, description=description)
 
 
 def build_number_field(title: str, description: str, least: int) -> Param:
-    """Return the form's field for a whole number of at least `least`; it may stay empty."""
+    """Return a form's field for a whole number of at least `least`, which may stay empty."""
     return Param(None, type=["null", "integer"], minimum=least, title=title, description=description)
 
 
 def build_instant_field(title: str, description: str) -> Param:
-    """Return a form's field for an instant; it may stay empty."""
+    """Return a form's field for an instant, which may stay empty."""
     return Param(
         None,
         type=["null", "string"],
@@ -131,19 +131,19 @@ def build_instant_field(title: str, description: str) -> Param:
 
 
 def build_times_timetable(schedule: str | None) -> CronTriggerTimetable | None:
-    """Return the timetable of runs at the times of a cron expression, in UTC; None: by hand only."""
+    """Return the timetable of runs at the times of a cron expression, in UTC; None means runs by hand only."""
     return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None
 
 
 def build_interval_timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
-    """Return the timetable of runs that each cover one interval of a cron expression, in UTC; None: by hand only."""
+    """Return the timetable with a run for each interval of a cron expression, in UTC; None means runs by hand only."""
     return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
 
 
 def build_default_args(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
     """Return the default arguments of each task of a model's DAG.
 
-    Every verb is idempotent, so every task is retried; refused input is not (see `KalmanOperator`).
+    Every verb is idempotent, so every task is retried, except after refused input (see `KalmanOperator`).
     """
     return {
         "owner": spec.airflow.owner,
@@ -169,7 +169,7 @@ def build_dag_arguments(
     retries: int = 2,
     params: Mapping[str, Param] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a model's DAG except the schedule; `params` are the fields of its form, by name."""
+    """Return the arguments of a model's DAG, except the schedule; `params` are the fields of its form, by name."""
     return {
         "dag_id": name_dag(verb, spec.name),
         "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",
@@ -185,7 +185,7 @@ def build_dag_arguments(
 
 
 def format_dag_doc(module_doc: str | None, spec: ModelSpec) -> str:
-    """Return a DAG's page: its module's docstring, then a description of the model."""
+    """Return the text of a DAG's page: the docstring of the DAG's file, then a description of the model."""
     schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
     ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
     key = ", ".join(f"`{name}`" for name in spec.key) or "none, all rows are of one system"

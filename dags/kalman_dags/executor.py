@@ -1,9 +1,9 @@
 """Airflow's executor of local processes, with a way to revoke a task whose process was killed before it began.
 
-A task is queued until its process reports that it runs. If the process is killed before that, Airflow gets no report: a
-task that does not run has no heartbeat to miss. The scheduler then asks the executor to revoke a task that has been
-queued for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot revoke tasks, so
-the task would stay queued until the scheduler is restarted.
+A task is queued until its process reports that it runs. If the process is killed before this report, Airflow does not
+notice, because a task that does not run has no heartbeat to miss. After `task_queued_timeout` the scheduler asks the
+executor to revoke the queued task, and queues it again. Airflow's own local executor cannot revoke tasks, so the task
+would stay queued until a restart of the scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Executor(LocalExecutor):
     def revoke_task(self, *, ti: Any) -> None:
         """Forget a queued task that has not begun.
 
-        If its process begins it later, Airflow lets only one of the two attempts begin.
+        If a process begins this task later, Airflow lets only one of the two attempts begin.
         """
         self.queued_tasks.pop(ti.key, None)
         self.running.discard(ti.key)

@@ -1,6 +1,6 @@
-"""OpenLineage description of a verb's run: the tables that it reads and writes, their rows and versions.
+"""The OpenLineage description of a verb's run: the tables that it reads and writes, their rows and versions.
 
-Only imported if the provider `openlineage` is installed; the provider asks the operator for it.
+Imported only if the provider `openlineage` is installed, which asks the operator for the description.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READS = {
     "forecast": ("latest",),
     "export": ("estimates",),
 }
-"""Tables of a model that a verb reads, by their folder in the warehouse."""
+"""The tables of a model that each verb reads, by their folder in the warehouse."""
 
 WRITES = {
     "ingest": ("measurements",),
@@ -45,15 +45,15 @@ WRITES = {
 }
 
 SHARED = {"pretrain": ("snapshots",), "export": ("snapshots",), "verify": ("verifications",)}
-"""Tables shared by all models that a verb writes."""
+"""The tables that each verb writes and that all models share."""
 
 VERSIONED = ("pretrain", "estimate")
-"""Verbs whose report names the version of the measurements that they read; `ingest` names the version that it wrote."""
+"""Verbs whose report has the version of the measurements that they read; `ingest` reports the version that it wrote."""
 
 
 @define
 class KalmanRunFacet(RunFacet):
-    """Results in the verb's report: snapshot, generation, position, rows, log-likelihood, answer, report."""
+    """Results from the verb's report: snapshot, generation, position, rows, log-likelihood, answer, report."""
 
     verb: str
     model: str

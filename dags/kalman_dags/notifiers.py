@@ -11,7 +11,7 @@ from airflow.sdk import BaseNotifier
 from jobs.specs.model_spec import ModelSpec
 
 ALLOWED = "airflow.providers."
-"""Prefix of modules that are always allowed; KALMAN_NOTIFIERS adds modules, separated by commas."""
+"""The prefix of modules that are always allowed; KALMAN_NOTIFIERS lists other allowed modules, separated by commas."""
 
 
 def build_notifiers(spec: ModelSpec) -> list[BaseNotifier]:
@@ -41,5 +41,5 @@ def _build_notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
         raise ValueError(f"{path} is not a notifier: name a class such as SmtpNotifier")
     try:
         return found(**arguments)
-    except Exception as error:  # an exception of another library: its message is shown, too
+    except Exception as error:  # another library's exception: its message is shown, too
         raise ValueError(f"{path} does not accept these arguments: {error}") from None

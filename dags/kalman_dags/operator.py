@@ -35,31 +35,32 @@ from kalman_dags.submit import (
 )
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Characters that no value may contain: control characters, and surrogates."""
+"""Characters that no value may contain: control characters and surrogates."""
 
 
 class KalmanOperator(SparkSubmitOperator):
     """Operator that runs `kalman-pipeline VERB` as a Spark application and interprets its exit codes.
 
     Args:
-        verb: verb to run; its application is `jobs/<verb>.py`.
-        options: option -> value (a template); an option is left out if its value renders to an empty text.
+        verb: the verb to run; its application is `jobs/<verb>.py`.
+        options: the value (a template) of each option; an option is left out if its value renders to an empty text.
         flags: options without a value (templates); empty texts are left out.
         finish_on_kill: when the task is killed, let the driver finish its work, such as a stream's micro-batch, instead
             of killing the whole process tree.
-        returned: the task returns the report as XCom, `{"lines": [...], "data": {...}}`. For a driver in a cluster the
-            data are empty, and the lines are the output lines that begin with one of these words.
-        refusals: words of an error that no retry can avoid, although the run began, and the remedy in Airflow: the task
+        returned: prefixes of report lines. If it is not empty, the task returns the report as XCom, `{"lines": [...],
+            "data": {...}}`. For a driver in a cluster the data are empty, and the lines are the output lines with one
+            of these prefixes.
+        refusals: the words of errors that no retry can avoid, with the remedy in Airflow; after such an error the task
             fails at once.
-        too_early: words of an error that only means that the task's input is not ready yet: the task is skipped.
-        wait_for_other: the task succeeds if another driver holds the stream, because that driver does the task's work.
-        needs: templates, at least one of which must render to a text, and the error sentence for a run without it,
-            before Spark starts.
+        too_early: the words of errors that only mean that the task's input is not ready yet; the task is then skipped.
+        wait_for_other: the task succeeds if another driver holds the stream, because this driver does the task's work.
+        needs: templates, at least one of which must render to a text, and the error sentence if none does; the check
+            comes before Spark starts.
         kafka: whether to add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
     Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has the
-    stream, or there is nothing to do) skips it. On a retry, however, the other driver may be this task's lost driver,
-    whose lease has not expired. Then the task is retried, and skipped only by the last try.
+    stream, or there is nothing to do) skips the task. On a retry, however, the other driver may be this task's lost
+    driver, whose lease has not expired. Then the task is retried, and only the last try skips it.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "options", "flags", "needed")
@@ -82,7 +83,7 @@ class KalmanOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         ui = {"spark.ui.enabled": os.environ.get("KALMAN_SPARK_UI", "false")}
-        # A durable task keeps its job id after a clear, and would return without running again.
+        # A durable task keeps its job id after a clear, so it would return without another run.
         kwargs.setdefault("durable", False)
         super().__init__(
             application=find_application(verb),
@@ -106,7 +107,7 @@ class KalmanOperator(SparkSubmitOperator):
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        """Run the verb: its output goes to the task's log, whose last line states the outcome."""
+        """Run the verb; its output goes to the task's log, whose last line states the outcome."""
         if not str(self.needed).strip():
             raise AirflowFailException(self.unless)
         self.application_args = self.words()
@@ -134,7 +135,7 @@ class KalmanOperator(SparkSubmitOperator):
         """Raise the exception for the driver's exit code; return if another driver does the work."""
         code = self._hook.exit_code if self._hook else None
         said = self._hook.errors if self._hook else ""
-        # The errors below are one sentence; the provider's error repeats the log.
+        # The errors below are one sentence, while the provider's error repeats the log.
         if any(words in said for words in self.too_early):
             raise AirflowSkipException(f"too early: {said}") from None
         if code == INPUT_ERROR:
@@ -158,7 +159,7 @@ class KalmanOperator(SparkSubmitOperator):
         return build_lineage(self.verb, self.options, self.outcome)
 
     def words(self) -> list[str]:
-        """Return the verb's options, rendered: option and value form one word, so that no value can be an option.
+        """Return the verb's options, rendered. Option and value form one word, so that no value can be an option.
 
         Raises:
             AirflowFailException: a value cannot be an argument of a program.

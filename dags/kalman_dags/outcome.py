@@ -25,16 +25,16 @@ FACTS = (
     ),
     *("quarantined", "late", "log_likelihood", "converged", "answer", "good", "promoted", "report"),
 )
-"""Numbers and names of a report that are written to the extra of an asset's event, if the verb reports them."""
+"""The numbers and names of a report that are written to the extra of an asset's event, if the report has them."""
 
 MATTERS = ("promoted ", "verdict: ", "estimated ", "no new rows after ", "stopped before ")
-"""Prefixes of the most important line in a report, if it is not the first line; the last match counts."""
+"""Prefixes of a report's most important line; of several lines with such a prefix the last is the most important."""
 
 _SECONDS = re.compile(r"[\d.,]+ s")
 
 
 class VerbOutcome(NamedTuple):
-    """Report of a verb: lines for a person, and data for a program."""
+    """The report of a verb: lines of text, and data."""
 
     lines: list[str]
     data: dict[str, Any]
@@ -48,7 +48,7 @@ class VerbOutcome(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the extra of an asset's event."""
+        """Return the facts for the extra of an asset's event."""
         found = {name: self.data[name] for name in FACTS if self.data.get(name) is not None}
         compared = self.data.get("comparison") or {}
         numbers = {
@@ -61,7 +61,7 @@ class VerbOutcome(NamedTuple):
 
 
 def read_outcome(file: Path, said: Sequence[str] = ()) -> VerbOutcome:
-    """Return a driver's report; for a driver in a cluster, only the output lines that were seen."""
+    """Return a driver's report; for a driver in a cluster, it has only the output lines in `said`."""
     try:
         found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

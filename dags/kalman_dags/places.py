@@ -1,4 +1,7 @@
-"""Locate the warehouse, the specs and the pages by the environment; without Airflow, for its API server too."""
+"""Locate the warehouse, the specs and the pages from the environment.
+
+This module does not import Airflow, so that the pages in the API server can use it too.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from pathlib import Path
 from jobs.core.settings import parse_warehouse_root
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that contains `dags/`: relative settings start here, because a worker's current folder is arbitrary."""
+"""The folder that contains `dags/`. Relative settings start here, because a worker's current folder is arbitrary."""
 
 PAGES = "/kalman"
-"""Path of the plugin's pages below the address of Airflow's API server."""
+"""The path of the plugin's pages below the address of Airflow's API server."""
 
 
 def find_warehouse_root() -> str:
-    """Return the root of the warehouse, as in its verbs; by default a folder beside `dags/`.
+    """Return the root of the warehouse, as the verbs do; by default a folder beside `dags/`.
 
     Raises:
         UserError: KALMAN_WAREHOUSE is not a possible place for a warehouse.

@@ -1,4 +1,4 @@
-"""Pools of the DAGs, one slot for each stream, monitor and skill, as JSON for `airflow pools import`."""
+"""Pools of the DAGs, with one slot for each stream, monitor and skill, as JSON for `airflow pools import`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kalman_dags.notifiers import build_notifiers
 from kalman_dags.places import find_models_path
 
 DRIVEN = ("stream", "monitor", "skill")
-"""Verbs with one driver at a time, which may run for ever."""
+"""Verbs that have one driver at a time, which may run for ever."""
 
 
 def find_models_folder() -> Path:
@@ -32,7 +32,7 @@ def load_specs() -> Iterator[ModelSpec]:
     """Yield every valid spec.
 
     A broken spec is left out with a line in the log, so that the other models keep their DAGs. `model_specs.py` raises
-    it as an import error, where Airflow shows people what to fix.
+    the problem as an import error, so that Airflow shows people what to fix.
     """
     sound, problems = read_specs()
     for problem in problems:
@@ -41,7 +41,7 @@ def load_specs() -> Iterator[ModelSpec]:
 
 
 def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
-    """Return the valid specs of the models folder, and the problems of the others."""
+    """Return the valid specs of the models folder, and the problems of the other specs."""
     folder = find_models_folder()
     sound: list[ModelSpec] = []
     problems: list[Problem] = []
@@ -69,7 +69,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _try_dag(spec: ModelSpec) -> None:
-    """Make a hidden DAG of a spec: Airflow refuses some values, such as long tags, when a DAG is made."""
+    """Make a hidden DAG of a spec, because Airflow refuses some values, such as long tags, only when a DAG is made."""
     DAG(
         schedule=None,
         **dag_defaults.build_dag_arguments("forever", spec, None, "", timeout=timedelta(hours=1)),

@@ -1,4 +1,4 @@
-"""Former module of `StreamTrigger`, for one release: tasks that were deferred before the move name this path."""
+"""The former module of `StreamTrigger`, kept for one release: tasks deferred before the move name this path."""
 
 from .supervision.trigger import StreamTrigger
 

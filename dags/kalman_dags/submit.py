@@ -33,11 +33,11 @@ NOISE = re.compile(
     r"|(OpenJDK|Java HotSpot\(TM\)) 64-Bit Server VM warning: (.*deprecated|Sharing is only supported)"
     r"|:: loading settings :: |WARNING: An illegal reflective access|(Starting )?Streaming TransformWithState|\s*$"
 )
-"""Lines of Java and Spark about themselves, and empty lines: a reader of a task's log cannot act on them."""
+"""Lines of Java and Spark about themselves, and empty lines, on which a reader of a task's log cannot act."""
 
 
 class KalmanHook(SparkSubmitHook):
-    """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
+    """Submit to the connection's master, or without a connection to KALMAN_MASTER, or else to local Spark.
 
     If the driver runs in Kubernetes, its image has the program and the jars, at the same paths as here.
 
@@ -46,7 +46,7 @@ class KalmanHook(SparkSubmitHook):
             not reach it.
 
     Raises:
-        UserError: the master is Kubernetes, and the provider's part for it is not installed.
+        UserError: the master is Kubernetes, and the provider's part for Kubernetes is not installed.
     """
 
     def __init__(self, *, own_session: bool, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ class KalmanHook(SparkSubmitHook):
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Any:
-        """Return the connection, or a connection to local Spark: the provider would submit to YARN instead."""
+        """Return the connection, or else a connection to local Spark, because the provider would submit to YARN."""
         try:
             return super().get_connection(conn_id)
         except AirflowNotFoundException:
@@ -80,12 +80,12 @@ class KalmanHook(SparkSubmitHook):
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
-        # The provider adds these to all variables of this process, so Airflow's private variables are emptied here.
+        # The provider passes on all variables of this process, so Airflow's private variables are emptied here.
         self._env = {**(self._env or {}), **{name: "" for name in os.environ if is_private(name)}}
         return command
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run spark-submit to its end in the folder that contains `dags/`: relative paths start there."""
+        """Run spark-submit to its end in the folder that contains `dags/`, in which relative paths start."""
         if self._driver_in_kubernetes:
             application = _format_image_path(application)
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
@@ -95,7 +95,7 @@ class KalmanHook(SparkSubmitHook):
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code of the driver, or of spark-submit (equal in client mode); None before the end."""
+        """Return the exit code of the driver or of spark-submit (the same in client mode); None before the end."""
         if self._driver_in_kubernetes:
             return self._spark_exit_code
         return None if self._submit_sp is None else self._submit_sp.poll()
@@ -106,11 +106,11 @@ class KalmanHook(SparkSubmitHook):
         return "; ".join(line[len("error: ") :] for line in self.lines(("error: ",)))
 
     def lines(self, beginnings: tuple[str, ...]) -> list[str]:
-        """Return the driver's last lines that begin with one of these words."""
+        """Return those of the driver's last lines that begin with one of these words."""
         return [line for line in self._last_submit_log_lines if line.startswith(beginnings)]
 
     def stop_driver(self, application: str) -> bool:
-        """Send SIGTERM to the Python driver of `application` in client mode; return whether it was found."""
+        """Send SIGTERM to the Python driver of `application` in client mode; return whether the driver was found."""
         if self._submit_sp is None or self._submit_sp.poll() is not None:
             return False
         try:
@@ -155,7 +155,7 @@ def _format_image_path(path: str) -> str:
 
 
 def _need_kubernetes_provider() -> None:
-    # Without it the Spark provider would raise a NameError.
+    # Without this provider the Spark provider would raise a NameError.
     try:
         version(KUBERNETES_PROVIDER)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""DAG with one task, which runs a verb for a model."""
+"""A DAG with one task, which runs a verb for a model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def verb_dag(
     """Make the DAG whose only task runs a verb for a model.
 
     Args:
-        spec: spec of the model.
-        name: name of the task and its DAG; also the verb, unless the task's arguments name another verb.
-        module_doc: docstring of the DAG's file.
-        description: description of the DAG.
-        timeout: timeout of the task.
-        schedule: timetable of the DAG; None: by hand only.
-        params: fields of the form, by name.
+        spec: the spec of the model.
+        name: the name of the task and its DAG; also the verb, unless the task's arguments name another verb.
+        module_doc: the docstring of the DAG's file.
+        description: the description of the DAG.
+        timeout: the timeout of the task.
+        schedule: the timetable of the DAG; None means runs by hand only.
+        params: the fields of the form, by name.
         macros: functions for templates.
-        task: arguments of the `KalmanOperator`; the option `--model` is among its options.
+        task: arguments of the `KalmanOperator`; the option `--model` is added to its options.
     """
     options = {"--model": spec.name, **task.pop("options", {})}
     with DAG(

@@ -34,7 +34,7 @@ MIN_BUCKETS = 4
 
 
 class Interval(NamedTuple):
-    """Event times in microseconds, from the first up to and without the last; None: without an end on that side."""
+    """Event times in microseconds from `first` (included) to `last` (excluded); None means no limit on that side."""
 
     first: int | None = None
     last: int | None = None
@@ -49,19 +49,20 @@ class Interval(NamedTuple):
         return held
 
     def before_end(self, time: Column) -> Column:
-        """Return the condition that a time in microseconds is before the end."""
+        """Return the condition that a time in microseconds is before the interval's end."""
         return F.lit(True) if self.last is None else time < self.last
 
     @property
     def data(self) -> list[int | None]:
-        """Return it for a digest or a program."""
+        """Return the interval as a list, for digests and JSON."""
         return [self.first, self.last]
 
 
 class Batch(NamedTuple):
     """The settings of a batch pass.
 
-    unit: microseconds of the model's time unit; idle: microseconds of silence after which a key restarts, None: never.
+    unit: microseconds of the model's time unit.
+    idle: microseconds without rows after which a key restarts; None means that keys never restart.
     """
 
     rows: RowFormat
@@ -75,7 +76,7 @@ def build_batch(runtime: ModelRuntime) -> Batch:
 
 
 def count_buckets(rows: int) -> int:
-    """Return the number of buckets of so many rows."""
+    """Return the number of buckets for this number of rows."""
     return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
 
 
@@ -84,7 +85,7 @@ def pack_buckets(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
 
     Args:
         frame: measurement rows.
-        fmt: their format.
+        fmt: the format of the rows.
         count: number of rows, which decides the number of buckets.
     """
     buckets = count_buckets(count)
@@ -97,7 +98,8 @@ def compute_final_states(
 ) -> StateRows:
     """Filter bucketed rows to each key's latest state, with the columns of a snapshot's rows.
 
-    `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
+    `begin` returns the initial states (size, K) of a bucket's keys; without it, keys start in the model's initial
+    state.
     """
     step = build_bucket_filter(kernel, batch)
 
@@ -110,9 +112,9 @@ def compute_final_states(
 def build_bucket_filter(
     kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
 ) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
-    """Return the function that filters a bucket's rows, from given initial states (size, K) or the model's.
+    """Return the function that filters a bucket's rows, from given initial states (size, K) or from the model's.
 
-    beside: outputs that are asked for (`RowFilter`).
+    beside: names of additional outputs (`RowFilter`).
     """
     layout = build_state_layout(batch.rows.kind, kernel.size, find_storage_dtype(kernel))
     row_filter = RowFilter(kernel, batch.unit, beside)
@@ -126,7 +128,7 @@ def build_bucket_filter(
 def compute_packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
-    """Filter bucketed rows to packets of estimates (rows: `jobs.state.encoding.estimates.unpack_estimates`)."""
+    """Filter bucketed rows to packets of estimates, which `jobs.state.encoding.estimates.unpack_estimates` unpacks."""
     step = build_bucket_filter(kernel, batch, fmt.beside)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
@@ -137,7 +139,7 @@ def compute_packed_estimates(
 
 
 def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
-    """Count the steps of bucketed rows that are not the usual one of their key."""
+    """Count the time steps in bucketed rows that differ from the usual time step of their key."""
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         counts = count_gaps(keyed.rows.key, keyed.rows.time)
@@ -151,12 +153,12 @@ def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
 
 
 def find_lost_keys(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
-    """Find the keys of rows whose last rows are not in their states, as `row_faults.find_lost` does by flags.
+    """Find keys whose last rows did not change their states, as `row_faults.find_lost` finds them from flags.
 
     Args:
         frame: measurement rows.
-        fmt: their format.
-        states: the columns key and event_time of the states after them.
+        fmt: the format of the rows.
+        states: the columns key and event_time of the states after the rows.
     """
     rows = frame.select(build_key_text(fmt.kind).alias("key"), F.col(f"`{fmt.time}`").alias("at"))
     both = rows.join(states.select("key", "event_time"), on="key", how="left")

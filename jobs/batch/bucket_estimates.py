@@ -1,4 +1,4 @@
-"""Estimate the rows of one bucket of keys: the step that runs on the executors. No Spark."""
+"""Estimate the rows of one bucket of keys: the step that runs on the executors. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ from kalman.smoothers.kinds import build_smoother, select_smoothed_part
 from kalman.types import Filter
 
 SLICES = 1 << 16
-"""A key belongs to one of so many slices, by its route. Buckets, and what one commit replaces, are whole slices."""
+"""The number of slices of the keys. A key's route decides its slice. Buckets, and the part that one commit replaces,
+consist of whole slices.
+"""
 PREFIX = "smoothed_"
-"""Begins the names of the outputs given all rows, as in the output of `filter --smooth`."""
+"""The prefix of the outputs that are smoothed, given all rows of a key, as in the output of `filter --smooth`."""
 
 
 class EstimatingPlan(NamedTuple):
-    """What a bucket's estimates are computed with; sent to the executors.
+    """The settings for the estimates of a bucket, which are sent to the executors.
 
-    layout: of state records; since: estimates of earlier event times are computed, and not put out; idle: microseconds
-    of silence after which a key restarts; smooth: also give each row's state given all rows of its key; only_own: of
-    the given states only the parameters of the keys are taken, and each key begins anew
+    layout: the layout of state records.
+    since: earlier event times are filtered, but their estimates are not put out.
+    idle: microseconds without rows after which a key restarts.
+    smooth: also estimate each row's state given all rows of its key.
+    only_own: take only the keys' parameters from the given states; each key begins anew.
     """
 
     kernel: Filter
@@ -58,7 +62,7 @@ class EstimatingPlan(NamedTuple):
 
 
 def build_estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function from a partition's packets (`TYPED_ROW_PACKETS`) to rows of estimates."""
+    """Return the function that makes rows of estimates from a partition's packets (`TYPED_ROW_PACKETS`)."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packets: dict[RowPacket, dict[int, list[bytes]]] = {RowPacket.ROWS: {}, RowPacket.STATES: {}}
@@ -83,7 +87,7 @@ def unpack_known_states(plan: EstimatingPlan, payloads: list[bytes]) -> Records:
 
 
 def estimate_bucket(plan: EstimatingPlan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
-    """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
+    """Yield the estimates of a bucket's rows; `batch_id` is the slice of the row's key."""
     if len(keyed.rows.key) == 0:
         return
     for part, outputs in compute_bucket_outputs(plan, keyed, known):
@@ -123,9 +127,9 @@ def compute_bucket_outputs(
 def with_known_parameters(
     plan: EstimatingPlan, keyed: KeyedRows, known: Records, begin: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
-    """Return the states (size, K) in which keys begin: those of known keys with the parameters that these have.
+    """Return the states (size, K) in which keys begin; known keys begin with their known parameters.
 
-    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
+    A parameter that adapts to the innovations is part of a key's state, so it keeps the value that it has in `begin`.
     """
     kernel = plan.kernel
     at = match(known, keyed.keys)
@@ -140,9 +144,9 @@ def with_known_parameters(
 
 
 def list_smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, int], ...]:
-    """Return the names of the outputs given all rows, and how many numbers a row has in each.
+    """Return the names of the smoothed outputs, and the number of values that a row has in each.
 
-    diagonal: only variances instead of the whole covariance, as in `EstimateFormat`.
+    diagonal: put out only variances instead of the whole covariance, as in `EstimateFormat`.
 
     Raises:
         ModelError: the filter cannot be smoothed.
@@ -164,18 +168,18 @@ def smooth_rows(
     idle: int | None,
     diagonal: bool = False,
 ) -> Iterator[tuple[Indices, Outputs]]:
-    """Yield the filter's outputs, with those given all rows of a key among the extras, and the indices of their rows.
+    """Yield the filter's outputs, with the smoothed outputs among the extras, and the indices of their rows.
 
-    They come in pieces, so that the memory does not grow with the history, apart from the rows themselves. A key that
-    was silent for longer than `idle` begins anew, and what comes before is not smoothed by what comes after.
+    The outputs come in parts, so that apart from the rows the memory does not grow with the history. A key without rows
+    for longer than `idle` begins anew, and its later rows do not smooth its earlier ones.
 
     Args:
         row_filter: the filter.
         before: states of the K keys before the rows.
-        fresh: states in which a new life of each key begins.
-        rows: sorted.
-        idle: microseconds, None: never.
-        diagonal: only variances instead of the whole covariance.
+        fresh: states in which each key begins anew.
+        rows: sorted rows.
+        idle: microseconds without rows after which a key restarts; None means that keys never restart.
+        diagonal: put out only variances instead of the whole covariance.
     """
     if idle is not None:
         rows, before = split_lives_from(row_filter, before, fresh, rows, idle)

@@ -1,4 +1,4 @@
-"""Estimate every row of an interval: read, pack by bucket, filter, and commit slice after slice of the keys."""
+"""Estimate every row of an interval: read, pack by bucket, filter, and commit one range of key slices after another."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     from jobs.storage.positions import Cut
 
 ROWS_A_COMMIT = 16_000_000
-"""About how many rows one commit writes: what a run that is killed has to do again at most."""
+"""The approximate number of rows that one commit writes. A killed run repeats at most this number of rows."""
 _LABELS = 1 << 20
-"""Labels among which those of the buckets of one commit are."""
+"""The number of labels from which the buckets of one commit get theirs."""
 
 
 class EstimateRequest(NamedTuple):
-    """What a run is asked for: see the options of `estimate`."""
+    """The request for a run: see the options of `estimate`."""
 
     interval: Interval
     snapshot: str | None = None
@@ -75,17 +75,19 @@ class EstimateRequest(NamedTuple):
 
 
 class RejectedRows(NamedTuple):
-    """How many rows were rejected for one reason, and one of them as JSON."""
+    """The number of rows that were rejected for one reason, and an example row as JSON."""
 
     rows: int
     example: str
 
 
 class EstimateResult(NamedTuple):
-    """What a run has done.
+    """The result of a run.
 
-    written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed; rejected:
-    rows that `ingest` would quarantine, by reason
+    written: number of rows of estimates.
+    commits: number of commits that this call made.
+    kept: number of parts that an earlier call had committed.
+    rejected: the rows that `ingest` would quarantine, by reason.
     """
 
     run: str
@@ -102,7 +104,7 @@ class EstimateResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """All that decides a run's estimates."""
+    """Everything that decides a run's estimates."""
 
     spec: ModelSpec
     request: EstimateRequest
@@ -112,18 +114,18 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """Return what tells this question from others, whichever version of a Delta table it is asked of."""
+        """Return the digest of this question; it does not depend on the version of a Delta table with the rows."""
         of_rows = self.rows.identity if self.rows.version is None else [self.rows.name, self.rows.identity[2]]
         return self._digest(of_rows)
 
     @property
     def run(self) -> str:
-        """Return the id of the run: the same rows, parameters and options have the same."""
+        """Return the id of the run; the same rows, parameters and options give the same id."""
         return run_name(self.spec.name, self.spec.version, self._digest(self.rows.identity))
 
     @property
     def mark(self) -> HistoryRun:
-        """Return what the run's commits say of it."""
+        """Return the description of the run in the metadata of its commits."""
         made = self.start.manifest
         return HistoryRun(
             run=self.run,
@@ -148,23 +150,25 @@ class Question:
 
 
 class BucketLayout(NamedTuple):
-    """How rows are shared out: buckets, a power of two, and commits, each of equally many buckets."""
+    """How rows are divided: the number of buckets, a power of two, and of commits, each with equally many buckets."""
 
     buckets: int
     commits: int
 
     @property
     def a_commit(self) -> int:
-        """Return the buckets that one commit writes."""
+        """Return the number of buckets that one commit writes."""
         return self.buckets // self.commits
 
     def slices(self, commit: int) -> Slices:
-        """Return the slices of the keys of a commit's buckets."""
+        """Return the slices of the keys in the buckets of a commit."""
         width = SLICES // self.commits
         return Slices(commit * width, (commit + 1) * width)
 
     def routing(self) -> Routing:
-        """Return labels of buckets: each has a partition of its own, and those of a commit are next to each other."""
+        """Return a label for each bucket, so that each bucket has its own partition and a commit's labels are
+        contiguous.
+        """
         labels: list[int] = []
         for commit in range(self.commits):
             first, found = commit * self.a_commit, {}
@@ -183,7 +187,7 @@ class BucketLayout(NamedTuple):
 
 
 def choose_layout(rows: int) -> BucketLayout:
-    """Return the layout for so many rows; it depends on nothing else."""
+    """Return the layout for this number of rows; the layout depends on nothing else."""
 
     def power_of_two(least: int) -> int:
         return 1 << max(0, least - 1).bit_length()
@@ -200,11 +204,11 @@ def estimate(
 ) -> EstimateResult:
     """Estimate every row of the request's interval, and replace the interval's rows in the table.
 
-    packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.pack_buckets`), if a caller has
-    them; they are written in one commit.
+    packed: the packets of exactly the rows that the run reads (`jobs.batch.batch_filter.pack_buckets`), if the caller
+    has them; their estimates are written in one commit.
 
-    Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began
-    with; one that has ended is not made again.
+    Idempotent: a killed run continues after its last commit, with the version of the rows with which it began. A
+    finished run is not repeated.
 
     Raises:
         UserError: the rows, the snapshot or the options cannot be used.
@@ -216,7 +220,8 @@ def estimate(
     question = _build_question(model, request)
     done = table.find_unfinished_part(question.digest, request.interval)
     if done is not None and done.run != question.run and request.version is None:
-        # Rows have landed since the run was killed: it is completed as it began.
+        # Rows have landed since the run was killed, so it is completed with the version of the rows with which it
+        # began.
         again = _build_question(model, request._replace(version=done.version))
         whole = Slices(0, SLICES).within(done.slices)
         question = again if again.run == done.run and not whole else question
@@ -231,14 +236,14 @@ def estimate_reflected(
     note: Callable[[str], None],
     packed: DataFrame | None = None,
 ) -> EstimateResult:
-    """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
+    """Estimate the rows that a snapshot of `pretrain` reflects, with the snapshot's parameters.
 
     Args:
-        model: the deployed one.
-        manifest: of the snapshot.
-        cut: at which it was made.
-        note: shows progress.
-        packed: the packets of its rows, if a caller has them.
+        model: the deployed model.
+        manifest: the manifest of the snapshot.
+        cut: the cut at which the snapshot was made.
+        note: a function that shows progress.
+        packed: the packets of the snapshot's rows, if the caller has them.
     """
     last = cut.before
     if last is None and manifest.waiting is not None and model.spec.order.waits:
@@ -369,7 +374,7 @@ class _Run:
         return frame.filter(good), counts, _collect_rejected(frame) if counts.unfit else {}
 
     def _count_by_log(self) -> HistoryCounts | None:
-        """Return the counts if the files tell them without a job."""
+        """Return the counts if Delta's log has them, so that no Spark job is needed; None otherwise."""
         question, rows = self.question, self.question.rows
         wanted = CountedRows(question.request.interval, question.start.before)
         if question.inputs is not None:
@@ -379,7 +384,7 @@ class _Run:
             or rows.version is None
             or self.model.warehouse.exists(replayed_late_rows.TABLE)
         ):
-            return None  # rows of the user's may not fit, copies of late rows are not read
+            return None  # rows from other inputs may not fit, and copies of late rows are skipped
         return count_by_log(self.model.warehouse, rows.name, rows.version, question.spec.time, wanted)
 
     def _write(
@@ -391,7 +396,7 @@ class _Run:
         layout: BucketLayout,
         kept: list[Slices],
     ) -> tuple[int, int]:
-        """Commit the slices that are not kept; return the rows and the commits."""
+        """Commit the slices that are not in `kept`; return the number of rows and of commits."""
         question, total = self.question, counts.rows + counts.before
         missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
         packed = self._pack_rows(runtime, plan, frame, layout)
@@ -412,7 +417,7 @@ class _Run:
         return written, len(missing)
 
     def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
-        """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
+        """Replace a part of the table by the estimates of packets in one commit; return the number of rows written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
         schema = to_arrow_schema(parse_struct(columns), timezone="UTC")
         table = self.table.ready(columns, schema)
@@ -421,13 +426,13 @@ class _Run:
 
     @property
     def _constants(self) -> dict[str, Any]:
-        """Return the columns that are the same in all rows of the run."""
+        """Return the columns that have the same value in all rows of the run."""
         return {"model_version": self.question.spec.version, "generation": self.question.run}
 
     def _pack_rows(
         self, runtime: ModelRuntime, plan: EstimatingPlan, frame: DataFrame, layout: BucketLayout
     ) -> DataFrame:
-        """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
+        """Return packets, by bucket, of the rows and of the states or parameters of their keys before these rows."""
         start = self.question.start
         routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
         if self.given is None:

@@ -32,19 +32,22 @@ ROWS = (
     "lower array<double>, upper array<double>, measurement_mean array<double>, measurement_covariance array<double>, "
     "measurement_lower array<double>, measurement_upper array<double>, flag string"
 )
-"""A forecast: its key and times (`made_at` of the key's newest row), its number, then as `forecast` writes to files."""
+"""The columns of a forecast. `made_at` is the time of the key's newest row, `step` the number of the forecast; the
+others are the same as in the files that `forecast` writes.
+"""
 FUTURE = "future"
-"""The column beside the states, and `INPUTS`, with the key's future rows,
-array<struct<time bigint, control array<double>, inputs array<double>>>."""
+"""The column with the key's future rows, beside the states and `INPUTS`: array<struct<time bigint, control
+array<double>, inputs array<double>>>.
+"""
 _FUTURE = f"struct<time: bigint, control: array<double>, {INPUTS}: array<double>>"
 NUMBERS_AT_ONCE = 8_000_000
-"""Numbers of a call's forecasts: some tens of megabytes."""
+"""The number of values in the forecasts of one call: some tens of megabytes."""
 
 
 class ForecastPlan(NamedTuple):
-    """What the workers need: the model, its filter, how far to forecast, and the source of future rows, if any.
+    """The settings for the workers: the model, its filter, the horizon, and the source of future rows, if any.
 
-    own_inputs: future rows have inputs of their own in place of their keys'.
+    own_inputs: future rows have inputs that replace the inputs of their keys.
     """
 
     spec: ModelSpec
@@ -56,7 +59,7 @@ class ForecastPlan(NamedTuple):
 
 
 class FutureRows(NamedTuple):
-    """Future rows by key (`key`, and `FUTURE`), a digest of them, and whether they have inputs of their own."""
+    """Future rows by key (`key` and `FUTURE`), their digest, and whether they have inputs."""
 
     rows: DataFrame
     digest: str
@@ -66,9 +69,9 @@ class FutureRows(NamedTuple):
 def join_inputs(
     model: DeployedModel[Warehouse], kind: KeyKind, states: DataFrame
 ) -> tuple[DataFrame, int | None]:
-    """Return states with their keys' inputs from the newest version of the table, and that version; None: no inputs.
+    """Return states with their keys' inputs, and the version of the table of inputs (None if the model has no inputs).
 
-    A key that is not in the table, and has no defaults, gets NaN: its forecasts are flagged.
+    A key that is not in the table gets the defaults; without defaults it gets NaN, so its forecasts have a flag.
     """
     if model.spec.inputs is None:
         return states, None
@@ -77,7 +80,7 @@ def join_inputs(
 
 
 def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:
-    """Read a file of future rows (`read_future`) and group them by key.
+    """Read a file of future rows (`read_future`) and group the rows by key.
 
     Raises:
         UserError: the file cannot be read, or has a row that cannot be used.
@@ -103,7 +106,7 @@ def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) 
 
 
 def forecast_rows(states: DataFrame, plan: ForecastPlan) -> DataFrame:
-    """Forecast the keys of a snapshot's rows (with `INPUTS` and `FUTURE`, where the model takes any): `ROWS`."""
+    """Forecast the keys of a snapshot's rows (with `INPUTS` and `FUTURE`, if the model takes them); return `ROWS`."""
     columns = states.select(
         "key",
         F.unix_micros("event_time").alias("event_time"),
@@ -117,7 +120,7 @@ def forecast_rows(states: DataFrame, plan: ForecastPlan) -> DataFrame:
 
 
 def build_forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that forecasts the keys in batches of the columns of `forecast_rows`."""
+    """Return the function that forecasts the keys in batches with the columns that `forecast_rows` selects."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -128,7 +131,7 @@ def build_forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]],
 
 
 def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch]:
-    """Cut a batch so that the forecasts of a part fit into memory. No bit depends on where it is cut."""
+    """Cut a batch so that the forecasts of each part fit into memory; the cuts do not change the forecasts."""
     if batch.num_rows == 0:
         return
     n, m = len(plan.spec.states), len(plan.spec.measurement)

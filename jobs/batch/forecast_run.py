@@ -1,4 +1,4 @@
-"""Forecast from the states of the live generation or of a snapshot into a table, exactly once by the run's id."""
+"""Forecast from the states of the live generation or of a snapshot into a table, exactly once for each run's id."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ if TYPE_CHECKING:
 
 
 NEWEST = "newest"
-"""In place of a snapshot's name: the newest one, also where a stream is live."""
+"""The value in place of a snapshot's name that means the newest snapshot, even if a stream is live."""
 
 
 class ForecastOrigin(NamedTuple):
-    """States of keys, the rows of a snapshot, and where they come from.
+    """States of keys (the rows of a snapshot) and their origin.
 
-    manifest: of the snapshot, or of the one that the generation began from: it has the spec and the parameters
-    generation, batch: None for a snapshot
-    taken_at: when the micro-batch or the snapshot was committed; None: unknown
-    position: what the states reflect, in words
+    manifest: the manifest of the snapshot, or of the snapshot from which the generation began; it has the spec and the
+        parameters.
+    generation, batch: None if the states are those of a snapshot.
+    taken_at: when the micro-batch or the snapshot was committed; None means that the time is unknown.
+    position: the position in the source that the states reflect, in words.
     """
 
     manifest: Manifest
@@ -68,14 +69,14 @@ class ForecastOrigin(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return a name of the states: the same states have the same."""
+        """Return a name of the states; the same states always get the same name."""
         if self.generation is None:
             return self.manifest.snapshot_id
         return f"{self.generation}-b{self.batch}"
 
     @property
     def text(self) -> str:
-        """Return the same in words."""
+        """Return the name of the states in words."""
         if self.generation is None:
             return f"snapshot {self.manifest.snapshot_id}"
         return f"micro-batch {self.batch} of {self.generation}"
@@ -85,11 +86,11 @@ def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Foreca
     """Return the states to forecast from.
 
     Args:
-        model: the deployed one.
-        snapshot: a snapshot's id, or `newest`; None: the live generation, and where none is live the newest snapshot.
+        model: the deployed model.
+        snapshot: a snapshot's id, or `newest`; None means the live generation or, if none is live, the newest snapshot.
 
     Raises:
-        UserError: there is no such snapshot, or none at all; the states are damaged.
+        UserError: the snapshot does not exist, the model has no snapshot, or the states are damaged.
     """
     warehouse, spec = model.warehouse, model.spec
     generation = None if snapshot is not None else generations.find_live(warehouse, spec.name)
@@ -146,7 +147,7 @@ _RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
 
 
 class WrittenForecasts(NamedTuple):
-    """The rows of a run: how many, of how many keys, flagged ones; the newest row of any key (microseconds)."""
+    """The numbers of a run's forecasts, keys and flagged rows, and the newest row of any key (microseconds)."""
 
     forecasts: int
     keys: int
@@ -155,10 +156,11 @@ class WrittenForecasts(NamedTuple):
 
 
 class ForecastRun(NamedTuple):
-    """A run that is committed: its id, its table, the states that it began from, and its rows.
+    """A committed run: its id, its table, the states from which it began, and its rows.
 
-    age: of the states when the run began; inputs: version of the table of inputs; past: keys without a forecast in
-    the horizon, None: not counted
+    age: the age of the states when the run began.
+    inputs: the version of the table of inputs.
+    past: the number of keys without a forecast in the horizon; None means that these keys were not counted.
     """
 
     run: str
@@ -171,10 +173,10 @@ class ForecastRun(NamedTuple):
 
 
 def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> ForecastRun:
-    """Forecast the keys of a model from its live state, or a snapshot, into a table.
+    """Forecast the keys of a model into a table, from the model's live state or a snapshot.
 
     Raises:
-        UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
+        UserError: the model or a wanted key has no state, a future input is missing, or the model cannot be forecast.
     """
     warehouse = model.warehouse
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
@@ -211,17 +213,17 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
 
 
 def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> WrittenForecasts:
-    """Write the rows of a run in one commit, in place of the rows that the table has of it.
+    """Write the rows of a run in one commit, in place of the rows that the table has from this run.
 
     Args:
-        home: where the table is.
-        table: its name; it is made if need be.
-        run: id of the run.
-        rows: of the run.
-        facts: of the run, as JSON: the metadata of the commit.
+        home: the warehouse with the table.
+        table: the name of the table, which is created if it does not exist.
+        run: the id of the run.
+        rows: the rows of the run.
+        facts: facts about the run as JSON, for the metadata of the commit.
 
     Raises:
-        UserError: a worker has found a mistake in what was given, or the table is another one.
+        UserError: a worker has found an error in the given data, or the table is not a table of forecasts.
     """
     marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
     home.create(table, format_ddl(marked.schema), (RUN,))
@@ -229,7 +231,7 @@ def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: s
         raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
     try:
         home.replace(marked, table, [[(RUN, "=", run)]], facts)
-    except (PySparkException, Py4JJavaError) as error:  # some jobs that fail raise the latter
+    except (PySparkException, Py4JJavaError) as error:  # some failing jobs raise Py4JJavaError
         said = extract_python_error(error)
         if _OURS in str(error):
             raise UserError(said) from error
@@ -249,7 +251,7 @@ def _count_forecasts(rows: DataFrame) -> WrittenForecasts:
 
 
 def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
-    """Return the states of the wanted keys, all of which must be there."""
+    """Return the states of the wanted keys; a wanted key without a state is an error."""
     if not keys:
         return source.states
     states = source.states.filter(F.col("key").isin(*keys))
@@ -259,7 +261,7 @@ def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
 
 
 def _label_forecasts(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
-    """Return forecasts with typed key columns, times, and what they were made from."""
+    """Return forecasts with typed key columns, timestamps, and columns that describe their origin."""
     manifest = source.manifest
     times = {"made_at", "event_time"}
     columns = [
@@ -281,7 +283,7 @@ def _label_forecasts(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> 
 def _run_id(
     source: ForecastOrigin, wanted: ForecastRequest, future: FutureRows | None, inputs: int | None
 ) -> str:
-    """Return an id that the same states, asked for the same forecasts, have again."""
+    """Return the run's id, which is the same for the same states and the same requested forecasts."""
     asked: list[Any] = [
         source.manifest.snapshot_id,
         wanted.horizon,
@@ -295,7 +297,7 @@ def _run_id(
 
 
 def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
-    """Return which state was used, and how old it is."""
+    """Return report lines on the state that was used, its age, and the rows of the run."""
     source, newest = done.origin, to_datetime(done.written.newest)
     made = "" if source.taken_at is None else f", of {source.taken_at:%Y-%m-%d %H:%M:%S} UTC"
     old = "" if done.age is None else f" ({format_span(done.age.total_seconds())} ago)"

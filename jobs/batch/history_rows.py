@@ -1,6 +1,6 @@
 """The input of a run over history.
 
-Its rows at a version, their counts from Delta's log, and the states and parameters from which it starts.
+This is the rows at a version, their counts from Delta's log, and the states and parameters from which the run starts.
 """
 
 from __future__ import annotations
@@ -47,11 +47,14 @@ if TYPE_CHECKING:
 
 
 class HistoryRows(NamedTuple):
-    """What a run reads.
+    """The rows that a run reads.
 
-    frame: with the columns of the spec, one of them the time as a timestamp; of rows that have not landed also the
-    reason why one is rejected, and the row; name: of the table; version: of a Delta table, None for files; identity:
-    what tells this content from every other; measurements: it is the model's own table of measurements
+    frame: the columns of the spec, with the time as a timestamp; rows that have not landed also have a column with the
+        reason to reject the row, and a column with the row.
+    name: the name of the table.
+    version: the version of a Delta table; None for files.
+    identity: values that identify this content.
+    measurements: whether this is the model's own table of measurements.
     """
 
     frame: DataFrame
@@ -62,10 +65,10 @@ class HistoryRows(NamedTuple):
 
 
 def read_history_rows(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> HistoryRows:
-    """Return the rows of the measurements, or of the table or folder of files that was `given`.
+    """Return the rows of the model's measurements or, if `given`, of this table or folder of files.
 
     Raises:
-        UserError: there is no such table, version or column, or a column has a type that cannot be used.
+        UserError: the table, the version or a column does not exist, or a column has a type that cannot be used.
     """
     warehouse = model.warehouse
     if given is not None:
@@ -112,10 +115,10 @@ def _check_rows(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
 
 
 def _list_local_files(spec: ModelSpec, input: str, root: str) -> list[str]:
-    """Return the files that an input names; those of a folder with all folders in it, as Spark writes them.
+    """Return the files that an input names; for a folder, all files below it, in the layout in which Spark writes them.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such file.
     """
     endings, folder = list_endings(spec), Path(input)
     try:
@@ -146,7 +149,9 @@ def _compute_digest(texts: Sequence[str]) -> str:
 
 
 def _read_remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[DataFrame, list[str]]:
-    """Return the rows of Parquet files in a store, which Spark alone can read, and what tells their content."""
+    """Return the rows of Parquet files in a remote store, which only Spark can read, and a text that identifies each
+    file.
+    """
     spark = warehouse.spark
     try:
         rows = spark.read.parquet(convert_path(spark, path))
@@ -154,7 +159,7 @@ def _read_remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[Dat
         raise UserError(
             f"--input {given}: there is no Delta table and no Parquet file at {path}: {extract_first_line(error)}"
         ) from error
-    # This format lists the files; their content is not read.
+    # The format binaryFile lists the files; their content is not read.
     files = (
         spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(convert_path(spark, path))
     )
@@ -163,10 +168,10 @@ def _read_remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[Dat
 
 
 class HistoryStart(NamedTuple):
-    """The snapshot whose parameters a run takes, None: the spec's values; and since when it reads rows.
+    """The snapshot whose parameters a run takes (None means the spec's values), and the time from which it reads rows.
 
-    before: the event time up to which the snapshot's states reflect all rows, and from which rows are read; None: the
-    states are not taken, and all rows are read
+    before: the event time up to which the snapshot's states reflect all rows, and from which rows are read. None means
+    that the states are not used and all rows are read.
     """
 
     manifest: Manifest | None
@@ -174,18 +179,18 @@ class HistoryStart(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the learned parameters."""
+        """Return the learned parameters of the snapshot; empty without a snapshot."""
         return {} if self.manifest is None else self.manifest.parameters
 
     @property
     def identity(self) -> list[Any]:
-        """Return what tells this start from every other."""
+        """Return values that identify this start."""
         one = self.manifest
         return [None if one is None else [one.snapshot_id, one.checksum], self.before]
 
 
 class StartRequest(NamedTuple):
-    """What a run is asked: its rows and interval, a snapshot (`none`: the spec's values; None: the best one)."""
+    """The rows and interval of a run, and a snapshot (`none`: the spec's values; None: the best snapshot)."""
 
     rows: HistoryRows
     interval: Interval
@@ -197,7 +202,7 @@ def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryS
     """Return the start of a run.
 
     Raises:
-        UserError: the named snapshot does not exist, or is of another spec.
+        UserError: the named snapshot does not exist, or belongs to another spec.
     """
     if asked.snapshot == NONE:
         return HistoryStart(None, None)
@@ -219,7 +224,7 @@ def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryS
     if clean:
         before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
         return HistoryStart(newest, before)
-    # As `filter` chooses: one that a stream could start from before one that is history only.
+    # As in `filter`, a snapshot from which a stream could start precedes one that only reflects history.
     best = max(fitting, key=attrgetter("preference"))
     return HistoryStart(best, None)
 
@@ -227,10 +232,13 @@ def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryS
 def _clean(
     model: DeployedModel[Warehouse], asked: StartRequest, fitting: list[Manifest]
 ) -> list[tuple[int, Manifest]]:
-    """Return the snapshots whose states stand for all rows before the interval, each with the time up to which."""
+    """Return the snapshots whose states reflect exactly the rows before an event time in or before the interval.
+
+    Each snapshot comes with this event time.
+    """
     first = asked.interval.first
     if first is None or not asked.rows.measurements or asked.rows.version is None or model.spec.id_columns:
-        return []  # an id may repeat that of a row before the snapshot's end, whose ids it does not keep
+        return []  # an id may repeat one from before the snapshot's end, which the snapshot does not have
     landed = read_commits(model.warehouse, asked.rows.name)
     found = []
     for one in fitting:
@@ -245,7 +253,7 @@ def _clean(
 
 
 def _find_batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartRequest) -> int | None:
-    """Return up to which version of the measurements a batch pass has made a snapshot; None: it was not made so."""
+    """Return the version of the measurements from which a batch pass made a snapshot; None if no batch pass made it."""
     position = one.position
     if (
         one.generation is not None
@@ -269,7 +277,7 @@ def _find_batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: S
 
 
 def _find_reflected_end(one: Manifest, landed: list[Commit], version: int) -> int | None:
-    """Return the event time such that a snapshot reflects the rows before it, and no others; None: not known."""
+    """Return the event time such that a snapshot reflects exactly the rows before it; None if it is unknown."""
     if one.cut is not None:
         return to_micros(one.cut)
     if one.waiting is not None and one.waiting.get("rows"):
@@ -284,7 +292,7 @@ _MILLISECOND = 1000
 
 
 class HistoryCounts(NamedTuple):
-    """Rows of the interval, rows before it that were read, rows that do not fit, rows whose key has no inputs."""
+    """Numbers of rows: in the interval, read before the interval, rejected, and without inputs for their key."""
 
     rows: int
     before: int
@@ -293,18 +301,21 @@ class HistoryCounts(NamedTuple):
 
 
 class CountedRows(NamedTuple):
-    """The rows to count: those of the interval, and those before it since a time (None: all of them)."""
+    """The rows to count: those in the interval, and those before it since a time (None means all earlier rows)."""
 
     interval: Interval
     since: int | None
 
     @property
     def everything(self) -> bool:
-        """Whether all rows are of the interval."""
+        """Whether all rows are in the interval."""
         return self.interval == Interval(None, None) and self.since is None
 
     def place(self, earliest: int, latest: int) -> int | None:
-        """Return where rows of such times are: 0 in the interval, 1 before it, -1 not read; None: not in one place."""
+        """Return the place of rows with times in a range.
+
+        The place is 0 in the interval, 1 before it, and -1 for rows that are not read; None means more than one place.
+        """
         first, last = self.interval
         if last is not None and earliest >= last or self.since is not None and latest < self.since:
             return -1
@@ -316,7 +327,7 @@ class CountedRows(NamedTuple):
 
 
 def _sum_counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
-    """Return the counts of numbers of rows that are all in one place each (`Wanted.place`); None if some are not."""
+    """Return the counts of groups of rows, each at one place (`CountedRows.place`); None if a place is None."""
     totals = [0, 0]
     for number, place in found:
         if place is None:
@@ -329,12 +340,12 @@ def _sum_counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None
 def count_by_log(
     warehouse: Warehouse, table: str, version: int, time: str, wanted: CountedRows
 ) -> HistoryCounts | None:
-    """Return the counts of a Delta table's version all of whose rows fit, if its log tells them.
+    """Return the counts of rows in a version of a Delta table, all of which fit; None if its log does not suffice.
 
     Args:
-        warehouse: of the table.
-        table: its name.
-        version: of the table.
+        warehouse: the warehouse of the table.
+        table: the name of the table.
+        version: the version of the table.
         time: the column of event times.
         wanted: the rows to count.
     """

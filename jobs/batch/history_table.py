@@ -1,7 +1,8 @@
 """The table of a history's estimates: each commit replaces an interval of event time for some slices of the keys.
 
-A row of the measurements has at most one estimate in the table, after every commit: that of the last run over it. The
-metadata of each commit says what it has replaced, so a run that was killed is continued after its last commit.
+After every commit, a row of the measurements has at most one estimate in the table: the estimate of the last run over
+the row. The metadata of each commit describes the part that it replaced, so a killed run can continue after its last
+commit.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
     from jobs.storage.table_log import FileTable
 
 STATISTICS = "generation,batch_id,event_time,key"
-"""Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
+"""Columns of which Delta stores the minimum and maximum in each file, by which it finds the rows to replace."""
 STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
 _SETTINGS = {STATISTICS_SETTING: STATISTICS}
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
 
 
 class Slices(NamedTuple):
-    """The slices of keys from the first up to and without the last."""
+    """The slices of keys from `first` (included) to `stop` (excluded)."""
 
     first: int
     stop: int
 
     def within(self, covered: Iterable[Slices]) -> bool:
-        """Tell if others, in any order, have all of these slices."""
+        """Return whether other slices, in any order, cover all of these slices."""
         at = self.first
         for one in sorted(covered):
             if one.first <= at < one.stop:
@@ -51,10 +52,13 @@ class Slices(NamedTuple):
 
 
 class HistoryRun(NamedTuple):
-    """What the metadata of a run's commits say of it.
+    """The description of a run in the metadata of its commits.
 
-    run: its id; question: the digest of what it was asked, without the version of the rows; version: of the rows;
-    snapshot: whose parameters it took, None: the spec's values; model_version, fingerprint: of the spec
+    run: the id of the run.
+    question: the digest of the request, without the version of the rows.
+    version: the version of the rows.
+    snapshot: the snapshot whose parameters the run took; None means the spec's values.
+    model_version, fingerprint: those of the spec.
     """
 
     run: str
@@ -66,7 +70,10 @@ class HistoryRun(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """What a run has replaced so far: its version of the rows, and the slices, in the order of the commits."""
+    """The part of the table that a run has replaced: the version of the rows, and slices in order of commits.
+
+    None as version means that the rows come from files.
+    """
 
     run: str
     version: int | None
@@ -80,11 +87,11 @@ class HistoryTable(NamedTuple):
     name: str
 
     def ready(self, columns: str, schema: pa.Schema) -> ReplacingTable:
-        """Return the table as one that takes files; it is made, and gets the columns that it lacks.
+        """Return the table, ready for new files; create the table or add missing columns if needed.
 
         Args:
-            columns: of the files, as DDL.
-            schema: the same as Arrow has them.
+            columns: the columns of the files, as DDL.
+            schema: the same columns as an Arrow schema.
 
         Raises:
             UserError: the table cannot take the files.
@@ -97,12 +104,12 @@ class HistoryTable(NamedTuple):
     def replace(
         self, table: ReplacingTable, parts: Sequence[PartFile], run: HistoryRun, part: ReplacedPart
     ) -> int:
-        """Replace a part of the table by files of its rows, in one commit; return how many rows they have.
+        """Replace a part of the table by files with new rows, in one commit; return the number of new rows.
 
-        Files that have other rows besides are written again without those of the part.
+        An old file that also has rows outside the part is written again without the rows of the part.
 
         Raises:
-            UserError: other runs have written rows of the part meanwhile, again and again, or the commit failed.
+            UserError: other runs kept writing rows of the part at the same time, or the commit failed.
         """
         detail, rows = {"userMetadata": json.dumps(_build_detail(run, part))}, part.rows
         try:
@@ -116,9 +123,10 @@ class HistoryTable(NamedTuple):
         return sum(one.rows for one in parts)
 
     def find_unfinished_part(self, question: str, whole: Interval) -> Replaced | None:
-        """Return what the last run that touched an interval has replaced, if it was one over the same question.
+        """Return the part that the last run over an interval has replaced, if the run had the same question.
 
-        None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
+        None means that the last run had another question, or that nothing is known of it: Delta keeps the metadata of
+        commits for 30 days.
         """
         found: Replaced | None = None
         for entry in _list_commits(self.warehouse, self.name):
@@ -139,14 +147,14 @@ class HistoryTable(NamedTuple):
 def write_estimates(
     packed: DataFrame, plan: EstimatingPlan, table: FileTable, schema: pa.Schema, constants: dict[str, Any]
 ) -> list[PartFile]:
-    """Let tasks estimate the rows of packets and write them; return the files, which no commit names yet.
+    """Let tasks estimate the rows of packets and write files; return the files, which no commit contains yet.
 
     Args:
-        packed: the packets, those of a bucket in one partition.
-        plan: how to estimate them.
-        table: that takes the files.
-        schema: of the table's rows.
-        constants: values of columns that the plan does not give.
+        packed: the packets, with all packets of a bucket in one partition.
+        plan: the settings for the estimates.
+        table: the table that takes the files.
+        schema: the schema of the table's rows.
+        constants: values of the columns that the plan does not compute.
     """
     estimates = build_estimator(plan)
 
@@ -157,26 +165,26 @@ def write_estimates(
 
 
 def list_history_runs(warehouse: Tables, table: str) -> list[HistoryRun]:
-    """Return the runs that have written to a table, the last one first, as far as Delta's history tells."""
+    """Return the runs that have written to a table, the last one first, from Delta's history."""
     found = (entry.detail for entry in _list_commits(warehouse, table))
     marks = [HistoryRun(**{name: one[name] for name in HistoryRun._fields}) for one in found if "run" in one]
     return list({one.run: one for one in marks}.values())
 
 
 def _list_commits(warehouse: Tables, table: str) -> list[LogEntry]:
-    """Return the commits that Delta's history has, the newest first."""
+    """Return the commits in Delta's history, the newest first."""
     return warehouse.read_log_entries(table) if warehouse.exists(table) else []
 
 
 class ReplacedPart(NamedTuple):
-    """What one commit replaces: an interval of event time for some slices of the keys."""
+    """The part of the table that one commit replaces: an interval of event time for some slices of the keys."""
 
     slices: Slices
     interval: Interval
 
     @property
     def rows(self) -> Filter:
-        """Return the filter of its rows."""
+        """Return the filter of the part's rows."""
         bounds: list[tuple[str, str, Any]] = [
             ("batch_id", ">=", self.slices.first),
             ("batch_id", "<", self.slices.stop),
@@ -188,11 +196,11 @@ class ReplacedPart(NamedTuple):
 
 
 def _build_detail(run: HistoryRun, part: ReplacedPart) -> dict[str, Any]:
-    """Return what a commit's metadata says of a part that a run has written."""
+    """Return the metadata of a commit of a part that a run has written."""
     return {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
 
 
 def _meet(one: Interval, other: Interval) -> bool:
-    """Tell if two intervals have a time in common."""
+    """Return whether two intervals have a time in common."""
     starts = one.first is None or other.last is None or one.first < other.last
     return starts and (one.last is None or other.first is None or other.first < one.last)

@@ -1,7 +1,7 @@
-"""Learn the parameters of each key on Spark: a population from a sample of keys, then every key with it as its prior.
+"""Learn each key's parameters on Spark: first a population from a sample of keys, then each key with it as prior.
 
-Both passes fit all keys of a bucket at once (`Learner.fit_keys`). The second is the pass that filters: its rows are the
-state and the fit of each key.
+Both passes fit all keys of a bucket at once (`Learner.fit_keys`). The second pass also filters: it returns the state
+and the fit of each key.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SAMPLE_KEYS = 4096
-"""About how many keys the population is made of; `learn.sample_keys` is another number."""
+"""The approximate number of keys from which the population is learned, if `learn.sample_keys` is not set."""
 GROUP_SAMPLE_KEYS = 16_384
-"""The same where each group has a population of its own."""
+"""The same number if each group of keys has a population."""
 LEAST_KEYS = 10
-"""A group with fewer soundly fitted keys in the sample has the population of all."""
+"""A group with fewer soundly fitted keys in the sample uses the population of all keys."""
 
 
 @dataclass(frozen=True)
 class Populations:
-    """The populations that keys lean on.
+    """The populations that serve as priors of the keys.
 
-    by: key columns that make the groups; of_all: of all keys; groups: of the keys of a group, by its name, which is a
-    JSON array of its columns' texts. A group without one has that of all.
+    by: key columns that define the groups.
+    of_all: the population of all keys.
+    groups: the population of each group, by the group's name (a JSON array of its columns' texts). A group without an
+        entry uses the population of all keys.
     """
 
     by: tuple[str, ...]
@@ -60,7 +62,7 @@ class Populations:
     groups: Mapping[str, Population]
 
     def parameters(self, problem: Learner) -> dict[str, Any]:
-        """Return learned parameters for keys that the snapshot does not know: the middle of their population."""
+        """Return the learned parameters for keys that the snapshot does not contain: the mean of their population."""
         found = dict(problem.parameters(self.of_all.mean))
         if self.groups:
             found[GROUPS] = {
@@ -71,7 +73,7 @@ class Populations:
         return found
 
     def entries(self, problem: Learner) -> list[Entry]:
-        """Return the rows of the populations among what was learned."""
+        """Return the rows of the populations for the table of learned parameters."""
         named = [(None, self.of_all), *self.groups.items()]
         return [
             Entry(learned_rows.POPULATION, name, problem.parameters(one.mean), population=one)
@@ -88,15 +90,15 @@ def learn_populations(
     keys: int,
     on_progress: Callable[[str], None],
 ) -> Populations:
-    """Return the populations, from a sample of keys that are fitted by their own rows alone.
+    """Return the populations, learned from a sample of keys, each of which is fitted from its rows alone.
 
-    The sample is always the same: the keys with the lowest routes. Args: as of `learn_pooled`.
+    The sample is always the same: the keys with the lowest routes. The arguments are those of `learn_pooled`.
 
     Raises:
-        UserError: there is nothing to learn from.
+        UserError: there are no rows to learn from.
     """
     problem, by = learnable(definition), tuple(learn.by)
-    if definition.get("filter") in FAMILIES:  # components of single keys do not correspond
+    if definition.get("filter") in FAMILIES:  # components of different keys do not correspond
         found = learn_pooled(packed, definition, learn, batch, window, keys, on_progress)
         return Populations((), Population(found.theta, np.eye(len(found.theta)), 0), {})
     wanted = learn.sample_keys or (GROUP_SAMPLE_KEYS if by else SAMPLE_KEYS)
@@ -125,7 +127,7 @@ def _fit_sample(
     share: float,
     by: tuple[str, ...],
 ) -> tuple[NDArray[np.uint64], list[str], KeyFit]:
-    """Return routes, names of groups and fits of the keys of a sample, in no particular order."""
+    """Return the routes, group names and fits of the sampled keys, in no particular order."""
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         route = np.asarray(keyed.keys.arrays["route"])
@@ -153,7 +155,7 @@ def _build_empty_rows(batch: Batch) -> SortedRows:
 
 
 def join_fits(fits: Sequence[KeyFit]) -> KeyFit:
-    """Return several buckets' fits as one."""
+    """Return the fits of several buckets as one fit."""
     joined: dict[str, Any] = {}
     for name in KeyFit._fields:
         parts = [getattr(one, name) for one in fits]
@@ -164,7 +166,7 @@ def join_fits(fits: Sequence[KeyFit]) -> KeyFit:
 
 
 def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[str | None]:
-    """Return the name of each key's group, None where there are no groups."""
+    """Return the name of each key's group; None if there are no groups."""
     if not by:
         return [None] * keyed.keys.size
     grouping = group_keys(kind, by, keyed.keys)
@@ -172,7 +174,7 @@ def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[st
 
 
 def _select_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]) -> SortedRows:
-    """Return the rows of chosen keys in the window, with the keys numbered anew; a key may have none."""
+    """Return the rows of the chosen keys in the window, with the keys renumbered; a chosen key may have no row."""
     number = np.cumsum(chosen) - 1
     kept = np.flatnonzero(window.holds(rows.time) & chosen[rows.key])
     return SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
@@ -181,7 +183,7 @@ def _select_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]
 def fit_bucket(
     problem: Learner, keyed: KeyedRows, batch: Batch, window: Interval, populations: Populations
 ) -> tuple[KeyFit, list[str | None]]:
-    """Return the fits of a bucket's keys, each with its population as prior, and the names of their groups."""
+    """Return the fits of a bucket's keys, each with its population as prior, and the names of the keys' groups."""
     names = group_names(batch.rows.kind, populations.by, keyed)
     own = {name: place + 1 for place, name in enumerate(populations.groups)}
     place = np.array([0 if name is None else own.get(name, 0) for name in names], np.int64)
@@ -206,8 +208,8 @@ def learn_key_states(
 ) -> DataFrame:
     """Learn each key's parameters and filter its rows with them.
 
-    Returns a row for each key's latest state, with the columns of a snapshot's rows (`fit` is null), and one for each
-    key's fit (`learned_rows.build_key_rows`).
+    The frame has a row for each key's latest state, with the columns of a snapshot's rows (its `fit` is null), and a
+    row for each key's fit (`learned_rows.build_key_rows`).
     """
     kind = batch.rows.kind
     step = build_bucket_filter(kernel, batch)

@@ -38,16 +38,18 @@ if TYPE_CHECKING:
 
 
 Evaluate = Callable[["NDArray[np.float64]", "NDArray[np.int64]", SortedRows, int, float], Sums]
-"""Returns the sums of groups over a bucket's rows (`kalman.learning.groups.GroupLearning.evaluate`)."""
+"""Computes the sums of groups over a bucket's rows (`kalman.learning.groups.GroupLearning.evaluate`)."""
 MOST_GROUPS = 10_000
-"""A limit, because the parameters of all groups are in one row of the manifests table."""
+"""The maximum number of groups, because one row of the manifests table has the parameters of all groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedGroups:
     """Learned parameters by group.
 
-    by: key columns that define the groups; values: their texts for each group; result: of the fit.
+    by: key columns that define the groups.
+    values: the texts of these columns for each group.
+    result: the fits of the groups.
     """
 
     by: tuple[str, ...]
@@ -56,7 +58,7 @@ class LearnedGroups:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the entry of all groups among a model's learned parameters."""
+        """Return the entry with the parameters of all groups among a model's learned parameters."""
         found = {"by": list(self.by), "values": self.values, "parameters": self.result.parameters}
         return {GROUPS: found}
 
@@ -75,8 +77,8 @@ def learn_groups(
 
     Args:
         rows: packets with the names of their groups (`jobs.batch.learning.pack_window_rows`).
-        layout: of the packets.
-        problem: what to learn.
+        layout: the layout of the packets.
+        problem: the learning problem.
         by: key columns that define the groups.
         batch: settings of the batch pass.
         pooled: the fit of all keys together.
@@ -84,7 +86,7 @@ def learn_groups(
         on_progress: called with a line after each round.
 
     Raises:
-        UserError: too many groups.
+        UserError: there are too many groups.
     """
     rows_of = _count_group_rows(rows, layout)
     names = list(rows_of)
@@ -119,7 +121,7 @@ def learn_groups(
 
 
 def _count_group_rows(rows: DataFrame, layout: Layout) -> dict[str, int]:
-    """Return the number of rows of each group, in the order of their names."""
+    """Return the number of rows of each group, ordered by the groups' names."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _, part, group, names in unpack_grouped_parts(layout, batches):
@@ -185,7 +187,7 @@ def unpack_grouped_parts(
 ) -> Iterator[tuple[int, SortedRows, NDArray[np.int64], list[str]]]:
     """Yield, for each bucket's packet: place, rows, the group (K,) of each key, and the names of the groups.
 
-    In packets without names all keys are of group 0.
+    In packets without group names all keys have group 0.
     """
     for one in batches:
         named = "groups" in one.schema.names
@@ -201,11 +203,11 @@ def unpack_grouped_parts(
 
 
 SAMPLE = 4096
-"""About how many rows a model may sample to choose its starting point."""
+"""The approximate number of rows that a model may sample to choose its starting point."""
 
 
 class Fitness(NamedTuple):
-    """Mean NIS per measured component, 1 expected, and the p-value of the test of the innovations' autocorrelation."""
+    """Mean NIS per measured component (expected: 1), and the p-value of the test for autocorrelated innovations."""
 
     nis: float
     ljung_box: float
@@ -216,25 +218,25 @@ UNKNOWN = Fitness(math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class LearningResult:
-    """Learned parameters, as `kalman.build` takes them, and how the search ended."""
+    """Learned parameters, in the form that `kalman.build` takes, and how the search ended."""
 
     parameters: dict[str, Any]
     log_likelihood: float
     iterations: int
     outcome: FitOutcome
     reason: str | None
-    """Why the search did not converge inside the bounds, None where it did."""
+    """Why the search did not converge inside the bounds; None if it converged."""
     rows: int
     theta: NDArray[np.float64]
     """The parameters as the optimiser's unconstrained variables (p,)."""
     held_out: float | None = None
-    """Log-likelihood per row of the held-out rows, if the start was chosen among several."""
+    """Log-likelihood per row of the held-out rows, if the search had several possible starts."""
     errors: Mapping[str, Any] | None = None
     """Standard errors in the shape of the parameters, if known."""
     groups: LearnedGroups | None = None
-    """Learned parameters of each group of keys; they are in `parameters` too."""
+    """Learned parameters of each group of keys; `parameters` contains them too."""
     fitness: Mapping[str | None, Fitness] = field(default_factory=dict)
-    """How well the model fits the rows of all keys (None), and of each group by its name."""
+    """How well the model fits the rows of all keys (None) and of each group (by its name)."""
 
     @property
     def converged(self) -> bool:
@@ -243,7 +245,7 @@ class LearningResult:
 
     @property
     def entries(self) -> list[Entry]:
-        """Return what was learned as rows of the snapshot."""
+        """Return the learned parameters as rows of the snapshot."""
         shown = {name: value for name, value in self.parameters.items() if name != GROUPS}
         of_all = self.fitness.get(None, UNKNOWN)
         result = [
@@ -292,19 +294,19 @@ def learn_pooled(
     keys: int | None,
     on_progress: Callable[[str], None],
 ) -> LearningResult:
-    """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
+    """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` is set.
 
     Args:
         packed: bucketed rows (`jobs.batch.batch_filter.pack_buckets`).
-        definition: of the model (`ModelSpec.definition`).
-        learn: what to learn, and limits of the search.
+        definition: the definition of the model (`ModelSpec.definition`).
+        learn: the parameters to learn, and limits of the search.
         batch: settings of the batch pass.
-        window: of the rows that count; each key starts it at the initial distribution.
-        keys: about how many keys there are, if `learn.sample_keys` asks for a sample.
+        window: the interval of the rows to learn from; each key starts the window at the initial distribution.
+        keys: the approximate number of keys, needed if `learn.sample_keys` is set.
         on_progress: called with a line after each evaluation.
 
     Raises:
-        UserError: there is nothing to learn from.
+        UserError: there are no rows to learn from.
     """
     problem = learnable(definition)
     by = tuple(learn.by) if learn.scope == "group" else ()
@@ -367,9 +369,9 @@ def _build_result(
 def _measure_fitness(
     rows: DataFrame, problem: Learner, batch: Batch, result: Fit, groups: LearnedGroups | None
 ) -> dict[str | None, Fitness]:
-    """Return how well the rows of all keys, and of each group, fit what was learned, in one pass.
+    """Return how well the learned parameters fit the rows of all keys and of each group, in one pass.
 
-    A key's NIS counts by its rows; the p-values of keys are combined as Fisher (1932) does.
+    A key's NIS has the weight of its number of rows; the p-values of keys are combined as in Fisher (1932).
     """
     by = () if groups is None else groups.by
     layout, unit = _build_layout(batch, by), batch.unit
@@ -415,7 +417,7 @@ def _measure_fitness(
 
 
 def compute_fitness(sums: Any) -> Fitness:
-    """Return the fitness for sums of keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
+    """Return the fitness from sums over keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
     nis, rows, logs, tested = (float(a) for a in sums)
     p_value = float(chi2.sf(-2.0 * logs, 2.0 * tested)) if tested else math.nan
     return Fitness(nis / rows if rows else math.nan, p_value)
@@ -438,7 +440,7 @@ def _build_layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
 def pack_window_rows(
     packed: DataFrame, batch: Batch, window: Interval, share: float, by: tuple[str, ...] = ()
 ) -> DataFrame:
-    """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
+    """Return the rows to learn from: one packet of sorted rows per bucket, with group names if `by` has columns."""
     layout = _build_layout(batch, by)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""What a snapshot's learning came to: how many searches ended how, the worst of them, and whether the model fits."""
+"""Summarize the learning of a snapshot: the outcomes of the searches, the worst fits, and whether the model fits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 WORST = 5
-"""How many are named."""
+"""The maximum number of keys or groups that a summary names."""
 NIS_OFF = 0.3
-"""Distance of the mean NIS from 1 that counts as far, beside four standard errors of it."""
+"""The distance of the mean NIS from 1 that counts as far, if it also exceeds four standard errors of the mean."""
 DEPENDENT = 0.001
-"""p-value of Ljung and Box below which innovations are dependent: a right model has one such key in a thousand."""
+"""The p-value of Ljung and Box below which innovations are dependent; with a right model, one key in a thousand is."""
 MANY = 0.05
-"""Share of keys for which the model does not fit, from which it is said."""
+"""The summary warns if the model does not fit at least this share of keys."""
 TOLD = {
     "converged": "converged",
     "at_bound": "at a bound",
@@ -36,9 +36,11 @@ TOLD = {
 
 
 class Summary(NamedTuple):
-    """Of the keys, or the groups, or all keys together (`of`): numbers by outcome, the worst, and what does not fit.
+    """A summary for keys, for groups, or for all keys together (`of`): numbers by outcome, worst fits, and misfits.
 
-    far: of which the mean NIS is far from 1; dependent: with autocorrelated innovations; judged: of which it is known.
+    judged: number of keys or groups whose fit is known.
+    far: the number whose mean NIS is far from 1.
+    dependent: the number with autocorrelated innovations.
     """
 
     of: str
@@ -55,12 +57,12 @@ class Summary(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """Return it for a program."""
+        """Return the summary as data for JSON."""
         return self._asdict()
 
     @property
     def lines(self) -> list[str]:
-        """Return it for a person."""
+        """Return the summary as lines of text."""
         counts = ", ".join(
             f"{self.outcomes[name]:,} {words}" for name, words in TOLD.items() if self.outcomes.get(name)
         )
@@ -91,10 +93,10 @@ class Summary(NamedTuple):
 
 
 def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | None:
-    """Return what a snapshot's learning came to; None: nothing was learned, or it is not known.
+    """Return the summary of a snapshot's learning; None if nothing was learned, or if the snapshot has no record of it.
 
     Raises:
-        UserError: the rows of what was learned are damaged.
+        UserError: the rows of learned parameters are damaged.
     """
     rows = learned_rows.read_learned_rows(warehouse, manifest)
     if rows is None:
@@ -131,7 +133,7 @@ def _count_where(condition: Column) -> Column:
 
 
 def _select_worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
-    """Return those that failed, then those that do not fit, then those at a bound, then those with too few rows."""
+    """Return the worst fits: first failed ones, then misfits, then those at a bound, then those with too few rows."""
     misfit = F.coalesce(misfit, F.lit(False))
     rank = (
         F.when(F.col("outcome") == "failed", 0)

@@ -1,10 +1,11 @@
-"""Pretraining of new keys while a stream runs, which imports their states without a restart (decision 0015).
+"""Pretrain new keys while a stream runs, which imports their states without a restart (decision 0015).
 
 The history of a new key lands in the measurements as marked rows (`ingest --history`). A stream that imports new keys
-skips marked rows; a batch pass treats them like all others. So a state filtered from marked rows alone reflects no row
-that the stream ever reads: a stream without a state of the key may import it at any moment, once, and counts nothing
-twice. `pretrain` appends such states to the table `new_keys/<model>`, which the stream reads as a second source: its
-offsets fix what each micro-batch imports, as they do for measurements.
+skips marked rows, while a batch pass reads them like all others. So a state filtered from marked rows alone reflects no
+row that the stream ever reads. A stream that has no state of the key may therefore import this state once, at any
+moment, without counting a row twice. `pretrain` appends such states to the table `new_keys/<model>`, which the stream
+reads as a second source. The source's offsets fix which states each micro-batch imports, as the offsets of measurements
+fix its rows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """States of new keys, as a snapshot; keys: how many of them are offered for the first time."""
+    """States of new keys as a snapshot; keys: the number of keys that are offered for the first time."""
 
     manifest: Manifest
     keys: int
@@ -56,8 +57,9 @@ def offer(
 ) -> list[Offer]:
     """Filter the marked history up to a version, and offer the states to the streams of this version of the model.
 
-    The filter has the parameters of the live generation, and of each shadow; if there is none, those of the snapshot
-    that a new generation would begin from. Idempotent: after a kill the next call completes the offer.
+    One offer is made for each set of parameters among the live generation and the shadows. If there is no such
+    generation, one offer is made with the parameters of the snapshot from which a new generation would begin.
+    Idempotent: if this call is killed, the next call completes the offer.
     """
     landed = find_history_version(model.warehouse, table, version)
     if landed is None:
@@ -66,7 +68,7 @@ def offer(
 
 
 def _list_bases(model: DeployedModel[Warehouse], table: str) -> list[Manifest]:
-    """Return the snapshots that the model's generations began from, one for each set of parameters."""
+    """Return the snapshots from which the model's generations began, one for each set of parameters."""
     warehouse = model.warehouse
     fingerprint = model.spec.fingerprint()
     bases = [
@@ -106,7 +108,7 @@ def _offer(
         rows = warehouse.read(table, landed).filter(IS_HISTORY).select(*spec.columns)
         runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
-        if inputs is not None and version is not None:  # as in a snapshot of all measurements
+        if inputs is not None and version is not None:  # as for a snapshot of all rows
             given = rows.count()
             rows = inputs.complete_rows(rows, runtime.kind, version.version)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
@@ -118,7 +120,7 @@ def _offer(
             base,
             snapshot_id=identity,
             position=build_delta_position(table, landed, *of_table.ids),
-            # A snapshot with a cut is history only: no stream begins from it.
+            # No stream begins from a snapshot with a cut, because it reflects only history.
             cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
             batch_id=None,
@@ -137,12 +139,13 @@ def _compute_digest(parts: list[Any]) -> str:
 
 
 def _read_populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) -> Populations | None:
-    """Return the populations that new keys lean on, as those of the stream do; None: none has parameters of its own.
+    """Return the populations that are the priors of new keys, as in the stream; None if no key learns parameters.
 
-    Of a snapshot of an earlier release only the middle is known; it counts as wide as that release took it.
+    A snapshot of an earlier release has only the mean of the population; the spread is then the unit matrix that this
+    earlier release assumed.
 
     Raises:
-        UserError: each key has parameters of its own, which this filter's learner cannot start from the stream's.
+        UserError: keys learn parameters with a filter whose learner cannot start from the stream's parameters.
     """
     spec = runtime.spec
     if spec.learn is None or spec.learn.scope != "key":
@@ -163,7 +166,7 @@ def _read_populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifes
 
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
-    """Append a snapshot's states to the table of offers, except those that it has; return how many were new."""
+    """Append a snapshot's new states to the table of offers; return the number of appended states."""
     table = create_new_keys_table(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
     before = warehouse.read(table, warehouse.latest_version(table))
@@ -188,7 +191,7 @@ def format_offers(offers: list[Offer]) -> list[str]:
 def offer_history_states(
     model: DeployedModel[Warehouse], version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
-    """Offer the states of new keys, and pretrain nothing else: `pretrain --history`.
+    """Offer the states of new keys without pretraining anything else (`pretrain --history`).
 
     Raises:
         UserError: the model's streams import no new keys, no history has landed, or no snapshot has parameters.

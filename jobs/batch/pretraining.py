@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 
 class PretrainedSnapshot(NamedTuple):
-    """A snapshot, what this call learned for it by a search over all keys, and whether this call made it.
+    """A snapshot, whether this call made it, and the result of the search over all keys if this call made one.
 
-    notes: sentences about rows that the model does not take as they are meant (`jobs.offline.row_faults`).
+    notes: sentences about rows that the model may use differently than intended (`jobs.offline.row_faults`).
     """
 
     manifest: Manifest
@@ -63,7 +63,7 @@ class PretrainedSnapshot(NamedTuple):
 
 
 Beside = Callable[[Manifest, "DataFrame"], None]
-"""Takes a snapshot that was made, and the packets of its rows, bucket by bucket, while they are at hand."""
+"""A function that gets a new snapshot's manifest and the packets of its rows by bucket, while they are cached."""
 
 
 def pretrain_snapshot(
@@ -74,7 +74,7 @@ def pretrain_snapshot(
     progress: Progress,
     beside: Beside | None = None,
 ) -> PretrainedSnapshot:
-    """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
+    """Return the snapshot of a model at a cut; `beside` is called if this call makes the snapshot."""
     warehouse, spec = model.warehouse, model.spec
     frame = _read_history(model, table, cut)
     window = _find_window(spec, frame, window)
@@ -135,15 +135,15 @@ def _list_notes(
     packed: DataFrame,
     count: int,
 ) -> tuple[str, ...]:
-    """Return what is to be said of steps that are not equal, and of keys whose states stop before their last rows.
+    """Return notes on unequal time steps, and on keys whose states stop before their last rows.
 
     Args:
-        model: the deployed one.
-        manifest: of the snapshot that was written.
+        model: the deployed model.
+        manifest: the manifest of the written snapshot.
         batch: settings of the pass that filtered.
-        frame: the rows that it filtered.
-        packed: their packets.
-        count: of these rows and those that wait for the watermark.
+        frame: the rows that the pass filtered.
+        packed: the packets of these rows.
+        count: the number of these rows and of the rows that wait for the watermark.
     """
     notes, kinds = list[str](), list_row_step_kinds(model.spec.definition())
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
@@ -184,15 +184,15 @@ def _learn_parameters(
     window: Interval,
     note: Callable[[str], None],
 ) -> LearningResult | Populations:
-    """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on.
+    """Learn the parameters that all keys or groups of keys share, or the populations that are priors of single keys.
 
     Args:
-        runtime: of the model.
+        runtime: the runtime of the model.
         frame: the rows.
-        packed: their packets.
+        packed: the packets of the rows.
         batch: settings of the pass.
-        window: of the rows that count.
-        note: shows progress.
+        window: the interval of the rows to learn from.
+        note: a function that shows progress.
     """
     spec, learn = runtime.spec, runtime.spec.learn
     assert learn is not None
@@ -205,7 +205,7 @@ def _learn_parameters(
 
 
 def _select_parameters(runtime: ModelRuntime, found: LearningResult | Populations | None) -> dict[str, Any]:
-    """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
+    """Return the snapshot's parameters, for all keys or only for keys that the snapshot does not contain."""
     if isinstance(found, Populations):
         return found.parameters(learnable(runtime.definition))
     return {} if found is None else found.parameters
@@ -224,7 +224,7 @@ def _write_with_keys(
     populations: Populations,
     held: Held | None,
 ) -> Manifest:
-    """Learn every key in the pass that filters, and write the snapshot with a row a key of how good that is."""
+    """Learn and filter every key in one pass, and write the snapshot with a row for each key's fit."""
     problem = learnable(runtime.definition)
     both = learn_key_states(
         packed, runtime.definition, runtime.kernel, build_batch(runtime), window, populations
@@ -241,7 +241,7 @@ def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> Data
     """Return the model's measurements before a cut."""
     rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, cut.version))
     if cut.place is not None:
-        if TOPIC_ID not in rows.columns:  # no row was landed since an earlier release
+        if TOPIC_ID not in rows.columns:  # all rows landed with an earlier release
             rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
         rows = rows.filter(
             _build_before_condition(
@@ -285,9 +285,9 @@ def _build_manifest(
 
 
 def _split_waiting_rows(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
-    """Return the rows that a snapshot reflects, and those that wait for the watermark.
+    """Return the rows that a snapshot reflects, and the rows that wait for the watermark.
 
-    The same rows would wait in the stream, so that a row after the snapshot finds its place among them.
+    The stream would wait with the same rows, so a row that comes after the snapshot is sorted among them.
     """
     at = F.unix_micros(F.col(f"`{spec.time}`"))
     row = frame.agg(F.max(at)).first()
@@ -303,8 +303,8 @@ def _split_waiting_rows(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tu
 def _build_before_condition(place: dict[str, Any], first: str | None) -> Column:
     """Return the condition of rows before a position in a topic.
 
-    Rows from files count as before it, and so do those of a former topic of the same name. first: id of the topic that
-    rows without an id are of.
+    Rows from files, and rows of a former topic of the same name, count as before the position. first: the id of the
+    topic from which rows without an id come.
     """
     before = F.lit(False)
     for number, offset in parse_offsets(place).items():
@@ -316,7 +316,7 @@ def _build_before_condition(place: dict[str, Any], first: str | None) -> Column:
 
 
 def _find_window(spec: ModelSpec, frame: DataFrame, window: Interval) -> Interval:
-    """Return the window with a start from the spec: its length before the window's end, or before the last row."""
+    """Return the window; if it has no start, it starts the spec's window length before its end or the last row."""
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window
     end = window.last

@@ -1,6 +1,6 @@
-"""The id of a snapshot that `pretrain` makes, and the position of its last row.
+"""The id of a snapshot that `pretrain` makes, and the source position that the snapshot reflects.
 
-The id contains the id of the measurements table, as a table's successor has the same name.
+The id contains the id of the measurements table, because a table that replaces another one has the same name.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class TableVersion(NamedTuple):
 
     @classmethod
     def of(cls, warehouse: Warehouse, table: str, version: int) -> Self:
-        """Return what a version of a table is."""
+        """Return the ids of a version of a table."""
         return cls(warehouse.table_id(table), commit_mark(warehouse, table, version))
 
     @property
     def ids(self) -> tuple[str, str | None]:
-        """Return the id of the table and that of the commit."""
+        """Return the id of the table and the id of the commit."""
         return self.table, self.mark and self.mark.id
 
 
 def find_earlier_id(warehouse: Warehouse, snapshot_id: str, now: TableVersion) -> str | None:
-    """Return the id that an earlier release gave a snapshot, if that is of the table as it is now, as far as it tells.
+    """Return the id that an earlier release gave a snapshot; None if the snapshot belongs to another table or commit.
 
-    It does not name its commit; but if it is older than the commit, it is of another one.
+    The id of an earlier release does not name a commit, but a snapshot that is older than the commit belongs to another
+    one.
     """
     found = record(warehouse, snapshot_id)
     if found is None or found.position.get("id", now.table) != now.table:
@@ -69,7 +70,8 @@ def snapshot_id(
 ) -> str:
     """Return the id of a snapshot: a digest of everything that decides its content.
 
-    of_table: None for the id that earlier releases gave, which did not tell a table from its successor.
+    of_table: the version of the table; None gives the id of earlier releases, which did not distinguish tables of the
+    same name.
     """
     inputs = {
         "fingerprint": spec.fingerprint(),
@@ -87,7 +89,7 @@ def snapshot_id(
 
 
 def _describe_inputs(inputs: Inputs, version: Version) -> dict[str, Any]:
-    """Return the part of a snapshot's id that stands for the inputs of its keys."""
+    """Return the part of a snapshot's id that identifies the inputs of its keys."""
     return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 

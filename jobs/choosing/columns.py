@@ -1,6 +1,6 @@
-"""Find each column's role (time, key, measurement, or why it has none).
+"""Find each column's role (time, key, measurement, or why it is none of these).
 
-And the numbers that mark missing measurements, such as -999.
+Also find the numbers that mark missing measurements, such as -999.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST = 8
-"""Minimum number of other values for a judgement."""
+"""The minimum number of other values that a judgement about a number needs."""
 FEW_TIMES = 3
-"""Minimum count of a number that programs do not commonly use for missing values."""
+"""The minimum count of a mark that programs do not commonly use for missing values."""
 MOST = 0.3
-"""Largest share of the values that such a number may have."""
+"""The largest share of the values that such a mark may have."""
 USUAL_GAP, OTHER_GAP = 0.5, 3.0
-"""Minimum distance from the other values, as a share of their range: for a commonly used mark, for another number."""
+"""The minimum distance of a mark from the other values, relative to their range: for a common mark, for any other."""
 _NINES = re.compile(r"-?(?:9{2,}(?:[.]9+)?|9[.]9+|[78]{3,}(?:[.][78]+)?|6999|-?1e\+?(?:20|30|35|36|37|38))")
 _LIMITS = (32767.0, -32768.0, 65535.0, 2147483647.0, -2147483648.0, 4294967295.0, 9.96921e36, 3.4028235e38)
 
 
 class NumericColumn(NamedTuple):
-    """Column as numbers.
+    """A column as numbers.
 
-    values (N,) numbers, NaN where missing
-    absent texts in the column that mean missing
-    marks  numbers that stand for missing values, with their counts
+    values: (N,) numbers, NaN where missing.
+    absent: texts in the column that mean missing.
+    marks: numbers that stand for missing values, with their counts.
     """
 
     name: str
@@ -57,9 +57,9 @@ class NumericColumn(NamedTuple):
 
 
 def find_marks(measurements: Sequence[NumericColumn], group: Ints) -> tuple[list[NumericColumn], list[str]]:
-    """Return measurements with all their marks, and notes on these.
+    """Return the measurements with all their marks, and notes on these marks.
 
-    A spec's mark holds for all measurements, so a number that is a real value of another measurement is not a mark.
+    A spec's mark applies to all measurements, so a number that is a real value of another measurement is not a mark.
 
     Args:
         measurements: M columns of N values.
@@ -97,9 +97,9 @@ def drop_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, dict[
     """Return values with NaN in place of marks for missing values, and these marks with their counts.
 
     Args:
-        values: (N,), NaN where missing.
-        group: (N,) number of each row's series. With it, any frequent number may be a mark if every series that has it
-            has other numbers more often; without it, only commonly used marks.
+        values: (N,) numbers, NaN where missing.
+        group: (N,) number of each row's series. With these numbers, any frequent value may be a mark if in every series
+            with the mark other values are more frequent. Without them, only common marks are found.
     """
     marks: dict[float, int] = {}
     while (mark := _find_outermost(values, group)) is not None:
@@ -136,13 +136,13 @@ def _find_outermost(values: Floats, group: Ints | None) -> float | None:
 
 
 def is_usual(number: float) -> bool:
-    """Tell if programs commonly write a number for a missing value: -999, 9999, 999.9, 1e20, a type's maximum."""
+    """Return whether programs often write a number for a missing value: -999, 9999, 999.9, 1e20, or a type's limit."""
     nearest = any(abs(number - limit) <= 1e-6 * abs(limit) for limit in _LIMITS)
     return nearest or _NINES.fullmatch(f"{number:.15g}") is not None
 
 
 def _is_scattered(marked: NDArray[np.bool_], known: NDArray[np.bool_], group: Ints) -> bool:
-    """Tell if no series consists mostly of marked values."""
+    """Return whether in every series at most half of the values are marked."""
     count = int(group.max()) + 1
     own, all_of = np.bincount(group[marked], minlength=count), np.bincount(group[known], minlength=count)
     return bool((own <= 0.5 * all_of).all())
@@ -173,17 +173,17 @@ DESCRIBES = re.compile(
     r"unit_of_measurement",
     re.IGNORECASE,
 )
-"""Names of columns that describe a row, not the system that it belongs to."""
+"""Names of columns that describe a row, not the system to which the row belongs."""
 USUAL = {text.casefold() for text in DEFAULT_MISSING}
 BY_NAME = "looks like an id, by its name"
 VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a-z]|$)", re.IGNORECASE)
-"""Column names that suggest a measurement where the values could also be a key."""
+"""Names that make a column a measurement rather than a key if its values could be either."""
 
 
 class Wishes(NamedTuple):
     """The user's choices: column roles, time zone and format, structure, and the size of the sample.
 
-    keys, rows: number of sampled keys, and of each key's last rows for fitting structures
+    keys, rows: the number of sampled keys, and of each key's last rows to which structures are fitted.
     """
 
     time: str | None = None
@@ -204,13 +204,13 @@ class Wishes(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """Roles of the columns.
+    """The roles of the columns.
 
-    time         event time
-    measurements candidates for measurements, in the files' order
-    keys         names of columns that may be keys, in the files' order
-    texts        columns of `keys` that hold texts
-    refused      column name: why it is not a measurement
+    time: the event time.
+    measurements: candidates for measurements, in the files' order.
+    keys: names of columns that may be keys, in the files' order.
+    texts: the columns of `keys` that hold texts.
+    refused: for each name of another column, the reason why the column is not a measurement.
     """
 
     time: TimeColumn
@@ -268,7 +268,7 @@ def find_roles(table: InputTable, wishes: Wishes) -> Roles:
 
 
 def _find_last_resort(table: InputTable, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
-    """Return the likeliest measurement of a table whose numbers all look like keys, or None."""
+    """Return the likeliest measurement of a table whose numbers all look like keys; None if no column fits."""
 
     def merit(name: str) -> tuple[bool, bool, int]:
         is_value = VALUE.search(name) is not None
@@ -404,7 +404,7 @@ def _explain_no_measurement(one: NumericColumn, table: InputTable, time: TimeCol
 
 
 def _may_be_key(table: InputTable, name: str, is_text: bool) -> bool:
-    """Tell if values could name systems: texts or whole numbers, each repeated many times, few rows without."""
+    """Return whether values could name systems: texts or whole numbers, each repeated many times, few missing."""
     column = table.source.columns[name]
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):

@@ -1,6 +1,7 @@
 """Compare models of the same measurements.
 
-Read a sample of files' or landed rows, fit each model on the first rows of every key, score it on the rest.
+Read a sample of the rows in files or in the warehouse, fit each model to the first rows of every key, and score the
+model on the key's other rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from jobs.storage.tables import measurements
 
 
 class ModelComparison(NamedTuple):
-    """Ranking of models (the first given is the reference); keys: number of keys that were available."""
+    """The ranking of models (the first given model is the reference).
+
+    keys: the number of keys in the rows.
+    rejected: the number of rejected rows.
+    """
 
     ranking: Ranking
     keys: int
@@ -32,10 +37,10 @@ class ModelComparison(NamedTuple):
 
 
 def check_comparable(specs: Sequence[ModelSpec]) -> None:
-    """Check that models have the same rows and predict the same numbers.
+    """Check that models use the same rows and predict the same numbers.
 
     Raises:
-        UserError: the models differ in this.
+        UserError: the models use different rows or predict different numbers.
     """
     first = specs[0]
     names = [spec.name for spec in specs]
@@ -67,11 +72,11 @@ def compare(
     """Rank models by the log-likelihood of held-out rows.
 
     Args:
-        specs: specs of the models; a row that one of them rejects is left out for all.
+        specs: the specs of the models; a row that one model rejects is left out for all models.
         source: the rows.
-        what: name of the rows' source, for errors.
+        what: name of the rows' source in error messages.
         most_keys: number of keys to sample.
-        most_rows: number of last rows to take of each key.
+        most_rows: number of last rows to use of each key.
 
     Raises:
         UserError: there are too few rows, or a model cannot be fitted.

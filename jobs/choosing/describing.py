@@ -1,4 +1,4 @@
-"""Describe how files are read: the first rows as written and as understood, and the role of each column."""
+"""Describe how files are read: the first rows as written and as parsed, and the role of each column."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5
-"""Number of rows that are shown."""
+"""The number of first rows to show."""
 MOST_ROWS = 100_000
-"""Number of rows of a file that are read with a spec."""
+"""The maximum number of rows of a file that are read with a spec."""
 _LONGEST = 40
 _EPOCH = datetime(1970, 1, 1)
 
 
 class ColumnReading(NamedTuple):
-    """Reading of a column.
+    """How a column is read.
 
-    example: first value as written; role: role of the column; otherwise: another possible role; setting: spec setting
-    for the role, and the options of `init` that change it.
+    example: the first value as written.
+    role: the role of the column.
+    why: the reason for this role.
+    otherwise: another possible role.
+    setting: the spec's setting for the role, and the options of `init` that change it.
     """
 
     name: str
@@ -49,11 +52,15 @@ class ColumnReading(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Reading of files.
+    """How files are read.
 
-    files: number of files; dialect: notation of CSV files; written, understood: the first rows; rows: number of rows
-    read; rejected: number of rejected rows by reason; notes: remedies and doubts; refusal: why the files cannot be read
-    without a spec, or None
+    files: number of files.
+    dialect: notation of CSV files.
+    written, understood: the first rows, as written and as parsed.
+    rows: number of rows read.
+    rejected: number of rejected rows for each reason.
+    notes: remedies and doubts.
+    refusal: why the files cannot be read without a spec; None if they can.
     """
 
     first: Path
@@ -106,7 +113,7 @@ def describe(input: str) -> Description:
 
 
 def describe_by_spec(input: str, spec: ModelSpec) -> Description:
-    """Describe files as a spec reads them; only the beginning of a long file is read.
+    """Describe files as a spec reads them; of a long file only the beginning is read.
 
     Raises:
         UserError: a file cannot be read, or lacks a column of the spec.
@@ -129,7 +136,7 @@ def describe_by_spec(input: str, spec: ModelSpec) -> Description:
 
 
 def _list_found_readings(found: Columns) -> list[ColumnReading]:
-    """Return the readings of the found columns, in the files' order; a key from the file's name comes last."""
+    """Return how the found columns are read, in the files' order; a key from the file's name comes last."""
     table, roles, keys = found.table, found.roles, found.keys
     numbers = {one.name: one for one in roles.measurements}
     others = [name for name in roles.keys if name not in keys.columns]
@@ -175,7 +182,7 @@ def _format_keys(others: Sequence[str]) -> str:
 
 
 def _list_spec_readings(spec: ModelSpec, source: RawRows) -> list[ColumnReading]:
-    """Return the readings of a spec's columns."""
+    """Return how a spec's columns are read."""
     example = _find_example(source, spec.time)
     readings = [
         ColumnReading(spec.time, example, "time", _format_time(spec), "", "time, time_format, time_zone")
@@ -232,7 +239,7 @@ def _list_written(source: RawRows, names: list[str]) -> list[dict[str, str]]:
 
 
 def _list_understood(spec: ModelSpec, source: RawRows, parsed: ParsedRows) -> list[dict[str, Any]]:
-    """Return the first rows as understood: key, time in UTC and numbers, or the reason for rejection."""
+    """Return the first rows as parsed: key, time in UTC and numbers, or the reason for rejection."""
     rows: list[dict[str, Any]] = []
     keys = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in spec.key}
     for i in range(min(source.rows, SHOWN)):

@@ -35,10 +35,11 @@ MOST_MEASUREMENTS = 4
 
 @dataclass(frozen=True)
 class Columns:
-    """Roles of the files' columns, and the rows as read by a spec of these columns.
+    """Roles of the files' columns, and the rows as a spec of these columns reads them.
 
-    spec: spec of the columns, before a structure is chosen; source (N,): the rows as written, with the key from the
-    file's name; parsed (N,): the rows as understood
+    spec: the spec of the columns, before a structure is chosen.
+    source: the N rows as written, with a column for the key from the file's name.
+    parsed: the N rows as parsed.
     """
 
     table: InputTable
@@ -61,7 +62,7 @@ def find_columns(input: str, table: InputTable, wishes: Wishes, watch: Stopwatch
     """Find the roles of the files' columns, and read the rows with these roles.
 
     Raises:
-        UserError: there is no time or measurement, or a wish cannot be met.
+        UserError: there is no time or measurement, or a choice of the user does not fit the files.
     """
     with watch.step("columns"):
         table = convert_to_long(table, wishes)
@@ -95,7 +96,7 @@ def _limit_measurements(roles: Roles, wishes: Wishes) -> tuple[list[NumericColum
 
 
 def _drop_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
-    """Return roles without measurements that are constant within each of several keys, unless all are constant."""
+    """Return roles without measurements that are constant for each key, unless all are constant or there is one key."""
     if wishes.measurement or keys.count < 2:
         return roles
     told = [one for one in roles.measurements if _is_varying_within(one.values, keys.code)]
@@ -107,7 +108,10 @@ def _drop_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
 
 
 def _is_varying_within(values: Floats, code: NDArray[np.int64]) -> bool:
-    """Tell if numbers (N,) vary within a key; code (N,): each row's key."""
+    """Return whether numbers (N,) vary within a key.
+
+    code: (N,) number of each row's key.
+    """
     good = np.isfinite(values)
     order = np.lexsort((values[good], code[good]))
     same_key = np.diff(code[good][order]) == 0
@@ -115,10 +119,10 @@ def _is_varying_within(values: Floats, code: NDArray[np.int64]) -> bool:
 
 
 def _refuse_time_apart(table: InputTable, roles: Roles, keys: Keys, wishes: Wishes) -> None:
-    """Refuse files if a column that the found time does not use has a part of the time.
+    """Refuse files if another column than the columns of the found time holds a part of the time.
 
     Raises:
-        UserError: there are such columns; the message names them.
+        UserError: such a column exists; the message names it.
     """
     time = roles.time
     apart = next((name for name in keys.columns if name not in wishes.key and _has_clock(table, name)), None)
@@ -142,7 +146,7 @@ def _has_clock(table: InputTable, name: str) -> bool:
 
 
 def build_skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
-    """Return a spec with the found columns, to read the rows as every other command does."""
+    """Return a spec with the found columns, so that rows are read in the same way as by every other command."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
     size = range(len(names))
@@ -168,7 +172,7 @@ def build_skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY)
 
 
 def missing_values(roles: Roles) -> list[str]:
-    """Return the texts that mean a missing measurement: the usual texts, and texts in the files."""
+    """Return the texts that mean a missing measurement: the usual texts, and others that the files contain."""
     absent = {text for one in roles.measurements for text in one.absent}
     marks = {f"{mark:.15g}" for one in roles.measurements for mark in one.marks}
     return [*DEFAULT_MISSING, *sorted(absent | marks)]
@@ -183,7 +187,7 @@ def _add_name_column(table: InputTable, keys: Keys) -> RawRows:
 
 
 def note_left_out_texts(table: InputTable, roles: Roles, keys: Keys) -> list[str]:
-    """Return notes on unused columns with few distinct texts, if no column is a key."""
+    """Return notes on unused columns of repeated texts, if no column is a key."""
     if any(name in table.source.columns for name in keys.columns):
         return []
     notes: list[str] = []

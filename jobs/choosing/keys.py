@@ -15,24 +15,27 @@ from jobs.landing.values.keys import assign_codes, join_codes
 
 Ints = NDArray[np.int64]
 FEW = 0.01
-"""Maximum share of rows that repeat key and time of another row."""
+"""The maximum share of rows that may repeat key and time of another row."""
 APART = 0.5
-"""Share of a measurement's variance between a column's values from which these values are different series."""
+"""A column's values are different series if the differences between them make up this share of a measurement's
+variance.
+"""
 MOST_COLUMNS = 3
 OFTEN = 5
-"""Minimum rows that half of a column's texts have if the texts name series."""
+"""If texts name series, at least half of a column's texts have this number of rows."""
 TURNS = 0.8
-"""Minimum frequency of a change of text between rows, relative to chance, if devices take turns."""
+"""The minimum frequency of a change of text between rows, relative to chance, if devices take turns."""
 CALMER = 0.7
-"""Maximum spread of each device's steps, or size of its changes, relative to all rows together."""
+"""The maximum spread of each device's time steps, or size of its changes, relative to all rows together."""
 JOIN = 2.0
-"""Maximum number of usual steps between the end of a file and the beginning of the next."""
+"""The maximum number of usual time steps between the end of a file and the beginning of the next file."""
 
 
 class Keys(NamedTuple):
-    """Key: its columns, the column whose value is the file's name (or None), and the reason.
+    """The key: its columns, the name of the column with the file's name (or None), and the reason for the choice.
 
-    code (N,) number of each row's key, from 0; count: number of keys
+    code: (N,) number of each row's key, from 0.
+    count: number of keys.
     """
 
     columns: list[str]
@@ -46,7 +49,7 @@ def find_keys(table: InputTable, roles: Roles, wishes: Wishes) -> Keys:
     """Find the key columns, or check the columns that the user names.
 
     Raises:
-        UserError: a wish cannot be met, such as a key that is the time or a measurement.
+        UserError: a choice does not fit the files, such as a key that is the time or a measurement.
     """
     if wishes.no_key:
         if wishes.key or wishes.key_from_name is not None:
@@ -87,7 +90,7 @@ def _build_single_key(table: InputTable, why: str) -> Keys:
 
 
 def _build_given_keys(table: InputTable, roles: Roles, wishes: Wishes) -> Keys:
-    """Return the user's keys; the file's name is added if rows repeat key and time without it."""
+    """Return the keys that the user named, and the file's name if rows repeat key and time without it."""
     name, why = wishes.key_from_name, "as given"
     if name is not None:
         _check_free(table, name)
@@ -117,7 +120,7 @@ def _check_free(table: InputTable, name: str) -> None:
 
 
 def _choose_free_name(table: InputTable) -> str:
-    """Return a free column name for a key that is the file's name."""
+    """Return an unused column name for the file's name as a key."""
     taken = _list_taken_names(table)
     return next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
 
@@ -127,7 +130,7 @@ def _list_taken_names(table: InputTable) -> set[str]:
 
 
 def _are_consecutive(table: InputTable, roles: Roles) -> bool:
-    """Tell if files do not overlap in time, and most begin about a step after another ends: a file per month, say."""
+    """Return whether files follow each other: no overlap in time, and most begin about a step after another ends."""
     known = roles.time.known
     file, time = table.file[known], roles.time.micros[known]
     order = np.lexsort((time, file))
@@ -149,7 +152,7 @@ def _build_keys(columns: list[str], from_name: str | None, why: str, code: Ints)
 
 
 def _sort_candidates(table: InputTable, roles: Roles) -> list[str]:
-    """Return columns that may be keys, columns with a typical key name first."""
+    """Return the columns that may be keys; columns with a typical key name come first."""
     return sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
 
 
@@ -167,7 +170,7 @@ def _compute_repeats(code: Ints, roles: Roles) -> float:
 
 
 def _find_file_constant(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column with one value per file that separates files of the same time: a file per place and month."""
+    """Return a column that is constant in each file and distinguishes files, such as a place in a file per month."""
     for name in candidates:
         codes = _encode_column(table, name)
         values, files = int(codes.max()) + 1, len(table.files)
@@ -183,7 +186,7 @@ def _find_file_constant(table: InputTable, roles: Roles, candidates: list[str]) 
 
 
 def _is_series_name(name: str) -> bool:
-    """Tell if a column has a typical name for a device or a place."""
+    """Return whether a column has a typical name for a device or a place."""
     return SERIES.search(name) is not None and DESCRIBES.search(name) is None
 
 
@@ -201,10 +204,10 @@ def _find_named_key(table: InputTable, roles: Roles, candidates: list[str]) -> s
 
 
 def _find_timed_key(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column of texts that take turns, each with separate times or a separate path.
+    """Return a column of texts that take turns, each with its own regular times or smoother values.
 
-    An example is devices that report independently: each device's times are far more regular than all times together,
-    or each device's values are smoother.
+    An example is devices that report independently. Each device's times are far more regular than all times together,
+    or each device's values are smoother than all values together.
     """
     known = roles.time.known
     order = np.argsort(roles.time.micros[known], kind="stable")
@@ -233,7 +236,7 @@ def _find_timed_key(table: InputTable, roles: Roles, candidates: list[str]) -> s
 
 
 def _is_regular(steps: Ints) -> bool:
-    """Tell if most steps are about as long as the usual step."""
+    """Return whether most steps are about as long as the usual step."""
     if not len(steps):
         return True
     usual = np.median(steps)
@@ -241,7 +244,7 @@ def _is_regular(steps: Ints) -> bool:
 
 
 def _compute_spread(steps: Ints) -> float:
-    """Return the spread of the logarithms of steps."""
+    """Return the spread of the logarithms of time steps: the distance of their 10 % and 90 % quantiles."""
     low, high = np.quantile(np.log(np.maximum(steps, 1)), [0.1, 0.9])
     return float(high - low)
 
@@ -259,7 +262,10 @@ def _compute_share_between(codes: Ints, values: NDArray[np.float64]) -> float:
 def _find_fewest(
     table: InputTable, roles: Roles, candidates: list[str]
 ) -> tuple[list[str], float, bool] | None:
-    """Return the fewest columns that make key and time (nearly) unique; with the file's name if that helps."""
+    """Return the fewest columns that make key and time (nearly) unique; None if they help too little.
+
+    Also return the share of rows that still repeat key and time, and whether the file's name is part of the key.
+    """
     names = candidates[:8]
     codes = {name: _encode_column(table, name) for name in names}
     best: tuple[float, int, list[str], bool] | None = None

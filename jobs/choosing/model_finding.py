@@ -38,19 +38,23 @@ from kalman.linalg.packing import unpack
 Floats = NDArray[np.float64]
 
 LONG = 20_000
-"""Rows times states of a series from which a search of its parameters takes minutes."""
+"""For a series with this number of rows times states or more, a search for its parameters takes minutes."""
 LEARNT = 1_000
-"""Number of newest rows of a series that the note on long series recommends for learning."""
+"""The number of a series' newest rows that the note on long series recommends for learning."""
 SEASON_KEYS = 12
-"""Number of sampled keys whose periodograms are inspected."""
+"""The number of sampled keys whose periodograms are computed."""
 
 
 class Filtered(NamedTuple):
     """Rows filtered with the model, each sampled key with its learned parameters.
 
-    rows (N,) sorted; mean, deviation (m, N) of the measured quantities after each row; innovations (m, N) normalised
-    nis (N,); fit: test of the sampled keys' innovations; ratio: their mean NIS per measured component;
-    of_spec: the same ratio for all keys with the spec's numbers, as `filter` reports it before any learning
+    rows: N sorted rows.
+    mean, deviation: (m, N) of the measured quantities after each row.
+    innovations: (m, N) normalised.
+    nis: (N,).
+    fit: the test of the sampled keys' innovations.
+    ratio: the mean NIS per measured component of the sampled keys.
+    of_spec: this mean for all keys with the spec's numbers, as `filter` reports it before any learning.
     """
 
     rows: kalman.SortedRows
@@ -65,7 +69,11 @@ class Filtered(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFinding(Columns):
-    """Result of the search. names: each key as text; seconds: duration of each phase, in order."""
+    """The result of the search.
+
+    names: each key as text.
+    seconds: the duration of each phase, in order.
+    """
 
     names: list[str]
     season: Season | None
@@ -85,7 +93,7 @@ def find(input: str, wishes: Wishes) -> ModelFinding:
     """Find a model for the files of an input.
 
     Raises:
-        UserError: there is no file, time or measurement; there are too few rows; or a wish cannot be met.
+        UserError: there is no file, time or measurement, there are too few rows, or a choice does not fit the files.
     """
     watch = Stopwatch()
     with watch.step("read"):
@@ -137,7 +145,7 @@ def find(input: str, wishes: Wishes) -> ModelFinding:
 
 
 def _explain_first_rejection(columns: Columns) -> str:
-    """Return why the first row of the files is rejected, with the remedy."""
+    """Return why the first rejected row of the files is rejected, with the remedy."""
     reader = select_reader(columns.spec, str(columns.table.files[0]))
     source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
     parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
@@ -162,7 +170,7 @@ def _format_keys(found: Columns) -> list[str]:
 
 
 def _find_season(rows: kalman.SortedRows, series: SampledSeries, rhythm: Rhythm) -> Season | None:
-    """Return the season of the first measurement with a season, or None."""
+    """Return the season of the first measurement that has one; None if no measurement has a season."""
     starts = np.searchsorted(rows.key, series.keys)
     ends = np.searchsorted(rows.key, series.keys, "right")
     some = np.unique(
@@ -179,7 +187,7 @@ def _find_season(rows: kalman.SortedRows, series: SampledSeries, rhythm: Rhythm)
 
 
 def _count_fit_rows(season: Season, rhythm: Rhythm, rows: int) -> int:
-    """Return the number of rows per key for fitting: enough for four periods, within a limit on the cost."""
+    """Return the number of rows per key for fitting: enough for four periods, but at most 2.5 times `rows`."""
     return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
 
 
@@ -238,7 +246,7 @@ def _list_doubts(found: Columns, final: Final) -> list[str]:
 
 
 def note_long_series(rows: kalman.SortedRows, states: int) -> list[str]:
-    """Return a note on faster learning if all rows of the longest series would take minutes."""
+    """Return a note on faster learning if learning from all rows of the longest series would take minutes."""
     longest = int(np.argmax(np.bincount(rows.key)))
     time = rows.time[rows.key == longest]
     if len(time) * states < LONG:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 3
-"""Number of series that are drawn."""
+"""The maximum number of series that are drawn."""
 ROWS = 1_500
-"""Number of last rows of a series that are drawn."""
+"""The maximum number of a series' last rows that are drawn."""
 
 
 @apply_style
@@ -61,7 +61,7 @@ def draw(path: Path, name: str, found: ModelFinding) -> None:
 
 
 def _select_series(found: ModelFinding) -> list[tuple[int, int]]:
-    """Return the (key, measurement) pairs to draw: several measurements of a single key, else the first keys."""
+    """Return the (key, measurement) pairs to draw: all measurements of the first keys, up to SHOWN pairs."""
     keys = found.series.keys
     pairs = [(int(key), m) for key in keys[:SHOWN] for m in range(len(found.measurements))]
     return pairs[:SHOWN]

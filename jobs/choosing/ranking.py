@@ -1,14 +1,14 @@
 """Rank models by the predictive log-likelihood of the same held-out rows, with the noise of the comparison.
 
-A model's score is the mean over keys of each key's mean per row, so that a key with many rows counts like any other.
-Two models are compared by the differences on the same rows. With several keys, the standard error of their mean is over
-keys. With few keys, it is over the rows of each key. It then allows for autocorrelation (Newey and West 1987, with
-Bartlett's weights), because the errors of neighbouring rows are correlated.
+A model's score is the mean over keys of each key's mean per row, so that a key with many rows counts like any other
+key. Two models are compared by their differences on the same rows. With several keys, the standard error of the mean
+difference comes from the spread over keys. With few keys, it comes from the rows of each key. It then allows for
+autocorrelation (Newey and West 1987, with Bartlett's weights), because the errors of neighbouring rows are correlated.
 
-If only one of the models expects an outlier, this row's difference is far larger than all others. It enlarges the
-standard error, too: the better the one model, the less it would count. So the differences are compared a second time
-by a Winsorised mean (Tukey and McLaughlin 1963), with each row limited to MOST. Two models differ if either comparison
-shows a difference.
+If only one of the models expects an outlier, this row's difference is far larger than all others. It also enlarges the
+standard error, so a much better model could seem no better. Therefore the differences are compared a second time by a
+Winsorised mean (Tukey and McLaughlin 1963), with each row limited to MOST. Two models differ if either comparison shows
+a difference.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SEVERAL = 8
-"""Number of keys from which the standard error is over keys."""
+"""The number of keys from which on the standard error is computed over keys."""
 APART = 2.0
-"""Number of standard errors from which two models differ."""
+"""The number of standard errors by which the scores of two models must differ."""
 TIE = 0.01
-"""Negligible log-likelihood per row: a key that loses less is not worse."""
+"""A negligible log-likelihood per row: a key that loses less than this is not worse."""
 MOST = 3.0
-"""Maximum log-likelihood that a row counts in the second comparison: a likelihood 20 times as high."""
+"""The maximum difference of a row in the second comparison: a likelihood 20 times as high."""
 EVERY = 0.95
-"""Share of keys that must lose nothing if a structure is chosen instead of the simplest."""
+"""The share of keys that must lose nothing if a structure is chosen instead of the simplest structure."""
 FEW = 5
-"""Number of keys from which one key may lose: otherwise a single key could veto a gain of all others."""
+"""From this number of keys on, one key may lose; otherwise it could veto a gain of all other keys."""
 
 
 class ModelScore(NamedTuple):
-    """Score of one model.
+    """The score of one model.
 
-    name, place     name of the model, and its index in the order given
-    mean            log-likelihood per held-out row, mean over keys
-    wins            share of keys for which the model is the best
-    behind, error   distance to the best model, and its paired standard error; 0 for the best
-    at_least        share of keys for which the reference is not better by more than TIE and noise
-    missing         held-out rows without a likelihood under this model; they are left out for all models
-    capped, capped_error  as behind and error, with each row limited to MOST
+    name, place: the name of the model, and its index in the given order.
+    mean: log-likelihood per held-out row, as the mean over keys.
+    wins: the share of keys for which the model is the best.
+    behind, error: the distance to the best model, and the paired standard error of this distance; 0 for the best.
+    at_least: the share of keys for which the reference is not better by more than TIE and noise.
+    missing: the number of held-out rows without a likelihood under this model; they are left out for all models.
+    capped, capped_error: the same as behind and error, with each row limited to MOST.
     """
 
     name: str
@@ -61,18 +61,21 @@ class ModelScore(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """Tell if the best model is better than this model by more than noise."""
+        """Return whether the best model is better than this model by more than noise."""
         return self.behind > APART * self.error or self.capped > APART * self.capped_error
 
     def is_near(self, best: ModelScore) -> bool:
-        """Tell if this model is within one standard error, or TIE, of the best of a group of models."""
+        """Return whether this model is within one standard error, or TIE, of the best of a group of models."""
         return self.behind - best.behind <= max(self.error, TIE) and (
             self.capped - best.capped <= max(self.capped_error, TIE)
         )
 
 
 class Ranking(NamedTuple):
-    """Scores, the best first; numbers of keys and rows behind them; means (M, K) of models, in the order given."""
+    """Scores, the best first, and the numbers of keys and rows behind them.
+
+    means: (M, K) mean log-likelihood per row for each model, in the given order, and each key.
+    """
 
     scores: list[ModelScore]
     keys: int
@@ -90,7 +93,7 @@ class Ranking(NamedTuple):
         return [self.best, *(one for one in self.scores[1:] if not one.is_apart)]
 
     def may_replace_the_simplest(self, one: ModelScore, share: float = EVERY) -> bool:
-        """Tell if at most a share 1 - `share` of the keys, or one key of FEW or more, lose with a model."""
+        """Return whether few enough keys lose with a model: a share of 1 - `share`, or one key of FEW or more."""
         losers = round((1.0 - one.at_least) * self.keys)
         return losers <= max((1.0 - share) * self.keys, float(self.keys >= FEW))
 
@@ -103,9 +106,9 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats]) -> Ranking:
     """Rank models by scores (H,) of held-out rows whose keys (H,) are non-decreasing.
 
     Args:
-        names: names of the models; the first is the reference of `at_least`.
-        key: key of each held-out row.
-        scores: log-likelihood of each held-out row, for each model; NaN where a model has none.
+        names: the names of the models; the first one is the reference of `at_least`.
+        key: the key of each held-out row.
+        scores: for each model, the log-likelihood of each held-out row; NaN if the row has no likelihood.
 
     Raises:
         ValueError: no row has a likelihood under every model.
@@ -188,13 +191,13 @@ def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> M
     This is the one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that do
     not differ on these rows, the model with the fewest parameters predicts other rows best.
 
-    The reference may always be chosen. Another model may be chosen only if at least `share` of the keys lose
-    nothing against the reference. With FEW keys or more, one key may always lose.
+    The reference may always be chosen. Another model may be chosen only if at least `share` of the keys lose nothing
+    against the reference. With FEW keys or more, one key may always lose.
 
     Args:
-        ranking: ranking of the models.
-        simplest: names of the models, the simplest first; the first is the reference.
-        share: share of keys that must lose nothing.
+        ranking: the ranking of the models.
+        simplest: the names of the models, the simplest first; the first one is the reference.
+        share: the share of keys that must lose nothing.
     """
     allowed = [
         one

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jobs.core.times import UNIT_US
 
 GAP = 1.5
-"""Number of usual steps from which a pause is a gap."""
+"""A pause of at least this number of usual steps is a gap."""
 _NAMES = (
     ("week", "w"),
     ("day", "d"),
@@ -23,13 +23,15 @@ _NAMES = (
 
 
 class Rhythm(NamedTuple):
-    """Rhythm of rows in time.
+    """The rhythm of rows in time.
 
-    step      median microseconds between two rows of a key; regular: share of steps that equal it
-    gaps      number of pauses of more than GAP steps; longest: microseconds of the longest
-    repeats   number of rows that repeat key and time of another row
-    late      number of rows that stand after a later row of their key
-    unit      unit of time for the spec
+    step: median time between two rows of a key, in microseconds.
+    regular: share of steps that equal the median step.
+    gaps: number of pauses of more than GAP steps.
+    longest: the longest such pause in microseconds.
+    repeats: number of rows that repeat key and time of another row.
+    late: number of rows that stand after a later row of their key.
+    unit: the unit of time for the spec.
     """
 
     step: int
@@ -63,7 +65,7 @@ def find_rhythm(key: NDArray[np.int64], time: NDArray[np.int64]) -> Rhythm:
 
 
 def _choose_unit(step: int) -> str:
-    """Return the longest unit up to the step; a week only for whole weeks."""
+    """Return the longest unit that is not longer than the step; a week only for steps of whole weeks."""
     units = sorted(UNIT_US, key=UNIT_US.__getitem__, reverse=True)
     fitting = [
         unit for unit in units if UNIT_US[unit] <= step and (unit != "week" or step % UNIT_US[unit] == 0)
@@ -88,9 +90,9 @@ CALENDAR = (
     ("year", 365.2425 * UNIT_US["day"]),
 )
 LONGEST = 8_192
-"""Number of last grid points of a series that are used."""
+"""The maximum number of grid points, at the end of a series, that are used."""
 CYCLES = 3
-"""Periods that the data must contain for a found period; a calendar period needs two and a half."""
+"""The number of periods that the data must contain; for a calendar period two and a half suffice."""
 LEAST_STEPS = 3.0
 CALENDAR_PEAK, PEAK, HARMONIC = 6.0, 15.0, 4.0
 """Ratios to the background from which a peak counts: at a calendar period, at another period, as a harmonic."""
@@ -98,7 +100,7 @@ MOST_HARMONICS = 3
 
 
 class Season(NamedTuple):
-    """Season: period in microseconds, name for a person, number of harmonics, ratio of the peak to the background."""
+    """A season: period in microseconds, name for a person, number of harmonics, ratio of the peak to the background."""
 
     period: float
     name: str
@@ -113,17 +115,17 @@ class _Spectrum(NamedTuple):
     ratio: Floats
 
     def at(self, frequency: float) -> float:
-        """Return the largest ratio within one bin of a frequency, 0 outside the spectrum."""
+        """Return the largest ratio within one bin of a frequency; 0 for a frequency outside the spectrum."""
         width = self.frequency[1] - self.frequency[0]
         near = np.abs(self.frequency - frequency) <= 1.01 * width
         return float(self.ratio[near].max(initial=0.0))
 
 
 def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -> Season | None:
-    """Return the season that at least half of the series have, or None.
+    """Return the season that at least half of the series have; None if there is no such season.
 
     Args:
-        series: times in microseconds (n,), sorted, and values (n,), NaN where missing.
+        series: for each series, times in microseconds (n,), sorted, and values (n,), NaN where missing.
         step: usual step, in microseconds.
     """
     spectra = [one for time, y in series if (one := _compute_spectrum(time, y, step)) is not None]

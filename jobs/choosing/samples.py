@@ -1,6 +1,6 @@
-"""Sample and scale the series on which models are tried, fit on the first part of each key's rows.
+"""Sample and scale the series on which models are tried.
 
-And score the rest by one-step prediction.
+Models are fitted to the first part of each key's rows, and scored on the other rows by one-step prediction.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHARE = 0.7
-"""Share of a key's rows for fitting a model."""
+"""The share of a key's rows to which models are fitted."""
 FEWEST = 16
-"""Minimum number of rows of a key that can be used."""
+"""The minimum number of rows of a usable key."""
 MOST_ITERATIONS = 100
 
 
@@ -37,7 +37,7 @@ class SplitRows(NamedTuple):
 
     @property
     def first(self) -> kalman.SortedRows:
-        """Return the rows for fitting."""
+        """Return the rows to which models are fitted."""
         return self.rows.take(~self.held)
 
 
@@ -55,14 +55,16 @@ def mark_usable_keys(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDAr
 
 
 class Fitted(NamedTuple):
-    """Parameters learned from the first rows: per key (d, K), or None and one value for all keys by name."""
+    """Parameters learned from the first rows: per key (d, K), or by name if all keys have the same values."""
 
     of_keys: Floats | None
     pooled: Mapping[str, Any]
 
 
 def fit(definition: Mapping[str, Any], sample: SplitRows) -> Fitted:
-    """Learn the parameters in a definition's `learn` from the rows that are not held out; nothing without `learn`.
+    """Learn the parameters in a definition's `learn` from the rows that are not held out.
+
+    Without `learn` nothing is learned.
 
     Raises:
         kalman.ModelError: the parameters cannot be learned.
@@ -85,7 +87,7 @@ def fit(definition: Mapping[str, Any], sample: SplitRows) -> Fitted:
 def predict(definition: Mapping[str, Any], fitted: Fitted, sample: SplitRows) -> Floats:
     """Return the predictive log-likelihood (N,) of each row given the earlier rows.
 
-    NaN where a row has no measurement, is late, or is flagged (gated, for example).
+    It is NaN for a row that has no measurement, is late, or has a flag (gated, for example).
     """
     model = kalman.build(definition, dict(fitted.pooled) or None)
     states = kalman.initial_states(model, sample.keys)
@@ -103,9 +105,9 @@ def score_held_out(definition: Mapping[str, Any], fitted: Fitted, sample: SplitR
 class SampledSeries(NamedTuple):
     """Sampled rows of K keys, and the sizes of their series.
 
-    rows   N sorted rows, keys numbered 0 to K - 1, measurements (m, N) in the files' units
-    keys   (K,) number of each sampled key among all keys
-    middle, size (m, K): a standard measurement is (y - middle) / size
+    rows: N sorted rows with keys numbered 0 to K - 1, and measurements (m, N) in the files' units.
+    keys: (K,) number of each sampled key among all keys.
+    middle, size: (m, K); a standard measurement is (y - middle) / size.
     """
 
     rows: kalman.SortedRows
@@ -130,7 +132,7 @@ class SampledSeries(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Sample: keys (K,) among all keys, indices (N,) of their rows among all rows, and each row's key number (N,)."""
+    """A sample: keys (K,) among all keys, indices (N,) of their rows among all rows, and each row's key number (N,)."""
 
     keys: Ints
     places: Ints
@@ -138,13 +140,15 @@ class Sampled(NamedTuple):
 
 
 def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Sampled | None:
-    """Return the last rows of an even sample of the keys with enough values of each measurement; None without one.
+    """Return the last rows of an even sample of the keys with enough values of each measurement.
+
+    None means that no key has enough values.
 
     Args:
         rows: sorted rows.
         keys: number of keys.
         most_keys: number of keys to sample.
-        most_rows: number of last rows to take of each key.
+        most_rows: number of last rows to use of each key.
     """
     fit = np.ones(keys, bool)
     for values in rows.y:
@@ -162,7 +166,7 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
 
 
 def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> SampledSeries | None:
-    """Sample rows by `sample_rows`, and compute the sizes of the series."""
+    """Sample rows with `sample_rows`, and compute the sizes of the series."""
     found = sample_rows(rows, keys, most_keys, most_rows)
     if found is None:
         return None

@@ -35,24 +35,27 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "damping": (0.02, 0.1, 0.5),
     "season.variance": (0.0, 1e-6, 1e-4, 1e-2),
 }
-"""First grid points of each number: a variance per step relative to the measurement noise's, a rate per step."""
+"""The first grid points of each number: a variance per step relative to the measurement noise, or a rate per step."""
 STEPS = {"slope_variance": 3}
-"""Power of the step that scales a number, where it is not 1."""
+"""The power of the step by which a number is scaled, if it is not 1."""
 FIRST, FACTOR = 0.5, 0.5
-"""Distance (power of ten) from a best point to the first finer grid's other points; factor for each next grid."""
+"""The distance (power of ten) of the first finer grid's points from the best point, and the factor for each next grid's
+distance.
+"""
 LOWEST, HIGHEST = 1e-10, 1e8
 SMALLER = tuple(product((1.0, 0.3, 0.1, 0.03, 0.01), (3.0, 0.3, 0.03)))
-"""Start points of the search under a robust likelihood: factors on the noise and on the other variances."""
+"""Start points of the search with a robust likelihood: factors on the noise and on the other variances."""
 MOVING = 1e-2
-"""Start value there for a variance of zero, relative to the noise: wide noise can hide all movement."""
+"""In this search, the start value for a variance of zero, relative to the noise: large noise can hide all movement."""
 WIDTH = 20_000
-"""Number of series times points that are filtered at once."""
+"""The number of series times points that are filtered at once."""
 
 
 class GridFit(NamedTuple):
-    """Best point of each of K series.
+    """The best point of each of K series.
 
-    parameters (d, K) argument of `with_parameters`; at_zero (K,): a variance is zero
+    parameters: (d, K), the argument of `with_parameters`.
+    at_zero: (K,) whether a variance is zero.
     """
 
     parameters: Floats
@@ -60,7 +63,7 @@ class GridFit(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """Rows of K series, ordered by descending length, in rounds: round i has dt and y of each series' row i."""
+    """The rows of K series, the longest first, in rounds: round i has dt and y of the i-th row of each series."""
 
     keys: NDArray[np.int64]
     rounds: list[tuple[Floats, Floats]]
@@ -78,11 +81,11 @@ def fit_grid(
 
     Args:
         structure: structure with p ratios.
-        rows: N rows, each series with measurements of standard size.
+        rows: N rows of series with measurements of standard size.
         keys: number of series.
         unit: microseconds per unit of time.
         step: usual step, in the unit of time.
-        finer: number of grid refinements; each halves the error of a ratio's logarithm.
+        finer: number of grid refinements; each one halves the error of a ratio's logarithm.
     """
     composed = compose(["y"], [structure])
     model = kalman.build(build_definition(composed, ["y"]))
@@ -114,11 +117,11 @@ def fit_robust(
     robust: dict[str, Any],
     finer: int,
 ) -> GridFit:
-    """Fit a structure with robust updates to each series by their likelihood, starting from its Gaussian fit.
+    """Fit a structure with robust updates to each series by the robust likelihood, starting from the Gaussian fit.
 
     Args:
         structure, rows, keys, unit, finer: as in `fit_grid`.
-        plain: result of `fit_grid`.
+        plain: the result of `fit_grid`.
         robust: options of the robust updates.
     """
     composed = compose(["y"], [structure])
@@ -126,7 +129,7 @@ def fit_robust(
     plan = _split_rounds(rows, unit)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
-    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few of these differences are between keys
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps are between keys
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
     best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)
@@ -136,9 +139,9 @@ def fit_robust(
 def _climb(
     points: Floats, evaluate: Callable[[Floats], tuple[Floats, Floats]], finer: int
 ) -> tuple[Floats, Floats]:
-    """Return each series' best point (p, K) among points (p, K, C) and on finer grids around the best, and its scale.
+    """Return each series' best point (p, K) and its scale, from points (p, K, C) and finer grids around the best point.
 
-    evaluate: returns the log-likelihood and the scale (K, C) at points.
+    evaluate: a function that returns the log-likelihood and the scale (K, C) at points.
     """
     best, value, scale = _select_best(points, *evaluate(points))
     for turn in range(finer):
@@ -162,7 +165,7 @@ def _build_points_around(best: Floats, reach: float) -> Floats:
 
 
 def _select_best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return each series' best point (p, K), its log-likelihood (K,) and scale (K,)."""
+    """Return each series' best point (p, K), and the point's log-likelihood (K,) and scale (K,)."""
     at = np.argmax(value, axis=1)
     series = np.arange(len(at))
     return points[:, series, at], value[series, at], scale[series, at]
@@ -221,21 +224,22 @@ def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Fl
 
 
 FINER, FINAL = 2, 5
-"""Number of grid refinements: to rank structures, and to fit the chosen structure."""
+"""The numbers of grid refinements: to rank structures, and to fit the chosen structure."""
 
 
 LEAST = 1e-7
-"""Smallest start value in the spec for a learned number, relative to the noise: a search cannot begin at zero."""
+"""The smallest start value in the spec for a learned number, relative to the noise; a search cannot begin at zero."""
 
 
 class StructureChoice(NamedTuple):
-    """Choice of structures for all measurements.
+    """The choice of structures for all measurements.
 
-    ranking  ranking over all measurements; of_measurement: ranking for each measurement
-    chosen   structure of each measurement
-    robust   options of robust updates, or None
-    failed   name of each structure that could not be fitted, and why
-    is_wanted  the user has named the structure
+    ranking: the ranking over all measurements.
+    of_measurement: the ranking for each measurement.
+    chosen: the structure of each measurement.
+    robust: options of robust updates, or None.
+    failed: the name of each structure that could not be fitted, with the reason.
+    is_wanted: whether the user has named the structure.
     """
 
     ranking: Ranking
@@ -247,7 +251,7 @@ class StructureChoice(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the name of each measurement's choice in its ranking."""
+        """Return for each measurement the name of the chosen structure in the ranking."""
         return [one.name + (ROBUST if self.robust else "") for one in self.chosen]
 
 
@@ -258,17 +262,17 @@ def search(
     step: float,
     wanted: str | None = None,
 ) -> StructureChoice:
-    """Fit each structure on the first rows of each series, and rank all by the held-out rows.
+    """Fit each structure to the first rows of each series, and rank all structures by the held-out rows.
 
     Args:
         series: the sample.
         tried: structures to try, the simplest first.
         unit: microseconds per unit of time.
         step: usual step, in the unit of time.
-        wanted: name of the structure to choose regardless of the ranking; None: choose by the ranking.
+        wanted: name of the structure to choose regardless of the ranking; None means to choose by the ranking.
 
     Raises:
-        UserError: no structure can be fitted, or none has the wanted name.
+        UserError: no structure can be fitted, or no structure has the wanted name.
     """
     sample = series.single(unit)
     several = len(series.rows.y) > 1
@@ -304,7 +308,7 @@ def search(
 def _compute_scores(
     sample: SplitRows, tried: list[CandidateStructure], weights: dict[str, Any], unit: float, step: float
 ) -> tuple[dict[str, Floats], dict[str, str]]:
-    """Return the scores of the held-out rows under each structure, plain and robust, and why others failed."""
+    """Return the held-out rows' scores under each structure, plain and robust, and why other structures failed."""
     measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
     scores: dict[str, Floats] = {}
     failed: dict[str, str] = {}
@@ -341,19 +345,20 @@ def _rank_by_measurement(
 
 
 def _choose_among(ranking: Ranking, names: list[str]) -> str:
-    """Return the choice among the named models of a ranking."""
+    """Return the name of the model that `choose` selects among the named models of a ranking."""
     kept = [one for one in ranking.scores if one.name in names]
     return choose(ranking._replace(scores=kept), names).name
 
 
 class Final(NamedTuple):
-    """Chosen model, fitted on all sampled rows.
+    """The chosen model, fitted to all sampled rows.
 
-    composed   the model's fields in the files' units, with the medians of the keys' parameters
-    definition definition of the model
-    parameters (d, K) parameters of the sampled keys; usual (d,) their medians
-    still      keys for which a variance is zero
-    ratio      ratio of the largest to the smallest variance over the keys
+    composed: the model's fields in the files' units, with the medians of the keys' parameters.
+    definition: the definition of the model.
+    parameters: (d, K) the parameters of the sampled keys.
+    usual: (d,) the medians of these parameters.
+    still: number of keys for which a variance is zero.
+    ratio: the largest ratio, over measurements, of the largest to the smallest noise variance of keys.
     """
 
     composed: Composed
@@ -367,7 +372,7 @@ class Final(NamedTuple):
 def finish(
     series: SampledSeries, measurements: list[str], choice: StructureChoice, unit: float, step: float
 ) -> Final:
-    """Fit the choice on all sampled rows of each key, and convert its parameters to the files' units."""
+    """Fit the choice to all sampled rows of each key, and convert its parameters to the files' units."""
     composed = compose(measurements, choice.chosen)
     sample = series.single(unit)
     count, m = len(series.keys), len(measurements)

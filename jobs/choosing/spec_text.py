@@ -1,4 +1,4 @@
-"""Write the found model as a spec with comments, and check it by loading it as every command does."""
+"""Write the found model as a spec with comments, and check the spec by loading it as every command does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.state.kernel import load_checked_spec
 
 
 def format_spec(name: str, input: str, found: ModelFinding) -> str:
-    """Return the spec as text: every chosen field, with its reason."""
+    """Return the spec as text: every chosen field, with the reason for the choice."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
         f"# Written by `kalman-pipeline init --input {shlex.quote(input)}`: what was found in the files, and why. Edit "
@@ -62,7 +62,7 @@ def format_spec(name: str, input: str, found: ModelFinding) -> str:
 
 
 def _format_files(found: ModelFinding) -> list[str]:
-    """Return the settings for files that readers need."""
+    """Return the settings that readers need for the files."""
     files = found.files
     said = files.model_dump(exclude_defaults=True)
     if not said:
@@ -203,7 +203,7 @@ def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:
         if is_forced:
             os.replace(temporary, path)
         else:
-            os.link(temporary, path)  # fails if another process has written it meanwhile
+            os.link(temporary, path)  # fails if another process has written this file since the check
     except FileExistsError:
         raise UserError(exists(path)) from None
     except OSError as error:

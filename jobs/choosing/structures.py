@@ -1,4 +1,4 @@
-"""Structures that `init` tries: each models one measurement; several are composed into one model."""
+"""The structures that `init` tries. Each one models one measurement; several are composed into one model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jobs.core.times import UNIT_US
 
 LEVEL = "level"
 ROBUST = " robust"
-"""Suffix of the name of a structure with robust updates."""
+"""The suffix of the name of a structure with robust updates."""
 STUDENT_T: dict[str, Any] = {"student_t": {"degrees": 4.0}}
 HUBER: dict[str, Any] = {"huber": {"threshold": 1.345}}
 
 
 class ProcessPart(NamedTuple):
-    """Part of a process: name within the model, definition, states, row of H for the states, learned numbers.
+    """A part of a process: name within the model, definition, states, row of H for these states, learned numbers.
 
-    powers: power of the measurement's unit in each learned number: 2 for a variance, 0 for a rate
+    powers: for each learned number, the power of the measurement's unit in it: 2 for a variance, 0 for a rate.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ProcessPart(NamedTuple):
 
 
 class CandidateStructure(NamedTuple):
-    """Structure for one measurement: its name, its meaning, its parts."""
+    """A structure for one measurement: its name, its meaning, its parts."""
 
     name: str
     meaning: str
@@ -38,9 +38,9 @@ class CandidateStructure(NamedTuple):
 
 
 def list_structures(rhythm: Rhythm, season: Season | None) -> list[CandidateStructure]:
-    """Return the structures to try, the simplest first, for measurements of standard size one.
+    """Return the structures to try, the simplest first, for measurements of standard size 1.
 
-    The start values of the variances make a step half noise, half movement.
+    With the start values of the variances, about half of a step is noise and half is movement.
     """
     step = rhythm.step_in_units
     level = ProcessPart(
@@ -95,9 +95,9 @@ def _build_season(season: Season, rhythm: Rhythm) -> ProcessPart:
 
 
 class Composed(NamedTuple):
-    """Model of several measurements, as the fields of a definition.
+    """A model of several measurements, as the fields of a definition.
 
-    powers: for each learned number of the process, the measurement whose unit it has, and the unit's power
+    powers: for each learned number of the process, the measurement whose unit the number has, and the unit's power.
     """
 
     states: list[str]

@@ -1,4 +1,4 @@
-"""Read files without a spec: all columns, of all files or an even sample of the files. No Spark."""
+"""Read files without a spec: all columns, of all files or of an even sample of the files. No Spark."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from jobs.specs.model_spec import DEFAULT_MISSING
 
 MOST_FILES = 1_000
 MOST_ROWS = 1_000_000
-"""Rows that are read in total, and the least and most rows of one file: enough to find the columns' roles."""
+"""The number of rows to read in total, which is enough to find the columns' roles; below, the limits for one file."""
 LEAST_OF_A_FILE, MOST_OF_A_FILE = 2_000, 100_000
 
 
 class InputTable(NamedTuple):
-    """Rows of files.
+    """The rows of files.
 
-    files   files that were read; found: number of files
-    source  N rows with the columns that all files have
-    file    (N,) index of each row's file
-    partial column name: why a column is left out that not all files have in one type
-    cut     a file has more rows than were read
-    written settings that a spec needs for the files' dialect
-    numbers notation of the numbers in the columns
+    files: the files that were read.
+    found: the number of files.
+    source: N rows with the columns that all files have.
+    file: (N,) index of each row's file.
+    partial: for each column that not all files have with the same type, why it is left out.
+    cut: whether a file has more rows than were read.
+    written: the settings that a spec needs for the files' dialect.
+    numbers: the notation of the numbers in the columns.
     """
 
     files: list[Path]
@@ -50,7 +51,7 @@ class InputTable(NamedTuple):
 
 
 def read_table(paths: list[Path]) -> InputTable:
-    """Read the files, or an even sample of them, each from its beginning.
+    """Read the files, or an even sample of them, each file from its beginning.
 
     Raises:
         UserError: a file cannot be read, or there is no row.
@@ -83,7 +84,7 @@ def read_table(paths: list[Path]) -> InputTable:
 
 
 def _list_common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
-    """Return the columns that all files have in one type, and why other columns are left out."""
+    """Return the columns that all files have with the same type, and why other columns are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
         schemas.append(read_columns_schema(path, [], written))

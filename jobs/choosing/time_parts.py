@@ -29,17 +29,17 @@ from jobs.specs.column_names import find_time_part, find_time_parts
 from jobs.state.encoding import arrow
 
 _MARKED = re.compile(r"[:h]|[.].*[.]")
-"""Pattern that occurs in times of day, but not in numbers."""
+"""A pattern that occurs in times of day, but not in numbers."""
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 LONGEST_DAY = 1500
-"""Maximum rows of one key and time that a column may number: a day by the minute, and some more."""
+"""The maximum number of rows for one key and time that a column may number: the minutes of a day, and a few more."""
 FEW = 0.01
-"""Maximum share of rows that repeat key, time and number of another row."""
+"""The maximum share of rows that may repeat key, time and number of another row."""
 
 
 class DateForm(NamedTuple):
-    """Format of a date beside a time of day (None: ISO 8601 or eight digits), and a doubt about it."""
+    """The format of a date beside a time of day (None: ISO 8601 or eight digits), and a doubt about this format."""
 
     time_format: str | None = None
     note: str | None = None
@@ -48,7 +48,7 @@ class DateForm(NamedTuple):
 def join_given_parts(
     table: InputTable, columns: list[str], zone: tzinfo, time_format: str | None
 ) -> TimeColumn:
-    """Return the time that the user's columns make together.
+    """Return the time that the columns named by the user make together.
 
     Raises:
         UserError: the columns do not make a time.
@@ -74,7 +74,7 @@ def join_given_parts(
 
 
 def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
-    """Return the time that several columns make together, or None."""
+    """Return the time that several columns make together; None if no columns make a time."""
     for parts, date in _list_candidates(table):
         found = _combine(table, parts, zone, date if time_format is None else DateForm(time_format))
         if found is not None:
@@ -83,7 +83,7 @@ def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) 
 
 
 def find_clock_part(table: InputTable, name: str) -> str | None:
-    """Return the part of a time of day that a column has, by its values and its name, or None."""
+    """Return the part of a time of day that a column's values and name suggest; None for any other column."""
     column, named = table.source.columns[name], find_time_part(name)
     if pa.types.is_time(column.type):
         return "time"
@@ -108,7 +108,7 @@ def find_clock_part(table: InputTable, name: str) -> str | None:
 
 
 def has_clock(table: InputTable, name: str) -> bool:
-    """Tell if a column has times of day, or spans of them such as 00:00-01:00."""
+    """Return whether a column has times of day, or spans of time such as 00:00-01:00."""
     if find_clock_part(table, name) is not None:
         return True
     column = table.source.columns[name]
@@ -116,7 +116,7 @@ def has_clock(table: InputTable, name: str) -> bool:
 
 
 def _can_be(texts: Sequence[str], part: str) -> bool:
-    """Tell if nearly all texts can be read as a part of a time."""
+    """Return whether nearly all texts can be read as a part of a time."""
     if part in CLOCK_PARTS:
         return are_most(texts, lambda text: parse_time_of_day(text.strip(), part))
     rest = {"year": "2000", "month": "1"}
@@ -124,7 +124,7 @@ def _can_be(texts: Sequence[str], part: str) -> bool:
 
 
 def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
-    """Return the whole numbers in a column (distinct for texts) if nearly all values are whole, else None."""
+    """Return the whole numbers in a column (distinct for texts) if nearly all values are whole; None otherwise."""
     kind = column.type
     if pa.types.is_string(kind):
         if not are_most(sample_column_texts(column), _NUMBER.fullmatch):
@@ -143,7 +143,7 @@ def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
 def find_column_within_times(
     table: InputTable, code: NDArray[np.int64], time: TimeColumn, taken: Sequence[str]
 ) -> str | None:
-    """Return a column that numbers the rows of one key and time, as an hour beside a date does, or None.
+    """Return a column that numbers the rows of one key and time, as an hour beside a date does; None without one.
 
     Args:
         table: N rows.
@@ -176,7 +176,7 @@ def find_column_within_times(
 
 
 def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateForm]]:
-    """Yield columns that may make a time together, by part, with the form of the date; times of day come first."""
+    """Yield columns that may make a time together, by part, with the format of the date; times of day come first."""
     names = list(table.source.columns)
     clocks = {name: part for name in names if (part := find_clock_part(table, name)) is not None}
     dates = {name: form for name in names if (form := _find_date_form(table, name)) is not None}
@@ -198,7 +198,7 @@ def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateFo
 
 
 def _list_days(table: InputTable) -> Iterator[dict[str, str]]:
-    """Yield columns that together make days or months."""
+    """Yield columns that together make days, weeks, months or quarters."""
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
         part = find_time_part(name)
@@ -222,9 +222,10 @@ def _list_days(table: InputTable) -> Iterator[dict[str, str]]:
 
 
 def _find_date_form(table: InputTable, name: str, is_given: bool = False) -> DateForm | None:
-    """Return the form of a column's dates, or None if it has no dates.
+    """Return the format of a column's dates; None if it has no dates.
 
-    is_given: the user named it as the date, so its name need not look like a date, and its times of day may differ.
+    is_given: whether the user named the column as the date. If so, its name need not look like a date, and its times of
+    day may differ.
     """
     column = table.source.columns[name]
     numbers = select_whole_numbers(column)

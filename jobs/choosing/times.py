@@ -51,7 +51,7 @@ _COUNTED = {
 _NAMES = {
     form: re.compile(rf"(^|[^a-z])({words})([^a-z]|$)", re.IGNORECASE) for form, words in _COUNTED.items()
 }
-"""Pattern of names of columns that hold a count."""
+"""Patterns of the names of columns that hold counts of a time unit."""
 _COUNTS_BY_NAME = "|".join(words for form, words in _COUNTED.items() if form != "decimal_years")
 HINT = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created|month|quarter"
@@ -63,27 +63,31 @@ _DATE_PART = re.compile(
     r"(^|[^a-z])(day|hour|hours|month|week|year|minute|quarter|doy|dow)([^a-z]|$)", re.IGNORECASE
 )
 ENOUGH = 0.95
-"""Minimum share of values that must be times."""
+"""The minimum share of values that must be times."""
 NEAR_START = 0.1
-"""Quantile of a column's values up to which a series may restart."""
+"""Up to this quantile of a column's values, a series may restart."""
 FAR_AHEAD_US = 5 * 366 * UNIT_US["day"]
-"""Horizon that no forecast stored with measurements exceeds."""
+"""How far stored times may lie in the future: no stored forecast reaches further."""
 TRIED = 500
 LOOKED_AT = 10
-"""Every tenth of the sampled values is tried first."""
+"""Every tenth of the sampled texts is tried first."""
 SURE_DIGITS = 10_000_101
-"""Smallest eight-digit number that is a date under any column name."""
+"""The smallest eight-digit number that is a date under any column name."""
 FIRST, LONGEST = 1, 1e8
-"""Maximum seconds (about three years) of a count from the beginning of a series; such a count begins with 0 or 1."""
+"""Limits in seconds for a count from the beginning of a series: the largest first value, and the largest value (about
+three years).
+"""
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 
 
 class TimeColumn(NamedTuple):
-    """Column of the event time.
+    """The column of the event time.
 
-    name, time_format: as in a spec; micros (N,) microseconds since 1970 UTC; known (N,) which values are times
-    note: a doubt for the user, or None
-    parts: part of the time to its column, if several columns make the time; `name` is then the name of the joint column
+    name, time_format: as in a spec.
+    micros: (N,) microseconds since 1970 UTC.
+    known: (N,) which values are times.
+    note: a doubt for the user, or None.
+    parts: if several columns make the time, the column of each part; `name` is then the name of the joint column.
     """
 
     name: str
@@ -100,7 +104,7 @@ class TimeColumn(NamedTuple):
 
     @property
     def written(self) -> str | list[str] | dict[str, str]:
-        """Return the column or columns in the form of a spec."""
+        """Return the column or columns in the form in which a spec names them."""
         if not self.parts:
             return self.name
         try:
@@ -119,8 +123,8 @@ def convert_to_times(
         table: N rows.
         name: name of the column.
         zone: time zone of times without an offset.
-        time_format: format that the user gave; None: find it.
-        is_given: the user named this column as the time, so its name need not look like a time.
+        time_format: the format that the user gave; None means to find the format.
+        is_given: whether the user named this column as the time, so that its name need not look like a time.
     """
     column = table.source.columns[name]
     kind = column.type
@@ -188,7 +192,7 @@ def _find_mixed_forms(
 
 
 def are_most(texts: Sequence[str], read: Callable[[str], object]) -> bool:
-    """Tell if there are texts, and `read` accepts nearly all of them."""
+    """Return whether there are texts, and `read` accepts nearly all of them."""
     return bool(texts) and _count_read(texts, read) >= ENOUGH * len(texts)
 
 
@@ -203,11 +207,12 @@ def _choose_best(
     zone: tzinfo,
     merit: Callable[[TimeColumn], tuple[Any, ...]],
 ) -> TimeColumn | str:
-    """Return the times in the format with the least merit, or the reason why there are none.
+    """Return the times in the format with the smallest merit, or the reason why there are none.
 
-    A note names formats that are equally good.
+    A note names other formats that are equally good.
 
-    merit: formats with the same first item are equally good; the next items, then the order, choose among them.
+    merit: a function of the times. Formats with the same first item are equally good; the next items, and then the
+    order of the formats, choose among them.
     """
     read = [_read(table, name, form, zone) for form in forms]
     found = [one for one in read if not isinstance(one, str)]
@@ -219,7 +224,9 @@ def _choose_best(
 
 
 def _note_alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
-    """Return a note on formats that give another time for the first value than the chosen format."""
+    """Return a note on formats that read another time from the values than the chosen format; None without such
+    formats.
+    """
     first = int(best.known.argmax())
     readings = [TimeReading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
     others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
@@ -237,7 +244,7 @@ def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
 
 
 def _compute_disorder(table: InputTable, found: TimeColumn) -> tuple[int, float, int]:
-    """Return how often time goes back within a file, the spread of ordered steps, and how many steps differ."""
+    """Return how often time goes back within a file, the spread of ordered steps, and the number of distinct steps."""
     steps = np.diff(found.micros)[np.diff(table.file) == 0]
     orders = np.log10(np.maximum(steps, 1))
     return int((steps < 0).sum()), round(float(orders.std()), 1) if len(steps) else 0.0, len(np.unique(steps))
@@ -280,8 +287,8 @@ def _convert_numbers(
         forms += [form for form in find_forms(low, high) if form not in COUNTS and form not in forms]
     forms = [form for form in forms if form in hints] or forms
     if forms:
-        # Dates of digits, read as a count, have irregular steps at month ends. So only formats with the same steps
-        # are alternatives.
+        # Dates written as digits, read as a count, have irregular steps at month ends. So only formats with the same
+        # steps are alternatives.
         found = _choose_best(table, name, forms, zone, lambda one: (_compute_disorder(table, one),))
         return found if isinstance(found, str) else _explain_far_ahead(found) or found
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
@@ -298,7 +305,7 @@ def _convert_numbers(
 
 
 def _explain_far_ahead(found: TimeColumn) -> str | None:
-    """Return why numbers are not times if their format puts them in the distant future; else None."""
+    """Return why numbers are not times if their format puts them in the distant future; None otherwise."""
     middle = int(np.median(found.micros[found.known]))
     if middle <= read_now_us() + FAR_AHEAD_US:
         return None
@@ -317,7 +324,7 @@ def compute_usual_range(numbers: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _is_rising(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
-    """Tell if numbers rise from row to row within a file, or restart with each of several series."""
+    """Return whether numbers rise from row to row within a file, or restart with each of several series."""
     steps = np.diff(values)[np.diff(file) == 0]
     if not (steps > 0).any():
         return False

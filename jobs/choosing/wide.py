@@ -1,4 +1,4 @@
-"""Find out if files are wide: one kind of measurement, with a column for each series or for each time."""
+"""Find out whether files are wide: one kind of measurement, with a column for each series or for each time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jobs.specs.files import Wide
 from jobs.state.encoding import arrow
 
 FEWEST = 3
-"""Minimum number of columns that are series of one kind."""
+"""The minimum number of columns that are series of one kind."""
 FEWEST_CODES = 5
-"""Minimum number of columns whose names are codes of capital letters, such as tickers of shares."""
+"""The minimum number of columns whose names are codes of capital letters, such as ticker symbols."""
 FEWEST_TIMES = 4
 NEAR = 4.0
-"""Largest ratio of the usual sizes of series of one kind, if only a part of their names is equal."""
+"""The largest ratio of the usual sizes of series of one kind, if their names agree only in part."""
 _TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,2}([-./][0-9]{1,4})?")
 _PARTS = (
     ("time", re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"), FEWEST_TIMES),
-    ("hour", HOUR_NAME, 23),  # a day on which clocks go forward has 23
+    ("hour", HOUR_NAME, 23),  # 23 on a day on which clocks go forward
     ("month", re.compile(MONTH_NAME), 12),
 )
-"""Parts of a time as columns: the part, the pattern of column names, and the least number of columns."""
+"""Columns for parts of a time: the part, the pattern of column names, and the minimum number of columns."""
 _CODE = re.compile(r"[A-Z^][A-Z0-9.^-]{0,5}")
 _QUANTITIES = frozenset(
     "OPEN HIGH LOW CLOSE VOLUME ADJ TMAX TMIN TAVG PRCP SNOW SNWD AWND TEMP HUM PM10 CO CO2 NO2 O3".split()
@@ -40,9 +40,9 @@ _UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
 
 
 def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
-    """Return a table of wide files as long rows, with the setting for it; any other table unchanged.
+    """Return a table of wide files as long rows, with the setting for wide files; any other table unchanged.
 
-    given: the user's choices; a given key or measurement means that the files are not wide.
+    given: the user's choices; if a key or a measurement is given, the files are not wide.
     """
     if given.key or given.measurement:
         return table
@@ -61,7 +61,7 @@ def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
         dropped = [name for name in table.source.columns if name not in (*series, *kept)]
     else:
         others = [name for name in names if name not in series]
-        # For example, the mean of a year's months.
+        # Leave out, for example, the mean of a year's months.
         dropped = [name for name in others if _is_measured(table, name)]
         kept = [name for name in others if name not in dropped]
     columns = find_wide_columns(
@@ -150,7 +150,7 @@ def _find_series_columns(
 
 
 def _are_of_one_kind(table: InputTable, series: Sequence[str]) -> bool:
-    """Tell if columns look like series of one kind: similar sizes, and names that differ by a number or in part."""
+    """Return whether columns look like series of one kind: similar sizes, names that differ in part or by a number."""
     if len(series) < FEWEST:
         return False
     skeletons = {re.sub(r"[0-9]+|(?<=[^A-Za-z])[A-Z](?=$|[^A-Za-z])", "#", name) for name in series}
@@ -179,7 +179,7 @@ def _are_sizes_near(table: InputTable, series: Sequence[str], factor: float) -> 
 
 
 def _is_measured(table: InputTable, name: str) -> bool:
-    """Tell if a column has numbers with fractions, which are neither a key nor a part of a time."""
+    """Return whether a column has numbers with fractions; keys and parts of a time have none."""
     found = convert_to_numbers(table, name)
     if isinstance(found, str):
         return False

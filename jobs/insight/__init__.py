@@ -1,1 +1,1 @@
-"""How a model is doing: status, advice, alarms, pages of its health and of comparisons; and its maintenance."""
+"""The status of models, advice and alarms, the pages on health and on comparisons, and maintenance."""

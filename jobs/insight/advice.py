@@ -1,7 +1,7 @@
-"""What would make a model's stream run better, from what was measured of it. No Spark.
+"""Give advice on how a model's stream could run better, from measurements of the stream. Needs no Spark.
 
-Advice is about the layout, never about the model: how many partitions, how small the files are, what retention has let
-become due. Each sentence has the number that it rests on and the command that follows from it.
+Advice is about the layout, never about the model: the number of partitions, the sizes of files, and the generations and
+snapshots that are due for removal. Each sentence of advice contains the number that it rests on and the command to run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 SMALL_FILE = 16 << 20
-"""Bytes: a table whose files are smaller on average is read more slowly than it could be."""
+"""Bytes. A table whose files are smaller on average is slow to read."""
 MANY_FILES = 200
 LONG_BATCH = 60.0
 RECENT = 20
-"""Micro-batches that are looked at."""
+"""The number of the newest micro-batches that advice rests on."""
 KEYS_A_PARTITION = 500_000
 
 
 class TableFiles(NamedTuple):
-    """The files of a table: how many, their bytes."""
+    """The number of a table's files, and their total size in bytes."""
 
     table: str
     files: int
@@ -41,11 +41,14 @@ class TableFiles(NamedTuple):
 
 
 class StreamMeasures(NamedTuple):
-    """What advice rests on.
+    """The measurements of a stream that advice rests on.
 
-    records: of the live generation's last micro-batches, oldest first; partitions: its state partitions; cores: of the
-    machine that runs it, None: not known; due_generations, due_snapshots: what `maintain` would remove;
-    oldest_progress: of the records of micro-batches, which the spec keeps for `progress`.
+    records: the records of the live generation's last micro-batches, oldest first.
+    partitions: the number of the generation's state partitions.
+    cores: the number of cores of the machine that runs the stream; None means that the number is unknown.
+    due_generations, due_snapshots: the names that `maintain` would remove.
+    oldest_progress: the start of the oldest recorded micro-batch.
+    progress: how long the spec keeps such records.
     """
 
     model: str
@@ -61,9 +64,9 @@ class StreamMeasures(NamedTuple):
 
 
 def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | None) -> StreamMeasures:
-    """Return what advice on a model rests on, without Spark; of a remote warehouse, only what is due.
+    """Measure a model's stream without Spark; for a remote warehouse, return only what is due for removal.
 
-    spec: None if it cannot be read.
+    spec: the model's spec; None if the spec cannot be read.
     """
     now, root = times.now(), catalog.warehouse.root
     known, snapshots, live = catalog.generations(model), catalog.manifests(model), catalog.live(model)
@@ -90,12 +93,12 @@ def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: 
 
 
 def advise(seen: StreamMeasures, now: datetime) -> list[str]:
-    """Return sentences of advice, the most urgent first; none if there is nothing to say."""
+    """Return sentences of advice, the most urgent first; the list is empty if there is no advice."""
     return [*_advise_partitions(seen), *_advise_files(seen), *_advise_retention(seen, now)]
 
 
 def _advise_partitions(seen: StreamMeasures) -> list[str]:
-    """Return advice on partitions: more of them where micro-batches are long and cores are idle."""
+    """Return advice to use more partitions: because the stream is slow, or because partitions have many keys."""
     timed = [one for one in seen.records if one.get("seconds") and one.get("rows")]
     if seen.partitions is None or len(timed) < 3:
         return []
@@ -120,7 +123,7 @@ def _advise_partitions(seen: StreamMeasures) -> list[str]:
 
 
 def _advise_files(seen: StreamMeasures) -> list[str]:
-    """Return advice on tables of many small files, the worst first."""
+    """Return advice on tables with many small files, the table with the most files first."""
     small = [one for one in seen.files if one.files > MANY_FILES and one.bytes < SMALL_FILE * one.files]
     return [
         f"{one.table} has {one.files:,} files of {_format_size(one.bytes / one.files)} on average, so readers open "
@@ -130,7 +133,7 @@ def _advise_files(seen: StreamMeasures) -> list[str]:
 
 
 def _advise_retention(seen: StreamMeasures, now: datetime) -> list[str]:
-    """Return advice on what the spec's retention has let become due."""
+    """Return advice to remove generations, snapshots and progress records that the spec's retention no longer keeps."""
     found = []
     for noun, due in (("generation", seen.due_generations), ("snapshot", seen.due_snapshots)):
         if due:

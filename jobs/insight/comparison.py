@@ -33,15 +33,18 @@ from jobs.upgrades.comparison.statistics import (
 
 Floats = NDArray[np.float64]
 SAMPLE = 5_000
-"""At most so many keys are drawn; the statistics count all."""
+"""The report draws at most this number of keys; its statistics count all keys."""
 
 
 class ComparisonContent(NamedTuple):
-    """The content of a report.
+    """The content of a comparison report.
 
-    old, new: generation, version, snapshot, status; limits: the spec's section `upgrade`; time (B,): the middle of each
-    bin in microseconds; by_time, by_key: the sums of both sides in each bin, and of each key of a sample; keys, gain
-    (K,): that sample's keys, and the log-likelihood per row that each gains.
+    old, new: generation, version, snapshot and status of each side.
+    limits: the spec's section `upgrade`.
+    time: (B,) the middle of each time bin in microseconds.
+    by_time: the sums of each side in each bin.
+    by_key: the sums of each side for each key of a sample.
+    keys, gain: (K,) the keys of this sample, and the log-likelihood per row that the new version gains on each key.
     """
 
     model: str
@@ -100,16 +103,16 @@ def gather(
 ) -> ComparisonContent:
     """Compare a new generation with an old one on the rows that both have estimated.
 
-    Of large tables the queries use two to three times `queries.MEMORY`, and temporary files: about 100 bytes for each
-    key and event time. Besides, the memory has the corrected keys and times, the sums of `SAMPLE` keys, and
-    `examples.ROWS_SHOWN` rows of each example.
+    For large tables the queries use two to three times `queries.MEMORY`, and temporary files of about 100 bytes for
+    each key and event time. The process also keeps in memory the corrected keys and times, the sums of `SAMPLE` keys,
+    and `examples.ROWS_SHOWN` rows of each example.
 
     Args:
-        warehouse: with both generations' estimates.
-        spec: the new version's, with its thresholds (`upgrade`).
-        old: for example the live generation.
-        new: for example its shadow.
-        first_batch: the old generation's first micro-batch whose rows the new one has too.
+        warehouse: the warehouse with both generations' estimates.
+        spec: the spec of the new version, with its thresholds (`upgrade`).
+        old: the generation to compare with, for example the live one.
+        new: the generation to judge, for example the live generation's shadow.
+        first_batch: the old generation's first micro-batch whose rows the new generation has too.
     """
     with open_queries(warehouse.root) as queries:
         rows = open_common_rows(queries, spec.name, old.generation, new.generation, first_batch)
@@ -145,10 +148,10 @@ def gather(
 
 
 def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
-    """Return the indices of the keys with the most rows and the extreme gains, each once, with the reason."""
+    """Return the indices of the keys with the most rows and the extreme gains, each index once, with the reason."""
     if not len(gain):
         return []
-    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # a key of two rows is no example
+    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # two rows show too little
     wanted = [(int(np.argmax(rows)), "the most rows")]
     if np.isfinite(enough).any():
         wanted += [
@@ -172,7 +175,7 @@ def _describe_generation(one: Generation) -> dict[str, Any]:
 def _read_examples(
     spec: ModelSpec, old: ModelSpec, rows: CommonRows, chosen: Sequence[tuple[str, str]]
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
+    """Return examples of the chosen keys: their newest measurements, and the estimates of both generations."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
     sides = [

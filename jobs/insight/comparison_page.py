@@ -1,4 +1,4 @@
-"""The report on two generations beside the tables: a self-contained HTML page, and its data as JSON."""
+"""The report on two generations: a self-contained HTML page and a JSON file with its data, in the warehouse."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def compare(
 
 
 def find_first_batch(old: Generation, new: Generation) -> int:
-    """Return the old generation's first micro-batch whose rows the new one has too."""
+    """Return the old generation's first micro-batch whose rows the new generation has too."""
     return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
 
 
 def write_report(warehouse: Tables, content: ComparisonContent) -> str:
-    """Write both files, each atomically, and return the path of the page."""
+    """Write the JSON file and the page, each atomically, and return the path of the page."""
     files, (data_name, page_name) = report_files(warehouse, content.model, content.new["generation"])
     data = json.dumps(convert_to_json(content.data()), indent=2, allow_nan=False)
     files.write(data_name, data.encode())
@@ -56,7 +56,7 @@ def write_report(warehouse: Tables, content: ComparisonContent) -> str:
 
 
 def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec:
-    """Return the spec of the new generation's estimates: the deployed one, or that of its snapshot."""
+    """Return the spec of the new generation's estimates: the deployed spec, or the one in the generation's snapshot."""
     return (
         spec
         if new.fingerprint == spec.fingerprint()
@@ -65,7 +65,7 @@ def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec
 
 
 def build_page(content: ComparisonContent) -> str:
-    """Return the report as HTML, without pictures where matplotlib is not installed."""
+    """Return the report as HTML, without pictures if matplotlib is not installed."""
     title = f"{content.model}: version {content.new['version']} against {content.old['version']}"
     good = content.comparison.good
     verdict = (
@@ -87,7 +87,9 @@ def build_page(content: ComparisonContent) -> str:
 
 
 def _choose_colour(content: ComparisonContent) -> str:
-    """Return the kind of the verdict: neutral where nothing can be said against the new version, only too little."""
+    """Return the verdict's colour; it is neutral if the only objection to the new version is that there are too few
+    rows.
+    """
     if content.comparison.good:
         return "good"
     only_unknown = content.comparison.answer == Answer.UNKNOWN and len(content.comparison.reasons) == 1
@@ -103,7 +105,7 @@ def _describe_subject(content: ComparisonContent) -> str:
 
 
 def _describe_answer(content: ComparisonContent) -> str:
-    """Return the answer, and the interval that it rests on."""
+    """Return the sentences with the answer and with the interval of the gain."""
     comparison = content.comparison
     answer, gain = answer_text(comparison), format_gain(comparison)
     return (
@@ -154,7 +156,7 @@ def _build_cards(content: ComparisonContent) -> str:
 
 
 def _show_thresholds(content: ComparisonContent) -> str:
-    """Return the table of the statistics that decide, of both versions, with their thresholds."""
+    """Return the table of the statistics that decide, with the values of both versions and the thresholds."""
     numbers, limits = content.comparison.numbers, content.limits
     keys = numbers["keys"]
     worse = None if not keys else numbers["keys_worse"] / keys
@@ -215,7 +217,7 @@ def _format_limit(value: float | None, name: str) -> str:
 
 
 def _show_pictures(content: ComparisonContent) -> list[str]:
-    """Return the sections with pictures, or one with the reason why there are none."""
+    """Return the sections with pictures, or a section with the reason why there are no pictures."""
     if not content.comparison.numbers["rows"]:
         return [format_section("Nothing to draw", "The two have no row in common yet.")]
     if drawing is None:

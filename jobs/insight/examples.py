@@ -1,4 +1,4 @@
-"""Examples of keys on pages about models: the newest estimates of a key over what was measured of it."""
+"""Examples of keys for the pages on models: the newest estimates of a key, drawn over its measurements."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from jobs.upgrades.comparison.common_rows import build_key_text_sql, build_micro
 Floats = NDArray[np.float64]
 ROWS_SHOWN = 400
 MEASURED = "measured_rows"
-"""Name in queries: the measurements of the model."""
+"""The name of the model's measurements in queries."""
 
 
 class EstimateLine(NamedTuple):
-    """Estimates of a key by one version: (N,) each, times in microseconds.
+    """Estimates of a key by one version: arrays (N,), with times in microseconds.
 
-    mean, deviation: NaN where the row's version does not have what is shown. components: how many components each row
-    has measured, 0 where nobody knows.
+    mean, deviation: moments of the drawn quantity; NaN where the row's version lacks this quantity.
+    components: the number of components that each row has measured; 0 where the number is unknown.
     """
 
     time: NDArray[np.int64]
@@ -37,9 +37,10 @@ class EstimateLine(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The newest rows of a key: what was measured at which times in microseconds, (M,) each, and its estimates.
+    """The newest rows of a key: its M measurements with their times in microseconds, and its estimates.
 
-    why: the reason for this key; quantity: the name of what is shown.
+    why: the reason for choosing this key.
+    quantity: the name of the drawn quantity.
     """
 
     key: str
@@ -51,7 +52,7 @@ class Example(NamedTuple):
 
 
 def join_reasons(wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the places of keys with the reasons for them, each place once."""
+    """Return the indices of keys with the reasons for choosing each key, each index once."""
     reasons: dict[int, str] = {}
     for at, why in wanted:
         reasons[at] = f"{reasons[at]}, {why}" if at in reasons else why
@@ -59,9 +60,10 @@ def join_reasons(wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
-    """Return the name of the quantity to show of versions of a model, the newest last, and whether it is measured.
+    """Return the name of the quantity to draw, and whether it is measured; `specs` has the newest version last.
 
-    It is the first measured component if all versions measure it linearly, else a state that all have.
+    The quantity is the first measured component if all versions measure it linearly, else a state that all versions
+    have.
     """
     name = specs[-1].measurement[0]
     if all(find_measured_direction(one) is not None and one.measurement[0] == name for one in specs):
@@ -71,16 +73,16 @@ def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
 
 
 def find_direction(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
-    """Return the weights of a quantity over the states of a version; None or zeros where the version lacks it."""
+    """Return the weights of a quantity over the states of a version; None or zeros if the version lacks it."""
     if is_measured:
         return find_measured_direction(spec)
     return np.array([float(state == quantity) for state in spec.states])
 
 
 def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
-    """Return the newest estimates of each key, ordered by key and time (`time`, in microseconds).
+    """Return the newest estimates of each key, ordered by key and by time (`time`, in microseconds).
 
-    counted: the query of the rows that count, with key and event_time.
+    counted: the SQL query of the rows to read, with the columns key and event_time.
     """
     numbered = (
         f"SELECT *, {build_micros_sql('event_time')} AS time, "
@@ -90,7 +92,7 @@ def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
 
 
 def read_measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[str]) -> pa.Table | None:
-    """Return the measurements of keys in one column, ordered by key and time; None if the table lacks its columns."""
+    """Return the measurements of some keys, ordered by key and time; None if the table lacks a needed column."""
     schema = queries.add(MEASURED, measurements(spec.name))
     if schema is None or not {*spec.key, spec.time, name} <= set(schema.names):
         return None
@@ -112,11 +114,11 @@ def make_examples(
     """Return an example of each chosen key.
 
     Args:
-        chosen: the keys, with the reasons for them.
-        quantity: the name of what is shown.
-        measured: what was measured (`read_measured_rows`); shown is what came since the first estimate.
+        chosen: the keys, with the reasons for choosing them.
+        quantity: the name of the drawn quantity.
+        measured: the measurements (`read_measured_rows`); rows before a key's first estimate are left out.
         sides: the estimates of each version (`read_newest_rows`).
-        line: makes a key's line of its estimates by one version.
+        line: a function that makes an `EstimateLine` of a key's estimates by one version.
     """
     found = []
     for key, why in chosen:
@@ -132,18 +134,22 @@ def make_examples(
 
 
 def _select_key(rows: pa.Table, key: str) -> pa.Table:
-    """Return the rows of a key, of rows that are ordered by key."""
+    """Return the rows of one key from a table that is ordered by key."""
     keys = rows["key"].to_pylist()
     return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
 
 
 def _read_numbers(rows: pa.Table, name: str) -> NDArray[Any]:
-    """Return a column of numbers (N,); NaN where it has nulls."""
+    """Return a column of numbers as an array (N,), with NaN for nulls."""
     return to_numpy(rows[name].combine_chunks(), np.nan)
 
 
 def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]) -> EstimateLine:
-    """Return the line of a key's estimates (`read_newest_rows`); direction: of the quantity, by generation."""
+    """Return the line of a key's estimates (`read_newest_rows`).
+
+    components: (N,) number of measured components of each row.
+    direction: a function from a generation's name to the weights of the drawn quantity.
+    """
     time = _read_numbers(rows, "time")
     mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
     names, generation_of = find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
@@ -156,7 +162,7 @@ def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Fl
 
 
 def _project_moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of a weighted sum of states; NaN where it cannot be known."""
+    """Return mean and standard deviation of a weighted sum of states; NaN where the stored columns do not suffice."""
     n, nothing = len(direction), np.full(rows.num_rows, np.nan)
     means, P = (np.array(rows[name].to_pylist(), float) for name in ("mean", "covariance"))
     if means.shape[1] != n:

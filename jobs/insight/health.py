@@ -1,8 +1,8 @@
-"""The content of the page on a model's health: sums over time and by key, examples, fates, lag, versions, parameters.
+"""The content of the page on a model's health: sums over time and by key, examples, lag, versions, parameters.
 
-NIS is judged on rows without a flag; coverage counts gated rows too, since a row outside the gate is outside the
-interval. Both need to know how many components a row measured: one, for a model with one measured column, else from the
-estimates' column `innovation` or `measured`, where the spec asks for one.
+NIS is judged on rows without a flag. Coverage counts gated rows too, because a row outside the gate is outside the
+interval. Both need the number of components that each row measured. This number is one for a model with one measured
+column. Otherwise it comes from the estimates' column `innovation` or `measured`, which only some specs ask for.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ GATED = "gated"
 
 
 class OverTime(NamedTuple):
-    """Sums in bins of equal width of event time, (B,) each; time: their middles in microseconds.
+    """Sums in bins of equal width of event time, (B,) each; time: the middles of the bins in microseconds.
 
-    judged: rows without a flag whose NIS and degrees are known; nis, nis2: sums of NIS and of its square, degrees: of
-    their components; scored, inside: rows whose NIS tells if they are inside the predicted interval, and those inside.
-    flags: rows by flag, (B,) each.
+    judged: number of rows without a flag whose NIS and degrees are known.
+    nis, nis2: sums of these rows' NIS and of its square.
+    degrees: sum of these rows' measured components.
+    scored: number of rows whose NIS shows whether the measurement is inside the predicted interval.
+    inside: number of scored rows inside the interval.
+    flags: number of rows with each flag, (B,) each.
     """
 
     time: NDArray[np.int64]
@@ -63,7 +66,7 @@ class OverTime(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Rows that were rejected for one reason; status: held, replaying, replayed or discarded."""
+    """The number of rows that were rejected for one reason; status: held, replaying, replayed or discarded."""
 
     reason: str
     status: str
@@ -71,7 +74,7 @@ class Reason(NamedTuple):
 
 
 class KeySums(NamedTuple):
-    """Sums by key, (K,) each; key: their texts."""
+    """Sums by key, (K,) each; key: the texts of the keys."""
 
     key: list[str]
     rows: Floats
@@ -81,21 +84,25 @@ class KeySums(NamedTuple):
 
     @property
     def ratio(self) -> Floats:
-        """Return NIS per component (K,); NaN where a key has none."""
+        """Return NIS per component (K,); NaN for a key without judged rows."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.nis / self.degrees
 
     @property
     def surprise(self) -> Floats:
-        """Return how far each key's NIS is from what is expected, in standard deviations (K,); 0 without any."""
+        """Return the distance of each key's NIS from its expected value in standard deviations (K,); 0 without judged
+        rows.
+        """
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.nan_to_num((self.nis - self.degrees) / np.sqrt(2 * self.degrees))
 
 
 class Health(NamedTuple):
-    """The content of the page.
+    """The content of the health page.
 
-    spec: of the live generation; specs: by generation; without: why NIS cannot be judged, if it cannot.
+    spec: the spec of the live generation.
+    specs: the spec of each generation.
+    without: the reason why NIS cannot be judged; empty if NIS is judged.
     """
 
     model: str
@@ -117,12 +124,12 @@ class Health(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return the number of rows with an estimate that counts."""
+        """Return the number of rows with a valid estimate."""
         return int(self.over_time.rows.sum())
 
     @property
     def outside(self) -> float | None:
-        """Return the share of keys whose NIS is outside its 95 % bounds; None: no key is judged."""
+        """Return the share of keys whose NIS is outside its 95 % bounds; None means that no key is judged."""
         known = self.keys.degrees > 0
         if not known.any():
             return None
@@ -135,13 +142,13 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     """Return the health of a model.
 
     Args:
-        root: of the warehouse.
-        model: its name.
-        deployed: its spec, None if there is no file any more.
-        wanted: keys to show besides those that are chosen.
+        root: the path of the warehouse.
+        model: the name of the model.
+        deployed: the deployed spec; None if its file no longer exists.
+        wanted: keys to show besides the automatically chosen keys.
 
     Raises:
-        UserError: it has no estimates, or none of a wanted key.
+        UserError: the model has no estimates, or no estimate of a wanted key.
     """
     tables = Tables(root)
     catalog = Catalog(tables)
@@ -192,7 +199,7 @@ _NOT_JUDGED = (
 
 
 def _find_estimates(root: str, model: str, lineage: Sequence[LineageSegment]) -> EstimatesTable | None:
-    """Return the model's live estimates, by their lineage, else those of its history; None: it has neither."""
+    """Return the model's live estimates by their lineage, else the estimates of its history; None without either."""
     if lineage and read_column_types(root, estimates_table(model)):
         return open_estimates(root, estimates_table(model), lineage)
     if read_column_types(root, estimates_history(model)):
@@ -206,7 +213,7 @@ def _convert_to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _count_rejected(tables: Tables, model: str) -> list[Reason]:
-    """Return the quarantined rows of a model by reason, without the values in it, and status; the most first."""
+    """Return the number of a model's quarantined rows by status and reason (without its value), largest first."""
     if not tables.exists(QUARANTINE):
         return []
     counts: Counter[tuple[str, str]] = Counter()
@@ -218,13 +225,15 @@ def _count_rejected(tables: Tables, model: str) -> list[Reason]:
 
 
 def _strip_value(reason: str | None) -> str:
-    """Return a reason without the value that it quotes."""
+    """Return the text of a reason without the value that it quotes."""
     text = reason or "unknown"
     return text.split(" '", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
 
 
 def _read_learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
-    """Return what was learned for a snapshot, a row a key, group or all: maps as dictionaries."""
+    """Return the learned parameters of a snapshot, a row for each scope (key, group or population), maps as
+    dictionaries.
+    """
     names = ["scope", "key", "key_group", "outcome", "parameters", "standard_errors", "rows"]
     found = read_table(root, "learned", names, partition={"model": model, "snapshot_id": snapshot})
     rows = [] if found is None else found.to_pylist()
@@ -235,7 +244,7 @@ def _read_learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
 
 
 def _read_specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[str, ModelSpec]:
-    """Return the spec of each generation's snapshot."""
+    """Return the spec of each generation, read from the manifest of its snapshot."""
     texts = {one.snapshot_id: one.spec for one in manifests}
     return {
         one.generation: ModelSpec.model_validate_json(texts[one.snapshot_id])
@@ -245,7 +254,7 @@ def _read_specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> d
 
 
 def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the newest generation's snapshot with rows of what was learned, and these rows."""
+    """Return the newest snapshot of a generation that has rows of learned parameters, and these rows."""
     order = sorted(known, key=lambda one: one.status == "live")  # stable: the newest live one is last
     for one in reversed(order):
         rows = _read_learned(root, model, one.snapshot_id)
@@ -255,7 +264,7 @@ def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[s
 
 
 def _find_span(root: str, estimates: EstimatesTable) -> tuple[int, int] | None:
-    """Return the first and the last event time of the rows that count, in microseconds."""
+    """Return the first and the last event time of the valid estimates, in microseconds."""
     ends = [
         (_convert_to_micros(part["event_time"]).min(), _convert_to_micros(part["event_time"]).max())
         for part in read_counted_batches(root, estimates, ["event_time"])
@@ -264,11 +273,11 @@ def _find_span(root: str, estimates: EstimatesTable) -> tuple[int, int] | None:
 
 
 _PARTS = 64
-"""The sums by key of so many parts of the rows are added up at once."""
+"""The number of parts after which the parts' sums by key are added up."""
 
 
 class _Sums:
-    """Sums of the rows that count, taken part by part."""
+    """Sums of the rows of valid estimates, computed one part of the rows at a time."""
 
     def __init__(self, root: str, estimates: EstimatesTable, spec: ModelSpec, first: int, last: int) -> None:
         self._first, self._width = first, max(1, -(-(last - first + 1) // BINS))
@@ -316,7 +325,7 @@ class _Sums:
             self.first_rows[name] = min(first, self.first_rows.get(name, first))
 
     def degrees(self, part: pa.Table, rows: int) -> Floats:
-        """Return how many components each row measured (N,); 0 where nobody knows."""
+        """Return the number of components that each row measured (N,); 0 where the number is unknown."""
         if self._components == 1:
             return np.ones(rows)
         for name in ("innovation", "measured"):
@@ -335,13 +344,13 @@ class _Sums:
         )
 
     def keys(self) -> KeySums:
-        """Return the sums by key, in the order of their texts."""
+        """Return the sums by key, ordered by the keys' texts."""
         keys, sums = self._sum_of_parts()
         order = np.argsort(np.array(keys.to_pylist(), object), kind="stable")
         return KeySums([keys[at].as_py() for at in order.tolist()], *sums[:, order])
 
     def over_time(self) -> OverTime:
-        """Return the sums over time."""
+        """Return the sums in each time bin."""
         time = self._first + np.arange(BINS) * self._width + self._width // 2
         names = [name for name in OverTime._fields if name not in ("time", "flags")]
         flags = {
@@ -353,14 +362,14 @@ class _Sums:
 
 
 def _sum_by_key(keys: pa.Array, sums: Floats) -> tuple[pa.Array, Floats]:
-    """Return the distinct keys of N rows, and the sums (4, K) of each one's columns (4, N)."""
+    """Return the distinct keys (K,) of N rows, and the sums (4, K) over each key's columns of `sums` (4, N)."""
     encoded = keys.dictionary_encode()
     place, count = to_numpy(encoded.indices), len(encoded.dictionary)
     return encoded.dictionary, np.array([np.bincount(place, one, count) for one in sums], float)
 
 
 def choose_keys(keys: KeySums) -> list[tuple[str, str]]:
-    """Return the key with the most rows, the one that fits worst and a typical one, each once, with the reason."""
+    """Return the key with the most rows, the worst-fitting key and a typical key, each key once, with the reason."""
     surprise = np.abs(keys.surprise)
     wanted = [
         (int(np.argmax(surprise)), "fits worst"),
@@ -378,7 +387,7 @@ def _read_examples(
     chosen: Sequence[tuple[str, str]],
     sums: _Sums,
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: of the first measured column where the model measures it linearly."""
+    """Return examples of the chosen keys; they show the first measured column if the model measures it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
     name, is_measured = examples.choose_quantity(spec)

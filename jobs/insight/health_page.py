@@ -1,4 +1,4 @@
-"""The health of a model as one self-contained HTML page."""
+"""The page on a model's health as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ else:
 
 POPULATION, KEY = "population", "key"
 PARAMETERS = 8
-"""At most so many parameters are drawn."""
+"""The page draws at most this number of parameters."""
 
 
 def build_health_page(health: Health) -> str:
-    """Return the page, without pictures where matplotlib is not installed."""
+    """Return the page as HTML, without pictures if matplotlib is not installed."""
     kind, sentence = judge_health(health)
     return format_page(
         f"{health.model}: health",
@@ -48,7 +48,7 @@ def build_health_page(health: Health) -> str:
 
 
 def judge_health(health: Health) -> tuple[str, str]:
-    """Return the colour and the sentence at the top: good, bad, or neutral where nothing can be judged."""
+    """Return the colour of the verdict (good, bad, or neutral if nothing can be judged) and its sentence."""
     if health.without:
         return "neutral", f"Not judged. {health.without}"
     total, degrees = health.over_time.nis.sum(), health.over_time.degrees.sum()
@@ -172,7 +172,7 @@ def _show_worst_keys(health: Health) -> str:
 
 
 def _show_fates(health: Health) -> str:
-    """Return what became of the rows, as bars on a scale of logarithms, since the rejected are few."""
+    """Return the numbers of accepted and rejected rows as bars, on a logarithmic scale because few are rejected."""
     late = [one for one in health.fates if one.reason.startswith("late")]
     others = [one for one in health.fates if one not in late]
     counted = [("accepted", health.rows), *((_format_fate(one), one.rows) for one in (*late, *others))]
@@ -265,7 +265,7 @@ def _show_parameters(health: Health) -> str:
 
 
 def _draw_parameters(health: Health) -> list[tuple[str, str]]:
-    """Return a picture of each parameter: by key as a distribution, by group or of all keys with error bars."""
+    """Return a picture of each parameter: its distribution over keys, or the values of groups with error bars."""
     if drawing is None:
         return []
     keys = [row for row in health.learned if row["scope"] == KEY]
@@ -299,4 +299,4 @@ SECTIONS = (
     _show_versions,
     _show_parameters,
 )
-"""What follows the verdict on the page, in its order."""
+"""Functions that build the sections after the verdict, in the order of the page."""

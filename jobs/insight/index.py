@@ -1,4 +1,4 @@
-"""The files of the reports of a warehouse, and their index: a row a model, with links to its pages. No Spark."""
+"""The files of a warehouse's reports, and an index page with one row for each model. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTH, INDEX = "health.html", "index.html"
 
 
 class IndexEntry(NamedTuple):
-    """A model: what is live, its last micro-batch, the rows that wait and are held, and its pages."""
+    """A row of the index: a model's live generation, last micro-batch, number of quarantined rows, and pages."""
 
     model: str
     live: str
@@ -28,7 +28,7 @@ class IndexEntry(NamedTuple):
 
 
 def report_files(warehouse: Tables, model: str, generation: str) -> tuple[SmallFiles, tuple[str, str]]:
-    """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
+    """Return the folder of a model's reports, and the names of the JSON file and of the page of a generation."""
     return warehouse.files(f"{REPORTS}/{model}"), (f"{generation}.json", f"{generation}.html")
 
 
@@ -39,7 +39,7 @@ def write_page(root: str, model: str, text: str) -> str:
 
 
 def write_index(root: str, models: Sequence[str]) -> tuple[str, list[IndexEntry]]:
-    """Write the index of these models and of those that have a report, and return its path and its entries."""
+    """Write the index of the given models and of all models with a report; return its path and its entries."""
     there = [name for name in open_files(f"{root}/{REPORTS}").names("") if "." not in name]
     catalog = Catalog(Tables(root))
     entries = [_read_entry(catalog, model) for model in sorted({*models, *there})]
@@ -62,7 +62,7 @@ def _read_entry(catalog: Catalog, model: str) -> IndexEntry:
 
 
 def build_index(entries: Sequence[IndexEntry]) -> str:
-    """Return the index as a page."""
+    """Return the index page as HTML."""
     rows = []
     for one in entries:
         last = one.last or {}

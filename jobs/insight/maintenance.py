@@ -1,6 +1,6 @@
 """Remove what the retention plan allows, and compact and vacuum the tables. Every step is idempotent.
 
-Each step first finds what there is to do, from the tables and without Spark. A dry run ends there.
+Each step first reads from the tables, without Spark, what it has to do. A dry run stops after this reading.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _CONFLICTS = tuple(
     for one in vars(exceptions).values()
     if isinstance(one, type) and issubclass(one, PySparkException) and one is not PySparkException
 )
-"""A commit of Delta in Java that another one came before. In Python, unlike in Java, they have no base."""
+"""Delta's Java exceptions for a commit that lost to a concurrent one. In Python they have no common base class."""
 
 
 @dataclass
 class Maintenance:
-    """One run for one model; `result` is what has been removed, or, if `dry`, would be."""
+    """One run of maintenance for one model; `result` lists what the run has removed or, if `dry`, would remove."""
 
     model: DeployedModel[Warehouse]
     dry: bool
@@ -66,7 +66,7 @@ class Maintenance:
     )
 
     def run(self) -> None:
-        """Take the steps in their order: generations before the snapshots from which they started."""
+        """Run the steps in order: generations are removed before the snapshots from which they started."""
         warehouse, spec = self.model.warehouse, self.model.spec
         known = generations.read_generations(warehouse, spec.name)
         planned = plan_retention(
@@ -89,10 +89,10 @@ class Maintenance:
         self._compact_and_vacuum()
 
     def _describe_tables(self) -> None:
-        """Bring the comments of tables of earlier releases, and the table `live`, to what they would be if made now.
+        """Update the column comments of tables that earlier releases made, and the table `live`.
 
-        On a store that is not local nothing is locked, and a change of a schema would fail a stream's commit at that
-        moment, so tables keep the comments there with which they were made.
+        Only tables on a local disk get new comments. On another store nothing is locked, and a change of the schema
+        would make a stream's concurrent commit fail.
         """
         live_rows.refresh_live_table(self.model.warehouse, self.model.name)
         known = [
@@ -109,7 +109,7 @@ class Maintenance:
             ]
 
     def _compact_and_vacuum(self) -> None:
-        """Compact and vacuum the tables."""
+        """Compact and vacuum the model's tables."""
         names = list_tables(self.model.warehouse, self.model.name)
         self.result["optimized"] = [
             one for one in (self._compact(table) for table in names) if one is not None
@@ -156,7 +156,7 @@ class Maintenance:
         self.result["estimates"] = self._delete(estimates(self.model.name), rows) if wanted else 0
 
     def _remove_resolved_rows(self, known: list[Generation]) -> None:
-        """Remove quarantined rows that were replayed or discarded before `retention.quarantine`."""
+        """Remove quarantined rows that were replayed or discarded longer ago than `retention.quarantine`."""
         self.result["quarantine"] = 0
         if not self.model.warehouse.exists(TABLE) or "status" not in self.model.warehouse.column_names(TABLE):
             return
@@ -168,7 +168,7 @@ class Maintenance:
         running = [one for one in known if one.status in (LIVE, SHADOW)]
         rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
         for one in running:
-            # The next driver looks up in the table whether its first micro-batch has been written.
+            # The next driver reads from this table whether the rows of its first micro-batch have been written.
             last = Checkpoint(self.model.warehouse, one.checkpoint).find_last_commit()
             done = ("batch_id", "<=", -1 if last is None else last)
             rows.append([*old, ("generation", "=", one.generation), done])
@@ -183,11 +183,11 @@ class Maintenance:
         )
 
     def _delete(self, table: str, rows: Filter) -> int:
-        """Delete rows of a table in one commit, and return their number."""
+        """Delete rows of a table in one commit, and return the number of deleted rows."""
         return delete_rows(self.model.warehouse, table, rows, self.dry)
 
     def _compact(self, table: str) -> dict[str, Any] | None:
-        """Compact a table's small files; return None with at most one, or after a concurrent write."""
+        """Compact a table's small files; return None if it has fewer than two, or if another writer committed first."""
         files = _count_files(self.model.warehouse, table)
         if files < 2 or self.dry:
             return None if files < 2 else {"table": table, "files": files, "files_after": None}
@@ -197,11 +197,11 @@ class Maintenance:
                 found = DeltaTable.forPath(self.model.warehouse.spark, self.model.warehouse.path(table))
                 found.optimize().executeCompaction()
         except _CONFLICTS:
-            return None  # a writer takes precedence; the next run compacts the table
+            return None  # the other writer takes precedence; the next run compacts the table
         return {"table": table, "files": files, "files_after": _count_files(self.model.warehouse, table)}
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
-        """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
+        """Remove the files that a table has not needed for the time `retention.files`; a dry run only counts them."""
         if not self.model.warehouse.exists(table) or table in self.result["not_vacuumed"]:
             return None
         hours = parse_span(self.model.spec.retention.files).total_seconds() / 3600
@@ -221,16 +221,16 @@ class Maintenance:
     def _vacuum_by_spark(self, table: str, hours: float) -> None:
         self.on_progress(f"removing unneeded files of {table}")
         spark = self.model.warehouse.spark
-        # Its log would be two commits a run that nobody reads.
+        # The log of VACUUM would add two commits a run, which nobody reads.
         spark.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")
-        # By default 10,000 tasks list the folders of a table.
+        # By default Spark lists the folders of a table with 10,000 tasks.
         tasks = 4 * spark.sparkContext.defaultParallelism
         spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
         with _silence_console(self.model.warehouse):
             spark.sql(f"VACUUM delta.`{self.model.warehouse.path(table)}` RETAIN {hours:g} HOURS")
 
     def _remove_folder(self, name: str, remove: bool) -> bool:
-        """Tell if a checkpoint's folder exists, and remove it if asked to."""
+        """Return whether a checkpoint's folder exists, and remove the folder if `remove` is true."""
         if not name.startswith(CHECKPOINTS) or ".." in name:
             raise UserError(
                 f"the checkpoint {name} is in no folder of this warehouse, so it is not removed", RUN_FAILED
@@ -239,20 +239,20 @@ class Maintenance:
 
 
 def list_tables(tables: Tables, model: str) -> list[str]:
-    """Return the tables that maintenance of a model compacts, those of all models included."""
+    """Return the tables that maintenance of a model compacts, including the tables that all models share."""
     own = (estimates(model), archive(model), format_table_name(model), forecasts(model))
     names = (*own, *list_downstream_tables(model), *list_history_tables(model), *SHARED)
     return [table for table in names if tables.exists(table)]
 
 
 def find_held_generations(tables: Tables, model: str) -> set[str]:
-    """Return the generations that a driver holds, from the log of drivers."""
+    """Return the generations that a running driver holds, according to the log of drivers."""
     drivers = DriverLog.of(tables, model).list_drivers()
     return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
 
 
 def find_unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
-    """Return the tables not to vacuum, with the reason: the monitor or forecast skill has yet to read their files."""
+    """Return the tables not to vacuum, with the reason: the monitor or forecast skill has not yet read their files."""
     verb, lag = find_largest_lag(model.warehouse, model.spec)
     if lag < parse_span(model.spec.retention.files):
         return {}
@@ -261,7 +261,7 @@ def find_unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
 
 
 def format_result(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
-    """Return what maintenance has removed, or, if `dry`, would remove, as lines of a report."""
+    """Return the lines of a report on what maintenance has removed or, if `dry`, would remove."""
     would = "would remove" if dry else "removed"
     lines = [f"{model}: dry run, nothing was changed"] if dry else []
     for what in ("generations", "snapshots"):
@@ -296,7 +296,7 @@ def format_result(model: str, result: Mapping[str, Any], dry: bool) -> list[str]
 
 @contextmanager
 def _silence_console(warehouse: Warehouse) -> Iterator[None]:
-    """Discard what VACUUM prints on standard output, which belongs to the report."""
+    """Discard what VACUUM prints on standard output, because standard output is for the verb's report."""
     jvm: Any = warehouse.spark._jvm
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
     before = console.out()

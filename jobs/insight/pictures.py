@@ -1,6 +1,6 @@
 """Pictures of a model's health and of the comparison of two versions: the old one in orange, the new one in blue.
 
-Two stand beside each other on a desk, and one on a phone. Needs matplotlib.
+Pages show two pictures side by side on a desktop, and one below the other on a phone. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from jobs.upgrades.comparison.statistics import VersionSums
 
 Floats = NDArray[np.float64]
 LINES = [("estimate, 95 % band", ESTIMATE, "-")]
-"""Name, colour and style of the estimates of a key."""
+"""Name, colour and style of the line with a key's estimates."""
 FLAG_COLOURS = (BOUND, SMOOTHED, "#7a4fa3", "#2e8540", MEASURED, INK)
 SIDE_COLOURS = {"old": SMOOTHED, "new": ESTIMATE}
 
 
 class NisCourse(NamedTuple):
-    """NIS per component over time: of each bin its middle in microseconds, ratio, and measured components (B,).
+    """NIS per component over time: the middle of each bin in microseconds, the ratio, and the measured components (B,).
 
-    error: half the width of the 95 % interval of each ratio, if it is known; the points of an unknown one are joined.
+    error: half the width of the 95 % interval of each ratio; None means unknown, and then a line joins the points.
     """
 
     time: NDArray[np.int64]
@@ -63,7 +63,7 @@ class NisCourse(NamedTuple):
 
 
 def make_health_nis(health: Health) -> list[NisCourse]:
-    """Return the NIS of a model, with errors of independent rows."""
+    """Return the NIS of a model, with the errors that hold if rows are independent."""
     one = health.over_time
     seen = one.degrees > 0
     nis, nis2, judged, degrees = (values[seen] for values in (one.nis, one.nis2, one.judged, one.degrees))
@@ -73,7 +73,7 @@ def make_health_nis(health: Health) -> list[NisCourse]:
 
 
 def make_version_nis(content: ComparisonContent) -> list[NisCourse]:
-    """Return the NIS of both versions, the new one last."""
+    """Return the NIS of both versions, the new version last."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return [
             NisCourse(
@@ -89,9 +89,9 @@ def make_version_nis(content: ComparisonContent) -> list[NisCourse]:
 
 @render_for_page
 def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, int] | None = None) -> None:
-    """Draw NIS per component over time, and the band of a correct model (of the last course).
+    """Draw NIS per component over time, and the band in which a correct model's NIS lies (for the last course).
 
-    first_rows: the first event time of each generation, whose hand-overs are drawn.
+    first_rows: the first event time of each generation, at which the hand-over is drawn.
     """
     for one in courses:
         if one.error is None:
@@ -114,7 +114,7 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
             elinewidth=0.8,
             markersize=4,
         )
-        # Room for the legend above the error bars.
+        # Leave room for the legend above the error bars.
         ax.set_ylim(0, 1.12 * compute_axis_end(one.ratio + one.error, least=2.0))
     _draw_hand_overs(ax, first_rows or {})
     finish_nis(ax, convert_dates(courses[-1].time), courses[-1].degrees)
@@ -124,7 +124,7 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
 def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]]) -> None:
     """Draw the newest estimates of a key with their 95 % bands, over the measurements.
 
-    lines: name, colour and style of each of its lines.
+    lines: name, colour and style of each of the example's lines.
     """
     if len(one.measured):
         draw_measured(ax, convert_dates(one.measured_at), one.measured)
@@ -170,7 +170,7 @@ def compute_wilson_interval(inside: NDArray[np.float64], rows: NDArray[np.float6
 
 @render_for_page
 def draw_keys(ax: Axes, health: Health) -> None:
-    """Draw each key's NIS per component over its measured components, with the bounds that narrow with them."""
+    """Draw each key's NIS per component over its number of measured components, with the narrowing 95 % bounds."""
     known = health.keys.degrees > 0
     draw_nis_of_keys(ax, health.keys.degrees[known], health.keys.ratio[known], ESTIMATE)
     ax.set_title("NIS of each key (red: outside its 95 % bounds)")
@@ -178,7 +178,7 @@ def draw_keys(ax: Axes, health: Health) -> None:
 
 @render_for_page
 def draw_rows(ax: Axes, health: Health) -> None:
-    """Draw rows with an estimate over time, and those with a flag."""
+    """Draw the numbers of estimated rows and of flagged rows over time."""
     one = health.over_time
     time = convert_dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
@@ -194,7 +194,7 @@ def draw_rows(ax: Axes, health: Health) -> None:
 
 @render_for_page
 def draw_lag(ax: Axes, health: Health) -> None:
-    """Draw what the stream lagged behind at the end of each micro-batch."""
+    """Draw the number of rows that still waited at the end of each micro-batch."""
     some = [one for one in health.progress if one.get("lag_rows") is not None][-2000:]
     names = list(dict.fromkeys(one["generation"] for one in some))
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
@@ -208,9 +208,9 @@ def draw_lag(ax: Axes, health: Health) -> None:
             linewidth=1.0,
             label=name,
         )
-    # Rows are whole, and often none waits.
+    # Counts of rows are integers, and often no row waits.
     ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
-    if len(some) == 1:  # matplotlib shows years around a single time
+    if len(some) == 1:  # for a single time, matplotlib would show an axis of years
         at = convert_dates(np.array([some[0]["started_at"].timestamp() * 1e6], np.int64))[0]
         minutes = np.timedelta64(5, "m")
         ax.set_xlim(at - minutes, at + minutes)
@@ -221,7 +221,7 @@ def draw_lag(ax: Axes, health: Health) -> None:
 
 @render_for_page
 def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: float | None) -> None:
-    """Draw how a parameter is distributed over the keys, and the value that keys lean on."""
+    """Draw how a parameter is distributed over the keys, and the population's value, to which keys are shrunk."""
     bins: Any = 30
     if values.min() > 0 and values.max() > 30 * values.min():
         bins = np.geomspace(values.min(), values.max(), 31)
@@ -236,7 +236,7 @@ def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: flo
 
 @render_for_page
 def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], errors: list[float]) -> None:
-    """Draw a parameter of all keys, or of each group, with error bars of 95 %."""
+    """Draw the parameter's value for all keys, or for each group, with 95 % error bars."""
     half = BAND * np.nan_to_num(np.array(errors, float))
     ax.errorbar(values, range(len(values)), xerr=half, fmt="o", color=ESTIMATE, capsize=4, markersize=5)
     ax.set_yticks(range(len(values)), [shorten_name(label) for label in labels])
@@ -245,7 +245,7 @@ def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], err
 
 
 def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
-    """Draw where, in event time, each later generation's live rows begin."""
+    """Draw the event time at which the live rows of each later generation begin."""
     order = sorted(first_rows.items(), key=lambda item: (item[1], item[0]))
     for name, first in order[1:]:
         ax.axvline(convert_dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
@@ -274,7 +274,7 @@ def draw_gain(ax: Axes, content: ComparisonContent) -> None:
 
 @render_for_page
 def draw_gain_by_key(ax: Axes, content: ComparisonContent) -> None:
-    """Draw the log-likelihood that the new version gains per row of each key."""
+    """Draw the distribution over keys of the log-likelihood that the new version gains per row."""
     numbers = content.comparison.numbers
     known = content.gain[np.isfinite(content.gain)]
     if known.size:
@@ -287,7 +287,7 @@ def draw_gain_by_key(ax: Axes, content: ComparisonContent) -> None:
 
 
 def _draw_interval(ax: Axes, time: Any, gain: Any, total: dict[str, Any], rows: int) -> None:
-    """Draw the 95 % interval of the whole gain as an error bar at its end, where there is an interval."""
+    """Draw the 95 % interval of the total gain as an error bar at the end of the line, if the interval is known."""
     if total["low"] is None or not len(gain):
         return
     below, above = (total["mean"] - total["low"]) * rows, (total["high"] - total["mean"]) * rows
@@ -299,7 +299,7 @@ def _draw_interval(ax: Axes, time: Any, gain: Any, total: dict[str, Any], rows: 
 
 @render_for_page
 def draw_nis_by_key(ax: Axes, content: ComparisonContent, side: str) -> None:
-    """Draw NIS per component of one version's keys, with the bounds of a correct model."""
+    """Draw NIS per component of each key of one version, with the bounds of a correct model."""
     sums = content.by_key[side]
     known = np.isfinite(sums.nis) & (sums.degrees > 0)
     ratio = sums.nis[known] / sums.degrees[known]
@@ -310,13 +310,13 @@ def draw_nis_by_key(ax: Axes, content: ComparisonContent, side: str) -> None:
 
 
 def list_biased(content: ComparisonContent) -> list[str]:
-    """Return the sides that have written innovations."""
+    """Return the sides whose estimates have innovations."""
     return [side for side in content.by_key if content.comparison.numbers["bias"][side] is not None]
 
 
 @render_for_page
 def draw_bias(ax: Axes, content: ComparisonContent, side: str) -> None:
-    """Draw the mean normalised innovation of each key of one version, with its bounds."""
+    """Draw the mean normalised innovation of each key of one version, with the bounds of a correct model."""
     means = {one: _compute_mean_innovation(content.by_key[one]) for one in list_biased(content)}
     count, mean = means[side]
 
@@ -331,7 +331,7 @@ def draw_bias(ax: Axes, content: ComparisonContent, side: str) -> None:
 
 
 def _write_keys_title(ax: Axes, content: ComparisonContent, side: str, outside: float | None) -> None:
-    """Write what the dots of one version's keys are."""
+    """Write the title of a picture with a dot for each key of one version."""
     ax.set_title(
         f"{_format_version(content, side)}\n{format_number(outside, '.1%', '?')} of the keys outside (red; "
         f"5 % expected)"
@@ -339,7 +339,7 @@ def _write_keys_title(ax: Axes, content: ComparisonContent, side: str, outside: 
 
 
 def list_lines(content: ComparisonContent) -> list[tuple[str, str, str]]:
-    """Return name, colour and style of both versions' lines."""
+    """Return name, colour and style of the lines of both versions."""
     return [
         (_format_version(content, side), SIDE_COLOURS[side], style)
         for side, style in (("old", "--"), ("new", "-"))

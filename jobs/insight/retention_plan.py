@@ -1,14 +1,14 @@
 """Plan which of a model's generations, snapshots and estimates may be removed. A pure function: no Spark, no clock.
 
-These are always kept, whatever the settings:
+The plan always keeps the following, whatever the settings:
 
-- a live or shadow generation, one that a driver still holds, and the one that `rollback` makes live again;
+- a live or shadow generation, a generation that a driver still holds, and the generation to which `rollback` returns;
 - the snapshot from which any kept generation started;
-- the model's last good snapshot that a stream can start from, and the last one of the deployed version and of the
-  version of each kept generation;
+- the newest good snapshot from which a stream can start: of the model, of the deployed version, and of the version of
+  each kept generation;
 - estimates that are part of the live ones now, or would be after a roll-back to a kept generation.
 
-Of the rest the newest and the young ones are kept, by the spec's section `retention`.
+Of all others, the plan keeps the newest and the young ones, as the spec's section `retention` says.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class RetentionPlan(NamedTuple):
-    """The names of what may be removed, oldest first, and the reason for each of the others.
+    """The names that may be removed, oldest first, and for each other name the reason to keep it.
 
-    estimates: generations whose estimates may be removed, if the spec or the command wants it.
+    estimates: generations whose estimates may be removed if the spec or the command asks for it.
     """
 
     generations: list[str]
@@ -58,11 +58,11 @@ def plan_retention(
     deployed: str,
     driven: Collection[str] = (),
 ) -> RetentionPlan:
-    """Return the plan for one model.
+    """Return the retention plan for one model.
 
     Args:
-        generations: all of the model's.
-        manifests: all of the model's.
+        generations: all generations of the model.
+        manifests: all manifests of the model.
         rules: the spec's section `retention`.
         now: the current time.
         deployed: fingerprint of the deployed spec.
@@ -113,7 +113,7 @@ def choose_kept_snapshots(
     now: datetime,
     deployed: str,
 ) -> dict[str, str]:
-    """Return the snapshots to keep, each with the reason; `generations` are the kept ones."""
+    """Return the snapshots to keep, each with the reason; `generations` are the kept generations."""
     good = sorted(
         (one for one in manifests if one.status == GOOD),
         key=lambda one: (one.committed_at or now, one.snapshot_id),
@@ -142,5 +142,5 @@ def choose_kept_snapshots(
 
 
 def list_lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
-    """Return the generations whose estimates are part of the live ones if any of the kept generations is live."""
+    """Return the generations whose estimates would be part of the live ones if a kept generation were live."""
     return {one.generation for first in kept for one in walk_ancestors(generations, first)}

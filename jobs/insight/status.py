@@ -1,6 +1,6 @@
-"""The status of a model (its snapshots, generations, positions and lag), and the alarms that follow from it.
+"""The status of a model (snapshots, generations, positions and lag), and the alarms that follow from it.
 
-An alarm is a stream or query without progress, a failed driver, or a difference that a verification has found.
+An alarm reports a stream or query without progress, a failed driver, or a difference that a verification has found.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _read_generation(warehouse: Tables, one: Generation, newest: int | None) -> 
         "last_batch_at": last_batch_at,
         "progress": progress,
         "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
-        # A lease without its driver: the driver was killed, and the next one resumes from the checkpoint.
+        # The lease has no running driver: the driver was killed, and the next one resumes from the checkpoint.
         "driver_lost": holder is not None and not running,
         "heartbeat": one.heartbeat,
         "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
@@ -101,7 +101,7 @@ def _read_generation(warehouse: Tables, one: Generation, newest: int | None) -> 
 
 
 def _read_topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
-    """Return the lag as of the last micro-batch; the broker alone knows the present one."""
+    """Return the lag as of the last micro-batch, because only the broker knows the present lag."""
     rows = None if progress is None else progress["lag_rows"]
     if not rows or last_batch_at is None:
         return Lag(rows, None if rows is None else 0.0)
@@ -109,11 +109,11 @@ def _read_topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | N
 
 
 def find_alarms(models: Sequence[dict[str, Any]], after: float, now: datetime) -> list[str]:
-    """Return a sentence for each stream or query that has let rows wait for `after` seconds, or whose driver failed.
+    """Return sentences on streams and queries whose rows wait too long, failed drivers, and found differences.
 
     Args:
-        models: the models of the report of `status`.
-        after: seconds.
+        models: the models in the report of `status`.
+        after: how long rows may wait, in seconds.
         now: the current time.
     """
     found: list[str] = []
@@ -129,7 +129,7 @@ def find_alarms(models: Sequence[dict[str, Any]], after: float, now: datetime) -
 
 
 def describe_stream_alarm(generation: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return the alarm of a generation's stream, None without one."""
+    """Return the alarm of a generation's stream; None if there is no alarm."""
     name, running = generation["generation"], generation["driver"] is not None
     if not running and generation["last_error"]:
         return f"the driver of {name} ended with an error: {generation['last_error']}"
@@ -137,7 +137,7 @@ def describe_stream_alarm(generation: dict[str, Any], after: float, now: datetim
     if not waiting or seconds is None:
         return None
     last: datetime | None = generation["last_batch_at"]
-    since = now - timedelta(seconds=seconds)  # before that, no row waited
+    since = now - timedelta(seconds=seconds)  # no row waited before this time
     quiet = (now - (since if last is None else max(since, last))).total_seconds()
     if quiet <= after:
         return None
@@ -158,7 +158,7 @@ def describe_stream_alarm(generation: dict[str, Any], after: float, now: datetim
 
 
 def describe_query_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return the alarm of a model's monitor or forecast skill, None without one."""
+    """Return the alarm of a model's monitor or forecast skill; None if there is no alarm."""
     name = one["follower"]
     if one["driver"] is None and one["last_error"]:
         return f"its {name} ended with an error: {one['last_error']}"
@@ -175,7 +175,7 @@ def describe_query_alarm(one: dict[str, Any], after: float, now: datetime) -> st
 
 
 def describe_difference(last: dict[str, Any] | None) -> str | None:
-    """Return the alarm of a model's last verification, None if nothing differed."""
+    """Return the alarm of a model's last verification; None if it found no difference."""
     if last is None or last["outcome"] != DIFFERENT:
         return None
     at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

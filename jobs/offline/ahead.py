@@ -1,6 +1,6 @@
 """Forecast keys from their states.
 
-For steps, until a time, at given horizons, or through the inputs of future rows. No Spark.
+The horizon is a number of steps, a time, a list of horizons, or the rows of a file of future inputs. No Spark.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ Floats = NDArray[np.float64]
 class Future(NamedTuple):
     """The N rows of a file of future inputs.
 
-    file: name of the file; keys: the texts of each key column; time (N,) microseconds; control (c, N)
-    inputs: (i, N) if the file has the columns of the spec's `inputs`; None: the inputs of the keys' table stay valid
+    file: the name of the file.
+    keys: the texts of each key column.
+    time: (N,) microseconds.
+    control: (c, N).
+    inputs: (i, N) if the file has the columns of the spec's `inputs`; None means that the inputs of the keys' table
+        apply.
     """
 
     file: str
@@ -79,10 +83,10 @@ def read_future(spec: ModelSpec, file: str) -> Future:
 def plan_future_steps(
     future: Future, keys: list[pa.Array], last: Ints, inputs: Floats, horizon: Horizon
 ) -> ForecastSteps:
-    """Return the steps of K keys through the future rows after their newest ones.
+    """Return the steps of K keys through the future rows after each key's newest row.
 
     Args:
-        future: the rows.
+        future: the future rows.
         keys: the texts of the K keys, column by column.
         last: (K,) time of each key's newest row.
         inputs: (i, K) each key's inputs from the table, used if the file has no inputs.
@@ -126,7 +130,7 @@ def plan_future_steps(
 def _mark_wanted(
     file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
 ) -> NDArray[np.bool_]:
-    """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks a wanted row."""
+    """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks such a row."""
     steps, end, length = horizon.steps, horizon.end, horizon.length
     count = np.bincount(key, minlength=len(last))
     if length is None:
@@ -168,9 +172,11 @@ def _format_moment(keys: list[pa.Array], k: int, time: int) -> str:
 
 
 class ForecastKeys(NamedTuple):
-    """K keys that are to be forecast.
+    """K keys to forecast.
 
-    names: the texts of each key column; states: the states of the keys; inputs: (i, K) the inputs of the keys
+    names: the texts of each key column.
+    states: the states of the keys.
+    inputs: (i, K) the inputs of the keys.
     """
 
     names: Sequence[pa.Array]
@@ -179,11 +185,14 @@ class ForecastKeys(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Forecasts of the J of K keys that have a time within the horizon.
+    """Forecasts of J of K keys: those with a time within the horizon.
 
-    kept (J,) their places among the keys; time (S, J) microseconds; wanted (S, J) whether the time is within the
-    horizon; expected: the forecasts; length: microseconds of a step, None where steps have none; omitted: keys without
-    a time within the horizon
+    kept: (J,) the places of these keys among the K keys.
+    time: (S, J) microseconds.
+    wanted: (S, J) whether the time is within the horizon.
+    expected: the forecasts.
+    length: microseconds of a step; None means that steps have no common length.
+    omitted: number of keys without a time within the horizon.
     """
 
     kept: Ints
@@ -200,7 +209,7 @@ class Ahead(NamedTuple):
 
     @property
     def flagged(self) -> int:
-        """Return how many of the forecasts have a flag."""
+        """Return the number of forecasts with a flag."""
         return int((self.expected.flag != 0)[self.wanted].sum())
 
 
@@ -223,12 +232,12 @@ def forecast_ahead(
     """Forecast K keys from their states.
 
     Args:
-        spec: spec of the model.
-        kernel: filter of the model.
+        spec: the spec of the model.
+        kernel: the filter of the model.
         keys: the keys.
         horizon: the horizon of the forecasts.
         future: inputs of future rows, for a model with controls or inputs.
-        typical: microseconds of a step if the horizon has no length.
+        typical: microseconds of a step, used if the horizon has no step length.
 
     Raises:
         UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
@@ -253,7 +262,7 @@ def forecast_ahead(
 def _forecast_steps(
     kernel: Filter, states: kalman.KeyStates, time: Ints, u: Floats | None, unit: float, direct: bool
 ) -> Forecast:
-    """Forecast step by step; `direct`: reach each time by one step from the state, as `skill` does."""
+    """Forecast step by step or, if `direct`, reach each time by one step from the state, as `skill` does."""
     if not direct:
         dt = np.diff(time, axis=0, prepend=states.event_time[None]) / unit
         return forecast(kernel, states, dt, u)
@@ -265,10 +274,13 @@ def _forecast_steps(
 
 
 class ForecastRows(NamedTuple):
-    """N forecasts, those of a key together.
+    """N forecasts; the forecasts of each key follow each other.
 
-    key (N,) its place among the K keys that were given; step (N,) the number among its wanted steps, from 1; time (N,)
-    microseconds; flag (N,) codes of `kalman.FLAGS`; columns: mean, covariance and bounds of state and measurement
+    key: (N,) the place of the forecast's key among the K given keys.
+    step: (N,) the number of the forecast among the key's wanted steps, from 1.
+    time: (N,) microseconds.
+    flag: (N,) codes of `kalman.FLAGS`.
+    columns: mean, covariance and bounds of state and measurement.
     """
 
     key: Ints
@@ -279,7 +291,10 @@ class ForecastRows(NamedTuple):
 
 
 def list_forecasts(spec: ModelSpec, found: Ahead, probability: float) -> ForecastRows:
-    """Return the wanted forecasts of a model's keys as rows; probability: that a value lies between its bounds."""
+    """Return the wanted forecasts of a model's keys as rows.
+
+    probability: the probability that a value lies between its bounds.
+    """
     key, step = np.nonzero(found.wanted.T)
     expected, columns = found.expected, list[ForecastColumn]()
     for prefix, names, mean, packed in (

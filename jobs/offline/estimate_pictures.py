@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PANELS = 3
-"""Maximum number of panels per key: one per measurement, or per state if H is not constant."""
+"""The maximum number of panels per key: a panel for each measurement, or for each state if H is not constant."""
 FORMATS = (".png", ".html")
 _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
 
@@ -98,7 +98,7 @@ def _count_components(one: KeySeries) -> NDArray[np.int64]:
 
 
 def _draw_panel(ax: Axes, one: KeySeries, number: int, measuring: LinearMeasuring | None) -> None:
-    """Draw one measurement, or one state if it is not known how the states give the measurements."""
+    """Draw a measurement or, if the states do not give the measurements by constant numbers, a state."""
     measured = one.measured[number] if measuring is not None else np.full(len(one.time), np.nan)
     lines = []
     for line, (label, colour) in zip(one.lines, _NAMES, strict=False):

@@ -1,6 +1,6 @@
-"""Estimates of some keys as series to draw.
+"""Read estimates of some keys as series to draw.
 
-From the chosen table of the warehouse or from an output of `filter`. No Spark.
+They come from a table of the warehouse, or from an output of `filter`. No Spark.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def need_estimates(tables: Tables, model: str, which: str) -> str:
     """Return the table of a model's live estimates, or of the estimates of its history.
 
     Raises:
-        UserError: there are no estimates; the message names the command that makes them.
+        UserError: the table does not exist; the message names the command that makes it.
     """
     name = (estimates if which == LIVE else estimates_history)(model)
     if tables.exists(name):
@@ -84,8 +84,12 @@ class StateEstimates(NamedTuple):
 class KeySeries(NamedTuple):
     """The estimates of one key, in the order of time.
 
-    key: text of the key; time (N,) datetime64[us]; lines: the estimate, and the smoothed estimate if there is one; nis
-    (N,), NaN if missing; flagged (N,); measured (m, N), NaN if missing or unknown
+    key: the text of the key.
+    time: (N,) datetime64[us].
+    lines: the estimate, and the smoothed estimate if there is one.
+    nis: (N,), NaN if missing.
+    flagged: (N,).
+    measured: (m, N), NaN if missing or unknown.
     """
 
     key: str
@@ -96,7 +100,7 @@ class KeySeries(NamedTuple):
     measured: Floats
 
     def newest(self, rows: int | None) -> KeySeries:
-        """Return only the newest `rows` rows; None: all rows."""
+        """Return the series with only its newest `rows` rows; None means all rows."""
         if rows is None:
             return self
         lines = [StateEstimates(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
@@ -116,11 +120,11 @@ def read_warehouse_series(
     """Return the live estimates of a model, or the estimates of its history.
 
     Args:
-        root: root of the warehouse.
-        spec: spec of the model.
+        root: the root of the warehouse.
+        spec: the spec of the model.
         which: `live` or `history`.
-        keys: the keys; empty: the first keys.
-        count: number of keys if `keys` is empty.
+        keys: the keys; an empty list means the first keys.
+        count: the number of keys if `keys` is empty.
 
     Raises:
         UserError: there are no such estimates or keys, or the warehouse cannot be read without Spark.
@@ -158,14 +162,14 @@ def read_file_series(
     """Return the estimates of a file written by `filter`.
 
     Args:
-        spec: spec of the model.
-        path: path of the file.
-        measured: file, folder or glob of the filtered measurements; None: measurements are not drawn.
-        keys: the keys; empty: the first keys.
-        count: number of keys if `keys` is empty.
+        spec: the spec of the model.
+        path: the path of the file.
+        measured: file, folder or glob of the filtered measurements; None means that measurements are not drawn.
+        keys: the keys; an empty list means the first keys.
+        count: the number of keys if `keys` is empty.
 
     Raises:
-        UserError: a file cannot be read, or was not written by `filter` with this spec; there are no such keys.
+        UserError: a file cannot be read, `filter` did not write it with this spec, or it does not have a wanted key.
     """
     source = read(path)
     names, times = _list_key_texts(spec, source), _parse_times(spec, source, str(path))
@@ -196,7 +200,7 @@ def read_file_series(
 
 
 class _Estimates(NamedTuple):
-    """Estimates of N rows in any order: text of the key, microseconds, lines, NIS, whether flagged."""
+    """Estimates of N rows in any order: text of the key, microseconds, lines, NIS, and whether the row has a flag."""
 
     key: NDArray[np.object_]
     time: NDArray[np.int64]
@@ -214,7 +218,7 @@ class _Measured(NamedTuple):
 
 
 def _format_keys(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
-    """Return keys in the form of the tables: a JSON array for several key columns; `a,b` is accepted for such a key."""
+    """Return keys in the form of the tables: a JSON array for several key columns, which may be given as `a,b`."""
     if len(spec.key) < 2:
         return list(keys)
     return [key if key.startswith("[") else _format_json(key.split(",")) for key in keys]
@@ -252,7 +256,7 @@ def _build_series(
 
 
 def _parse_estimates(spec: ModelSpec, source: RawRows, prefix: str, where: str) -> StateEstimates | None:
-    """Return the estimates of rows, or the smoothed estimates with a prefix; None if there are none."""
+    """Return the estimates of rows; with a prefix, the smoothed estimates. None means that these columns are absent."""
     mean, covariance = f"{prefix}mean", f"{prefix}covariance"
     columns, states = source.columns, spec.states
     if mean in columns:  # Parquet
@@ -277,7 +281,7 @@ def _convert_lists(column: pa.ListArray) -> Floats:
 
 
 def _build_matrices(values: Floats, n: int) -> Floats:
-    """Return matrices (N, n, n) from n variances or n * n numbers each."""
+    """Return matrices (N, n, n) from n variances or n * n covariances of each row."""
     if values.shape[1] == n * n:
         return values.reshape(-1, n, n)
     matrices = np.full((len(values), n, n), np.nan)
@@ -327,7 +331,7 @@ def _parse_times(spec: ModelSpec, source: RawRows, file: str) -> NDArray[np.int6
 
 
 def _parse_numbers(source: RawRows, names: Sequence[str], where: str) -> Floats:
-    """Return the numbers (d, N) in columns, NaN for a missing number."""
+    """Return the numbers (d, N) in columns, with NaN for a missing number."""
     absent = [name for name in names if name not in source.columns]
     if absent:
         raise UserError(f"{where}: has no column '{absent[0]}'; was it written with another spec?")

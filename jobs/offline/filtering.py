@@ -1,6 +1,6 @@
-"""Filter, or smooth, the rows of a file, judge the model's fit by its innovations.
+"""Filter or smooth the rows of a file, and judge the model's fit by its innovations.
 
-And write results to CSV or Parquet atomically. No Spark.
+Results are written to CSV or Parquet atomically. No Spark.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def check_target(target: Path, source: Path) -> None:
     """Check that the results of `source` can be written to `target`.
 
     Raises:
-        UserError: the format is unknown, the folder does not exist, the target is a folder or the source itself, or a
-            name is not a valid file name.
+        UserError: the format is unknown, the folder does not exist, the target is a folder or the source, or a name is
+            not a valid file name.
     """
     for path in (target, source):
         parse_path(str(path))
@@ -61,9 +61,9 @@ def check_target(target: Path, source: Path) -> None:
 def build_list_columns(
     path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
 ) -> dict[str, pa.Array]:
-    """Return the columns of values (d, N): a column of lists in Parquet, one for each of d parts in CSV.
+    """Return the columns of values (d, N): in Parquet a column of lists, in CSV a column for each of the d parts.
 
-    Without parts (and d = 1) the CSV column has the field's name.
+    Without names of parts (and with d = 1) the CSV column has the field's name.
     """
     if path.suffix.lower() == ".csv" and parts is None:
         return {field: arrow.build_numbers(values[0])}
@@ -81,7 +81,7 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
     write = _build_writer(path, pa.table(columns))
     temporary: Path | None = None
     try:
-        # A new file with an unpredictable name: a prepared link under a known name would redirect the rows.
+        # A new file with an unpredictable name: under a known name, a prepared link could redirect the rows.
         handle, name = tempfile.mkstemp(".part", ".", path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -107,11 +107,11 @@ def _build_writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
 LAGS = 10
 
 FEWEST = 3 * LAGS
-"""Number of innovations that a key needs for a meaningful test of their correlation."""
+"""The number of innovations that a key needs for a meaningful test of their correlation."""
 
 
 class ModelFit(NamedTuple):
-    """Counts of keys: with a NIS, with a NIS outside its bounds, tested for correlation, correlated."""
+    """Numbers of keys: with a NIS, with a NIS outside its bounds, tested for correlation, and correlated."""
 
     keys_judged: int
     keys_nis_outside: int
@@ -130,7 +130,11 @@ class ModelFit(NamedTuple):
 
 
 def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> ModelFit:
-    """Test the NIS (N,), NaN for a flagged row, and the normalised innovations (m, N) of rows of keys (N,)."""
+    """Test the fit by the NIS (N,) and the normalised innovations (m, N) of rows; a flagged row has the NIS NaN.
+
+    key: (N,) number of each row's key.
+    keys: the number of keys.
+    """
     components = np.isfinite(innovations).sum(axis=0)
     whole = consistency(key, nis, np.maximum(components, 1), keys)
     correlated = np.zeros(keys, bool)
@@ -149,12 +153,12 @@ def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> 
 
 
 def select_unflagged_nis(out: kalman.Outputs) -> Floats:
-    """Return the NIS of rows (N,), NaN for a flagged row."""
+    """Return the NIS of rows (N,), with NaN for a flagged row."""
     return np.where(out.flag == 0, out.nis, np.nan)
 
 
 def compute_nis_ratio(nis: Floats, y: Floats) -> float | None:
-    """Return the mean NIS per measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
+    """Return the mean NIS per measured component of rows (N,) with measurements (m, N); None if no row has a NIS."""
     observed = np.isfinite(nis)
     components = int((~np.isnan(y[:, observed])).sum())
     return float(nis[observed].sum()) / components if components else None
@@ -167,9 +171,15 @@ def _format_share(part: int, whole: int) -> str:
 class FilteredRows(NamedTuple):
     """The filter's output for N input rows, in input order; NaN for a row that was not applied.
 
-    mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
-    extra name -> (d, N); fit: the test of the model's fit, None if the filter has no innovations; lost: keys whose
-    last rows are all flagged; gaps: unequal time steps, for a process with one step per row.
+    mean: (n, N).
+    covariance: (n*n, N), row by row.
+    log_likelihood: (N,).
+    nis: (N,).
+    flag: (N,) text or None.
+    extra: for each name, numbers (d, N).
+    fit: the test of the model's fit; None if the filter has no innovations.
+    lost: keys whose last rows all have a flag.
+    gaps: unequal time steps, for a process with one step per row.
     """
 
     applied: NDArray[np.bool_]
@@ -196,9 +206,9 @@ class FilteredRows(NamedTuple):
 def filter_rows(
     spec: ModelSpec, rows: ParsedRows, smooth: bool = False, prior: Prior | None = None
 ) -> FilteredRows:
-    """Filter rows in any order, and `smooth` them; rejected rows are left out.
+    """Filter rows in any order, and also smooth them if `smooth` is true; rejected rows are left out.
 
-    prior: filter and initial states of the keys; None: the spec's values.
+    prior: the filter and the initial states of the keys; None means the spec's values.
 
     Raises:
         UserError: the model's filter cannot be smoothed.
@@ -249,7 +259,7 @@ def filter_rows(
 def _filter_rows(
     spec: ModelSpec, row_filter: RowFilter, states: kalman.KeyStates, rows: kalman.SortedRows, smooth: bool
 ) -> tuple[kalman.Outputs, dict[str, Floats]]:
-    """Return the filter's outputs, and with `smooth` the smoother's columns (d, N) by name."""
+    """Return the filter's outputs and, if `smooth` is true, the smoother's columns (d, N) by name."""
     if not smooth:
         return row_filter.run(states, rows)[1], {}
     try:
@@ -321,7 +331,9 @@ def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: 
 
 
 def _list_part_names(field: str, width: int, spec: ModelSpec) -> list[str] | None:
-    """Return the CSV names of a list's numbers: states, measurements, pairs of these, or indices; None for one."""
+    """Return the CSV names of a list's numbers: states, measurements, their pairs, or indices; None for a single
+    number.
+    """
     states, measurements = spec.states, spec.measurement
     if field.endswith("mean") and width == len(states):
         return states

@@ -34,14 +34,16 @@ def forecast_keys(
     prior: Prior | None = None,
     future: Future | None = None,
 ) -> tuple[Ahead, dict[str, pa.Array]]:
-    """Filter the rows of a file and forecast each key from its newest row; also return the values of its key columns.
+    """Filter the rows of a file and forecast each key from its newest row.
+
+    Also return the values of the key columns for the keys with a state.
 
     Args:
-        spec: spec of the model.
+        spec: the spec of the model.
         source: columns of the file.
         rows: rows of the file, with the inputs of their keys.
         horizon: the horizon of the forecasts.
-        prior: filter and initial states of the keys; None: the spec's values.
+        prior: the filter and the initial states of the keys; None means the spec's values.
         future: inputs of future rows, for a model with controls or inputs.
 
     Raises:
@@ -67,7 +69,7 @@ def forecast_keys(
 def _select_keys_with_state(
     rows: ParsedRows, order: Ints, states: kalman.KeyStates
 ) -> tuple[Ints, kalman.KeyStates]:
-    """Return one row of each key with a state, in the order of the input, and the states of these keys."""
+    """Return the place of a row of each key with a state, in the order of the input, and the states of these keys."""
     codes, firsts = np.unique(rows.key[order], return_index=True)
     earliest = np.full(len(codes), len(rows.key))
     np.minimum.at(earliest, np.searchsorted(codes, rows.key[order]), order)
@@ -79,7 +81,7 @@ def _select_keys_with_state(
 
 
 def _compute_median_gap(rows: kalman.SortedRows, unit: int) -> int:
-    """Return the median time between two rows of a key, in microseconds; without such rows, the unit of time."""
+    """Return the median time between two rows of a key, in microseconds; the unit of time if no key has two rows."""
     gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
     gaps = gaps[gaps > 0]
     return int(np.median(gaps)) if len(gaps) else unit
@@ -88,14 +90,14 @@ def _compute_median_gap(rows: kalman.SortedRows, unit: int) -> int:
 def write_forecasts(
     path: Path, spec: ModelSpec, found: Ahead, keys: Mapping[str, pa.Array], probability: float
 ) -> None:
-    """Write a row for each key and wanted time, the rows of a key together.
+    """Write a row for each key and wanted time; the rows of a key follow each other.
 
     Args:
-        path: of the file.
-        spec: of the model.
+        path: the path of the file.
+        spec: the spec of the model.
         found: the forecasts.
-        keys: the values of each key column, of the keys that were forecast.
-        probability: that a value lies between its bounds.
+        keys: for each key column, its values for the keys that were forecast.
+        probability: the probability that a value lies between its bounds.
 
     Raises:
         UserError: a key column has the name of an output column, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""How far to forecast: the options, the spec's section `forecast`, and the times that follow from them. No Spark."""
+"""How far to forecast: the options, the spec's section `forecast`, and the resulting times. No Spark."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jobs.specs.model_spec import ModelSpec, takes_steps
 
 Ints = NDArray[np.int64]
 MAX_FORECASTS = 50_000_000
-"""A step that is much too short then ends in an error instead of exhausting the memory."""
+"""The maximum number of forecasts. A much too short step then gives an error instead of exhausting the memory."""
 
 
 class Horizon(NamedTuple):
-    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds.
+    """How far to forecast: `steps` steps, or until the time `end`; times in microseconds.
 
-    Through a file of future rows, a step is a row of it unless a length is given, and without steps and end all rows
-    are forecast.
-    direct: the spec's horizons in microseconds, each reached by one step; multiples: the same of a process of one step
-    a row, as numbers of steps of `length`.
+    length: the length of a step. With a file of future rows, each row is a step unless a length is given; without steps
+        and end, all rows are forecast.
+    direct: the spec's horizons, each reached by one step.
+    multiples: the spec's horizons as numbers of steps of `length`, for a process with one step per row.
     """
 
     steps: int | None = None
@@ -34,9 +34,9 @@ class Horizon(NamedTuple):
     multiples: tuple[int, ...] = ()
 
     def count_steps(self, earliest: int) -> int:
-        """Return the greatest number of steps of a key, without a file of future rows.
+        """Return the largest number of steps of a key, without a file of future rows.
 
-        earliest: the time of the oldest of the keys' newest rows.
+        earliest: the earliest of the times of the keys' newest rows.
         """
         if self.end is not None and self.length is not None:
             return max((self.end - earliest) // self.length, 1)
@@ -44,11 +44,14 @@ class Horizon(NamedTuple):
 
 
 class ForecastRequest(NamedTuple):
-    """What `forecast` is asked for, in a file or a table.
+    """The request for forecasts into a file or a table.
 
-    keys: as text, all if none is named; snapshot: None, an id or `newest`; future: a file of future rows; inputs: a
-    file of the keys' inputs; output: a file or a table, None: the model's own table; run: the id of the rows in a
-    table, None: by what they are made from
+    keys: keys as text; an empty list means all keys.
+    snapshot: None, an id or `newest`.
+    future: a file of future rows.
+    inputs: a file of the keys' inputs.
+    output: a file or a table; None means the model's table.
+    run: the id of the rows in a table; None means an id that follows from the states and the request.
     """
 
     horizon: Horizon
@@ -62,10 +65,12 @@ class ForecastRequest(NamedTuple):
 
 
 class ForecastSteps(NamedTuple):
-    """The steps of K keys from their newest rows on; a key with fewer than S steps stays at its last.
+    """The steps of K keys after their newest rows; a key with fewer than S steps repeats its last step.
 
-    time (S, K) microseconds, wanted (S, K) whether the step is to be given, u (S, c, K) or None: no inputs; length:
-    microseconds of a step, None where steps have none
+    time: (S, K) microseconds.
+    wanted: (S, K) whether the step is put out.
+    u: (S, c, K) inputs, or None.
+    length: microseconds of a step; None means that steps have no common length.
     """
 
     time: Ints
@@ -83,14 +88,14 @@ def parse_horizon(
     future: str | None = None,
     with_rows: bool = True,
 ) -> Horizon:
-    """Check a command's options and return the horizon that they ask for.
+    """Check a command's options and return the requested horizon.
 
     Args:
-        spec: of the model.
+        spec: the spec of the model.
         steps, until, every, probability: the options.
         future: a file of future inputs, whose rows are the steps unless `every` is given.
-        with_rows: rows of a file are forecast, from which the length of a step can be told. Otherwise it has to be
-            given, and the default horizons are those of the spec's section `forecast`.
+        with_rows: whether the rows of a file are forecast, which show the usual length of a step. Otherwise `every`
+            must be given, and the default horizons are those of the spec's section `forecast`.
 
     Raises:
         UserError: the options contradict each other, or the model needs future inputs and none are given.
@@ -153,7 +158,7 @@ def _read_section(spec: ModelSpec, every: str | None) -> Horizon:
 
 
 def count_section_steps(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
-    """Return the steps of each horizon of a section `forecast`; None: the model is in continuous time.
+    """Return the number of steps of each horizon of a section `forecast`; None for a model in continuous time.
 
     Raises:
         UserError: the process takes one step a row, and the section does not give the time of a step.
@@ -180,15 +185,15 @@ def _check_future(spec: ModelSpec, future: str | None) -> None:
 
 
 def plan_steps(last: Ints, horizon: Horizon, typical: int | None) -> ForecastSteps:
-    """Return the steps of K keys at the times of a horizon, without inputs; of no keys there is no step.
+    """Return the steps of K keys at the times of a horizon, without inputs; no keys give no steps.
 
     Args:
         last: (K,) time of each key's newest row.
         horizon: how far to forecast.
-        typical: microseconds of a step where the horizon gives none.
+        typical: microseconds of a step, used if the horizon has no step length.
 
     Raises:
-        UserError: the steps are too many, or reach too far.
+        UserError: there are too many steps, or they reach too far.
     """
     end, length = horizon.end, horizon.length
     if not len(last):

@@ -42,7 +42,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
 
 
 def parse_file_inputs(spec: ModelSpec, source: RawRows, file: str) -> FileInputs:
-    """Return the inputs in a source's rows; `file` is its name in errors.
+    """Return the inputs in a source's rows; `file` is the source's name in errors.
 
     Raises:
         UserError: a key is missing or appears twice, or an input is not a number.
@@ -70,13 +70,13 @@ def parse_file_inputs(spec: ModelSpec, source: RawRows, file: str) -> FileInputs
 def refuse_rows(
     file: str, reason: NDArray[np.object_], names: Mapping[str, Sequence[pa.Array]], need: str
 ) -> None:
-    """Refuse a file with unusable rows.
+    """Raise an error if a file has unusable rows.
 
     Args:
-        file: name of the file in errors.
-        reason: (N,) reason why a row is unusable, or None.
+        file: the name of the file in errors.
+        reason: (N,) the reason why each row is unusable, or None.
         names: columns that identify a row in errors, by their label.
-        need: requirement for the rows, for the message.
+        need: the requirement for the rows, for the message.
 
     Raises:
         UserError: a row is unusable.
@@ -95,13 +95,13 @@ def refuse_rows(
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
-    """Append the inputs of each row's key to its controls; a row whose key has no inputs is rejected.
+    """Append the inputs of each row's key to the row's controls; a row whose key has no inputs is rejected.
 
     Args:
-        spec: spec of the model.
+        spec: the spec of the model.
         rows: N rows.
-        keys: key columns of these rows.
-        file: file of inputs, or None.
+        keys: the key columns of these rows.
+        file: the file of inputs, or None.
 
     Raises:
         UserError: the file is missing, not needed, or unusable.
@@ -122,7 +122,7 @@ def find_key_inputs(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the inputs (i, N) of N keys, given by their columns, and which keys (N,) have inputs.
 
-    A key that is not in the table gets the spec's defaults, or 0 without defaults.
+    A key that is not in the table gets the spec's defaults, or 0 if the spec has none.
     """
     assert spec.inputs is not None
     by = spec.inputs.key or spec.key

@@ -1,6 +1,6 @@
-"""Plots of a filter's output (estimates with their band, normalised innovations, NIS).
+"""Plots of a filter's output: estimates with their band, normalised innovations, NIS.
 
-And shared parts of pictures: date axes, bounds, funnel plots.
+Also parts that several pictures use: date axes, bounds, funnel plots.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STYLE: dict[Any, Any] = {
 
 
 class Line(NamedTuple):
-    """An estimate over time and its standard deviation, (N,) each, drawn as `label` in a colour."""
+    """An estimate over time and its standard deviation, (N,) each, with the label and the colour of its line."""
 
     mean: Floats
     deviation: Floats
@@ -96,7 +96,7 @@ def format_coverage(nis: Floats, components: int | NDArray[Any] = 1) -> str:
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
-    """Draw estimates with their 95 % bands over the measurements (N,), NaN for missing ones.
+    """Draw estimates with their 95 % bands over the measurements (N,), which are NaN if missing.
 
     time: (N,) numbers or datetime64.
     """
@@ -112,7 +112,7 @@ def draw_measured(ax: Axes, time: NDArray[Any], measured: Floats) -> None:
 
 
 def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> None:
-    """Draw an estimate with its 95 % band; no band is drawn for an infinite deviation. time: (N,)."""
+    """Draw an estimate with its 95 % band over time (N,); no band is drawn for an infinite deviation."""
     half = np.where(np.isfinite(line.deviation), BAND * line.deviation, np.nan)
     ax.fill_between(
         time, line.mean - half, line.mean + half, color=line.colour, alpha=0.2, linewidth=0, zorder=2
@@ -121,7 +121,7 @@ def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> Non
 
 
 def fit_values(ax: Axes, measured: Floats, lines: list[Line]) -> None:
-    """Set the limits of the y axis to all measurements, means and usual bands: a diffuse start has a huge band."""
+    """Set the limits of the y axis to measurements, means and usual bands, because a diffuse start has a huge band."""
     known = np.concatenate(
         [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
     )
@@ -146,7 +146,9 @@ def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: fl
 
 
 def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
-    """Draw the histogram of NIS (N,) against chi-square with `degrees` (measured components) degrees of freedom."""
+    """Draw the histogram of NIS (N,) and the chi-square density with `degrees` (measured components) degrees of
+    freedom.
+    """
     values = nis[np.isfinite(nis)]
     bound = float(chdtri(degrees, 0.05))
     edge = 4 * bound
@@ -200,7 +202,7 @@ def figure(
 
 LEGEND = 8.5
 SIZE = (5.0, 3.0)
-"""Size of a report's picture in inches: at the width of a phone the axes' letters are still about ten pixels high."""
+"""The size of a report's picture in inches. On a phone, the letters of the axes are about ten pixels high."""
 
 
 def render_for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
@@ -223,7 +225,7 @@ def convert_dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
 
 
 def format_date_axis(ax: Axes, least: int = 3, most: int = 6) -> None:
-    """Give the time axis from `least` to `most` marks with short labels."""
+    """Give the time axis `least` to `most` marks with short labels."""
     locator = AutoDateLocator(minticks=least, maxticks=most)
     ax.xaxis.set_major_locator(locator)
     ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
@@ -237,7 +239,7 @@ def draw_expected(ax: Axes, value: float) -> None:
 def finish_nis(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
     """Add the band with 95 % of a correct model's values to a picture of NIS per component over time.
 
-    time, degrees: (B,) time and number of measured components of each bin.
+    time, degrees: (B,) the time of each bin and its number of measured components.
     """
     low, high = mean_bounds(1, np.maximum(degrees, 1.0))
     ax.fill_between(time, low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a correct model")
@@ -257,7 +259,7 @@ def draw_funnel(
 ) -> None:
     """Draw each key's value over its number of measured components (K,), and bounds that narrow with this number.
 
-    bounds: returns the lower and the upper bound for numbers of components. A key outside the bounds is drawn red.
+    bounds: a function that returns the lower and the upper bound for numbers of components; keys outside are drawn red.
     expected: the value expected for a correct model.
     """
     draw_expected(ax, expected)
@@ -266,7 +268,7 @@ def draw_funnel(
     for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         set_formatter(
             LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5))
-        )  # labels 60, 100, 200, without powers
+        )  # labels 60, 100, 200 instead of powers of ten
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
@@ -283,7 +285,7 @@ def draw_nis_of_keys(
 ) -> None:
     """Draw each key's NIS per component over its number of measured components (K,).
 
-    others: ratios in adjacent pictures, whose axes get the same length.
+    others: ratios in adjacent pictures, whose axes must have the same length.
     """
     draw_funnel(ax, degrees, ratio, lambda count: mean_bounds(1, count), 1.0, colour)
     ax.set_ylim(0.0, compute_axis_end(ratio, *others, least=2.0))
@@ -295,6 +297,6 @@ def shorten_name(text: str, most: int = 28) -> str:
 
 
 def compute_axis_end(*values: Floats, least: float) -> float:
-    """Return the end of an axis that starts at zero, at `least` or more; a few outliers may exceed it."""
+    """Return the end of an axis that starts at zero: at least `least`, and possibly exceeded by a few outliers."""
     known = np.concatenate([one[np.isfinite(one)] for one in values])
     return max(least, 1.15 * float(np.quantile(known, 0.99))) if known.size else least

@@ -1,6 +1,6 @@
 """The filter and initial states of the keys of a file, with learned parameters of the model, a group or a key.
 
-Parameters come from a snapshot, states do not: each key starts from the initial distribution.
+Only parameters come from a snapshot; each key starts from the initial distribution.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kalman.types import Filter
 class Prior(NamedTuple):
     """The filter, and the initial states (size, K) of the K keys of some rows.
 
-    lines, data: origin of the parameters, for a report.
+    lines, data: the origin of the parameters, for a report.
     """
 
     kernel: Filter
@@ -58,10 +58,10 @@ def build_prior(
     """Return the prior of the keys of a file's rows.
 
     Args:
-        spec: spec of the model.
+        spec: the spec of the model.
         rows: rows of the file.
         columns: columns of the file, with the key columns.
-        root: root of the warehouse.
+        root: the root of the warehouse.
         learned: learned parameters (`jobs.snapshots.learned`).
         asked: whether the user named a snapshot.
 
@@ -96,17 +96,17 @@ def read_learned_begin(
     texts: Sequence[pa.Array],
     size: int,
 ) -> tuple[NDArray[np.float64], int]:
-    """Return the initial states (size, K) of keys with learned parameters by group or key, and the number of such keys.
+    """Return the initial states (size, K) of keys, and the number of keys with learned parameters by group or key.
 
     A parameter that adapts to the innovations is part of a key's state, and keeps its initial value here.
 
     Args:
-        root: root of the warehouse.
-        spec: spec of the model.
+        root: the root of the warehouse.
+        spec: the spec of the model.
         learned: parameters by group or by key.
         kernel: the filter with the pooled parameters, for all other keys.
         texts: texts of each key column of the K keys.
-        size: K; without key columns there is one key.
+        size: the number K of keys; without key columns there is one key.
 
     Raises:
         UserError: the snapshot's rows cannot be read.
@@ -134,7 +134,7 @@ def read_learned_begin(
 
 
 def _explain_spec_values(spec: ModelSpec, learned: LearnedParameters, asked: bool) -> list[str]:
-    """Return lines with the reason why the spec's values are used, if the reader may expect other values."""
+    """Return lines with the reason for using the spec's values, if the reader may expect learned values."""
     if learned.snapshot is not None:
         said = f"snapshot {learned.snapshot} has learned none"
         return [f"parameters: the spec's values; {said}"] if asked or spec.learn is not None else []

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def find_measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,), or None if it is not constant."""
+    """Return the first row of H (n,); None if this row is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
         return None
@@ -29,14 +29,14 @@ def find_measured_direction(spec: ModelSpec) -> Floats | None:
 
 
 class LinearMeasuring(NamedTuple):
-    """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
+    """The constant matrix H (m, n) and offset (m,) by which the states give the measurements."""
 
     H: Floats
     offset: Floats
 
 
 def find_measuring(spec: ModelSpec) -> LinearMeasuring | None:
-    """Return how the states give the measurements; None where that depends on the row, or is not linear."""
+    """Return the constant map from states to measurements; None if the map depends on the row or is not linear."""
     kernel: Any = kalman.build(spec.definition())
     try:
         H = np.array(kernel.H, float)
@@ -50,5 +50,5 @@ def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -
     """Return mean and variance (N,) of h x + offset without measurement noise; only states with h != 0 are used."""
     used = np.flatnonzero(h)
     part = covariance[:, used[:, None], used]
-    with np.errstate(invalid="ignore"):  # infinity less infinity: no band is drawn
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN: no band is drawn
         return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])

@@ -1,6 +1,6 @@
-"""Say what a model makes of its rows that an estimate does not show: steps that are not equal, keys that are lost.
+"""Find faults of rows that estimates do not show: unequal time steps, and keys whose last rows all have a flag.
 
-NumPy alone, over all keys at once, for the offline commands too.
+Uses only NumPy, over all keys at once, so that the offline commands can use it too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BY_ROW = {
     "seasonal_dummy": "seasonal_trigonometric",
     "explicit": "continuous, random_walk, local_linear_trend or ornstein_uhlenbeck",
 }
-"""Processes that take one step a row, and those that take the time between rows instead."""
+"""Processes that take one step a row, each with processes that use the time between rows instead."""
 FEWEST = 5
-"""Flagged rows at the end of a key from which on it is lost: fewer may be a few bad rows that came last."""
+"""The number of flagged rows at the end of a lost key; fewer may be a few bad rows that came last."""
 REMEDIES = {
     "gated": "give robust.gate a limit, or a wider threshold",
     "non_finite": "look at their measurements, controls and times",
@@ -36,21 +36,21 @@ OTHERWISE = (
 
 
 class Gaps(NamedTuple):
-    """Steps between the rows of a key that are not the key's usual step, all steps, and the keys with such steps."""
+    """The number of steps that differ from their key's usual step, of all steps, and of keys with such steps."""
 
     gaps: int
     steps: int
     keys: int
 
     def __add__(self, other: Gaps) -> Gaps:  # type: ignore[override]
-        """Return the sums of two parts of the keys."""
+        """Return the sums for two parts of the keys."""
         return Gaps(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def count_gaps(key: Ints, time: Ints) -> Gaps:
-    """Count the steps that are nearer to none, two or more of their key's median step than to one.
+    """Count the steps that differ from their key's median step by more than half of this median.
 
-    Months and leap years are no gaps. Args: key (N,) and time (N,) of rows sorted by both.
+    The lengths of months and leap years differ by less. Args: key (N,) and time (N,) of rows sorted by both.
     """
     inside = key[1:] == key[:-1]
     step, of = np.diff(time)[inside], key[1:][inside]
@@ -63,7 +63,7 @@ def count_gaps(key: Ints, time: Ints) -> Gaps:
 
 
 def list_row_step_kinds(definition: Any) -> list[str]:
-    """Return the kinds of process in a definition that take one step a row, without those that stand still."""
+    """Return the kinds of process in a definition that take one step a row, except processes that change no state."""
     if isinstance(definition, Mapping):
         values = cast(Mapping[str, Any], definition)
         kind = values.get("kind")
@@ -75,16 +75,16 @@ def list_row_step_kinds(definition: Any) -> list[str]:
 
 
 def _is_static(process: Mapping[str, Any]) -> bool:
-    """Tell whether an explicit process leaves its states as they are: coefficients, for which no time passes."""
+    """Return whether an explicit process changes no state, such as coefficients, for which time does not matter."""
     try:
         F, Q = np.array(process.get("F"), float), np.array(process.get("Q"), float)
-    except (TypeError, ValueError):  # columns
+    except (TypeError, ValueError):  # F or Q names columns
         return False
     return F.ndim == 2 and np.array_equal(F, np.eye(len(F))) and not Q.any() and not process.get("B")
 
 
 def format_gaps(kinds: list[str], found: Gaps) -> list[str]:
-    """Return a line about steps that are not the usual one, for processes that take one step a row."""
+    """Return a line about steps that differ from the usual step, for processes that take one step a row."""
     if not kinds or not found.gaps:
         return []
     one = len(kinds) == 1
@@ -98,10 +98,12 @@ def format_gaps(kinds: list[str], found: Gaps) -> list[str]:
 
 
 class Lost(NamedTuple):
-    """Keys all of whose rows after some row are flagged, their number among `of` keys, and the flagged rows.
+    """Keys whose rows after some row all have a flag: their number among `of` keys, and the number of these rows.
 
-    worst: number, or name, of the key with the most such rows; its_rows: how many; after: its rows before them
-    flags: how many of the flagged rows have which flag; empty where that is not known
+    worst: the number or name of the key with the most such rows.
+    its_rows: the number of these rows.
+    after: the number of the key's rows before them.
+    flags: the number of flagged rows for each flag; empty if unknown.
     """
 
     keys: int
@@ -114,9 +116,10 @@ class Lost(NamedTuple):
 
 
 def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
-    """Find keys of which at least FEWEST rows at the end, half of all, are flagged; None: there is none.
+    """Find keys whose last rows all have a flag; None if there are no such keys.
 
-    Args: key (N,) and codes of flags (N,) of rows sorted by key and time.
+    These flagged rows must be at least FEWEST, and at least half of the key's rows. Args: key (N,) and codes of flags
+    (N,) of rows sorted by key and time.
     """
     if not flag.any():
         return None
@@ -145,7 +148,7 @@ def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
 
 
 def format_lost(lost: Lost, name: str, model: str) -> str:
-    """Return a line about a model's lost keys; name: of the worst one."""
+    """Return a line about a model's lost keys; name: the name of the worst key."""
     reasons = format_names(
         [flag if len(lost.flags) == 1 else f"{flag} {n:,}" for flag, n in lost.flags.items()]
     )

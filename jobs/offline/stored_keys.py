@@ -1,7 +1,7 @@
 """Read the states of the keys of a snapshot or a live stream for forecasts. No Spark.
 
-Only Spark can read a stream's checkpoint. With `sinks: {latest: true}` the newest estimate of each key is in a table.
-It is sufficient if mean and covariance, or the filter's state in the same row, are the whole state.
+Only Spark can read a stream's checkpoint. With `sinks: {latest: true}` a table has the newest estimate of each key.
+This table suffices if mean and covariance, or the filter's state in the same row, are the whole state.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _INSTEAD = (
 class StoredKeys(NamedTuple):
     """Keys with a stored state: the filter, the values of each key column, and the keys to forecast.
 
-    snapshot: the snapshot with the states, or the snapshot from which their stream began
-    generation: the live generation with these latest states; None: the states are from the snapshot
+    snapshot: the snapshot with the states, or the snapshot from which their stream began.
+    generation: the live generation with these latest states; None means that the states are from the snapshot.
     """
 
     kernel: Filter
@@ -72,11 +72,11 @@ def read_snapshot_keys(
     """Return keys of a snapshot with their states.
 
     Args:
-        root: root of the warehouse.
-        spec: spec with which the snapshot was made.
-        snapshot: id of the snapshot; None: the newest good snapshot of the spec.
-        wanted: keys as text; empty: all keys.
-        inputs: file of the keys' inputs; None: the inputs' table.
+        root: the root of the warehouse.
+        spec: the spec with which the snapshot was made.
+        snapshot: the id of the snapshot; None means the newest good snapshot of the spec.
+        wanted: keys as text; an empty list means all keys.
+        inputs: a file of the keys' inputs; None means the table of inputs.
 
     Raises:
         UserError: the snapshot or a key does not exist, or the snapshot cannot be read without Spark.
@@ -110,13 +110,15 @@ def read_snapshot_keys(
 def read_live_keys(
     root: str, spec: ModelSpec, wanted: Sequence[str], inputs: str | None
 ) -> StoredKeys | str | None:
-    """Return keys of the live stream with their states, or why they cannot be read; None: no generation is live.
+    """Return keys of the live stream with their states.
+
+    A text is the reason why the states cannot be read; None means that no generation is live.
 
     Args:
-        root: root of the warehouse.
-        spec: spec of the model.
-        wanted: keys as text; empty: all keys.
-        inputs: file of the keys' inputs; None: the inputs' table.
+        root: the root of the warehouse.
+        spec: the spec of the model.
+        wanted: keys as text; an empty list means all keys.
+        inputs: a file of the keys' inputs; None means the table of inputs.
 
     Raises:
         UserError: a wanted key has no state, or its latest estimate does not determine the state.
@@ -148,7 +150,7 @@ def read_live_keys(
 
 
 def _find_missing_part(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
-    """Return the part of the state that is missing in a model's latest estimates, or None."""
+    """Return why a model's latest estimates lack a part of the state; None if they lack no part."""
     if not follows_from_moments(kernel):
         lacks = "its estimates lack the filter's state, which they have with the section `forecast`"
         return None if with_state else lacks
@@ -170,7 +172,7 @@ def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSe
     """Refuse keys that a user has named and that have no state; where: the states in words.
 
     Raises:
-        UserError: there is such a key.
+        UserError: such a key exists.
     """
     absent = [key for key in wanted if key not in there]
     if absent:
@@ -180,7 +182,7 @@ def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSe
 
 
 def _refuse_unsure(rows: pa.Table, generation: str) -> None:
-    """Refuse latest estimates if one of them does not determine the state of its key."""
+    """Raise an error if there are no latest estimates, or if one does not determine the state of its key."""
     if not rows.num_rows:
         raise UserError(
             f"{generation} has no state yet, as it began without any and no row has come: there is nothing to forecast "
@@ -229,12 +231,12 @@ def _convert_moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
 def _add_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
 ) -> tuple[dict[str, pa.Array], ForecastKeys]:
-    """Return the key columns in their types, and the keys with their inputs."""
+    """Return the key columns with the types of the measurements table, and the keys with their inputs."""
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
     names = _split_key_columns(spec, rows)
     keys = ForecastKeys(names, states, _read_inputs(root, spec, names, len(time), inputs))
-    # The types of the measurements table: integers, else texts.
+    # The key columns have the types of the measurements table: integers, or else texts.
     types = read_column_types(root, measurements(spec.name))
     columns = {
         name: texts.cast(pa.int64()) if types.get(name) in _INTEGERS else texts

@@ -1,1 +1,1 @@
-"""Proof in production: recompute a stream's output from its lineage, and compare it to the bit."""
+"""Proof in production: recompute a stream's output from its lineage, and compare it bit by bit."""

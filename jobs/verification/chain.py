@@ -1,4 +1,4 @@
-"""Pin the chain of generations behind the live estimates: the parts that a verification recomputes, and the others."""
+"""Pin the chain of generations behind the live estimates: the parts that a verification can and cannot recompute."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jobs.storage.positions import KAFKA, describe, is_whole, parse_offsets, to_
 from jobs.streaming.exporting import find_last_whole_batch
 
 STATE = "state"
-"""`Segment.end` of the live generation: its checkpoint has the states at the end."""
+"""The value of `Segment.end` for the live generation, whose checkpoint has the states at the segment's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Generation from its snapshot to its last micro-batch, or to the pinned micro-batch of the live generation.
+    """A generation from its starting snapshot to its last micro-batch, or to the live generation's pinned micro-batch.
 
-    first, last: positions; its rows begin after `first` and end at `last`; end: snapshot exported at the end, `STATE`,
-    or None if no states are stored for the end.
+    first, last: positions in the source; the segment's rows begin after `first` and end at `last`.
+    end: the snapshot exported at the segment's end, or `STATE`; None if the states at the end are not stored.
     """
 
     generation: str
@@ -38,8 +38,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Scope of a verification: segments, the live one first; their starting snapshots; reasons for unverifiable parts.
+    """The scope of a verification: segments (the live one first), their starting snapshots, and unverifiable parts.
 
+    not_verified: the reason for each unverifiable part.
     overlaps: sentences about rows that two generations have estimated.
     """
 
@@ -50,7 +51,7 @@ class Chain:
 
 
 def find_chain(model: DeployedModel[Warehouse]) -> Chain:
-    """Return the present chain of a model's live estimates; empty if no generation is live."""
+    """Return the present chain of a model's live estimates; it is empty if no generation is live."""
     warehouse, catalog = model.warehouse, Catalog(model.warehouse)
     by_name = {one.generation: one for one in catalog.generations(model.name)}
     segments: list[Segment] = []
@@ -102,7 +103,10 @@ def _find_ended_segment(
     successor: Generation,
     exported: Manifest | None,
 ) -> Segment | str:
-    """Return the segment of an earlier generation up to a micro-batch; exported: the snapshot at the hand-over."""
+    """Return the segment of an earlier generation up to a micro-batch, or the reason why its end is unknown.
+
+    exported: the snapshot at the hand-over to the successor.
+    """
     name = generation.generation
     begins = generation.snapshot_id, generation.start_position
     if exported is not None and (exported.generation, exported.batch_id) == (name, batch):
@@ -124,7 +128,7 @@ def _find_ended_segment(
 
 
 def _check_joint(segment: Segment, successor: Generation, reasons: list[str], overlaps: list[str]) -> None:
-    """Record missing or doubly estimated rows between a generation's end and its successor's start."""
+    """Record rows between a generation's end and its successor's start that have no estimate, or two estimates."""
     ended, began = convert_to_places(segment.last), convert_to_places(successor.start_position)
     if ended == began:
         return
@@ -139,7 +143,7 @@ def _check_joint(segment: Segment, successor: Generation, reasons: list[str], ov
 
 
 def convert_to_places(position: dict[str, Any]) -> dict[int, int]:
-    """Return a position as one place per partition of a topic; a version of the measurements is partition 0."""
+    """Return a position as an offset for each partition of a topic, or as {0: version} for a table of measurements."""
     return parse_offsets(position) if position["source"] == KAFKA else {0: int(position["version"])}
 
 

@@ -1,7 +1,7 @@
 """Read the end of a segment: its states, the rows that wait for the watermark, and the watermark.
 
-Spark keeps the state of the last 100 micro-batches, and a fast stream passes these before a run has ended. So a run
-copies the live generation's state of the sampled keys at its start, and removes the copy at its end.
+Spark stores the state of the last 100 micro-batches, and a fast stream runs more than 100 before a verification has
+ended. So a run copies the live generation's state of the sampled keys at its start, and removes the copy at its end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ TABLE = "verified_ends"
 
 
 class End(NamedTuple):
-    """States and waiting rows at the end of a segment, for the checker; number of waiting rows of all keys."""
+    """The states and waiting rows at the end of a segment, in the checker's columns, and the watermark.
+
+    waiting: the number of waiting rows of all keys.
+    """
 
     rows: DataFrame
     waiting: int
@@ -45,7 +48,7 @@ class End(NamedTuple):
 def copy_state(
     model: DeployedModel[Warehouse], segment: Segment, sample: KeySample, run_id: str
 ) -> dict[str, int]:
-    """Copy the sampled states, and the waiting rows, of the live generation's pinned micro-batch.
+    """Copy the sampled states and waiting rows at the live generation's pinned micro-batch.
 
     Returns the number of waiting rows of all keys, and the watermark.
     """
@@ -71,7 +74,7 @@ def copy_state(
 
 
 def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
-    """Remove the copies of a finished run, or of all runs that are too old to be continued (None)."""
+    """Remove the copies of a finished run or, for None, of all runs that are too old to be continued."""
     old = ("copied_at", "<", datetime.now(UTC) - CONTINUED_FOR)
     of_run = old if run_id is None else ("run_id", "=", run_id)
     delete_rows(model.warehouse, TABLE, [[("model", "=", model.name), of_run]])
@@ -80,8 +83,9 @@ def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
 def end_of(
     warehouse: Warehouse, runtime: ModelRuntime, segment: Segment, run_id: str, copied: dict[str, Any] | None
 ) -> End | None:
-    """Return the end of a segment, or None if its states are not stored; copied: the result of `copy_state` in this
-    run.
+    """Return the end of a segment; None if its states are not stored.
+
+    copied: the result of `copy_state` in this run.
 
     Raises:
         CannotVerify: the states were removed, or the waiting rows are needed and unknown.

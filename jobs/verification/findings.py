@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED = "equal", "different", "nothing to verify", "not verified"
-"""Outcomes of a run: everything is equal; something differs; there was nothing to verify; a part was left out."""
+"""Outcomes of a run: everything is equal, something differs, there was nothing to verify, or a part was left out."""
 
 SHOWN = 5
-"""Maximum number of differences kept for each part."""
+"""The maximum number of differences that each part stores."""
 
 DIFFERENCES = {
     "different": "estimates that differ",
@@ -21,7 +21,7 @@ DIFFERENCES = {
     "states_different": "states that differ, are missing or belong to no key",
     "uncounted": "rows by which the counts of a generation do not add up",
 }
-"""Counts that must be 0, in words."""
+"""The counts that must be 0, with their descriptions."""
 COUNTS = (
     "landed",
     "keys",
@@ -40,10 +40,10 @@ COUNTS = (
 )
 """Names of all counts.
 
-landed: rows of all keys; rows: rows of the sampled keys; equal: estimates that are equal to the bit; close: estimates
-that are equal only within the tolerance; unrecorded: late rows that are no longer in quarantine; undecided: keys whose
-rows of one time may have been replayed in another order; states: states that are equal to the bit; numerics,
-states_numerics: estimates and states that differ, with the excuse that they were filtered with other numerics
+landed: landed rows of all keys. rows: rows of the sampled keys. equal: estimates that are equal bit by bit. close:
+estimates that are equal only within the tolerance. unrecorded: late rows that are no longer in quarantine. undecided:
+keys whose rows with the same time may have been replayed in another order. states: states that are equal bit by bit.
+numerics, states_numerics: estimates and states whose difference is excused, because other numerics filtered them
 (`kalman.NUMERICS`).
 """
 
@@ -57,7 +57,7 @@ class Findings:
 
     @classmethod
     def of(cls, *firsts: dict[str, Any], **counts: int) -> Self:
-        """Return findings with these counts, 0 for the others, and descriptions of differences (`difference`)."""
+        """Return findings with these counts, 0 for all others, and descriptions of differences."""
         return cls({**dict.fromkeys(COUNTS, 0), **counts}, list(firsts))
 
     @property
@@ -72,12 +72,12 @@ class Findings:
 
 
 def describe_difference(what: str, key: str | None = None, batch: int | None = None) -> dict[str, Any]:
-    """Return the description of a difference without a row of estimates: of a key, a micro-batch, or neither."""
+    """Return the description of a difference that concerns a key, a micro-batch, or neither, but no estimate."""
     return {"key": key, "event_time": None, "batch": batch, "what": what}
 
 
 def sum_findings(parts: Iterable[Findings]) -> Findings:
-    """Return the sum of findings, with the first few differences of all of them."""
+    """Return the sum of findings, with the first few differences from all of them."""
     total = Findings()
     firsts: list[dict[str, Any]] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Gather the rows that a verification compares, as one table by key: landed rows, refusals, estimates and states."""
+"""Gather the rows that a verification compares in one table by key: landed rows, refusals, estimates and states."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from jobs.snapshots.waiting_rows import Held
 
 _STATE_REASON = "state:"
-"""Prefix of the reason for rows that the filter has applied, but whose key then has no valid state."""
+"""Prefix of the reason for a refused row that the filter has applied, after which the key had no valid state."""
 _NAN = float("nan")
 ALL = 1_000_000
 
 
 class CannotVerify(Exception):
-    """Raised when a part cannot be verified; the report names the reason."""
+    """Raised if a part cannot be verified; the message is the reason in the report."""
 
 
 def read_states(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     """Return the state rows of a snapshot.
 
     Raises:
-        CannotVerify: the snapshot is damaged; the check of the snapshot reports this as a difference.
+        CannotVerify: the snapshot is damaged; the check of the snapshot reports this damage as a difference.
     """
     try:
         return verify(warehouse, manifest)
@@ -55,7 +55,7 @@ def read_states(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
 
 def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
-    """Return the waiting rows of a snapshot, or None if its model has no watermark.
+    """Return the waiting rows of a snapshot; None if its model has no watermark.
 
     Raises:
         CannotVerify: the waiting rows are damaged.
@@ -67,7 +67,7 @@ def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
 
 
 class KeySample(NamedTuple):
-    """Keys to verify: a share per million, chosen by a hash of key and seed; or these keys."""
+    """The keys to verify: a share per million, chosen by a hash of key and seed, or the listed `keys`."""
 
     share: int
     seed: str
@@ -83,7 +83,7 @@ class KeySample(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Pinned tables of a segment: the generation and its runtime, the versions of estimates and quarantine."""
+    """The pinned tables of a segment: the generation and its runtime, and the versions of estimates and quarantine."""
 
     warehouse: Warehouse
     generation: Generation
@@ -95,7 +95,7 @@ class Sources(NamedTuple):
 
 
 def read_landed_rows(sources: Sources) -> DataFrame:
-    """Return the landed rows of a segment, for all keys, with `_place`: the version or offset of each.
+    """Return the landed rows of a segment for all keys, with the version or offset of each row as `_place`.
 
     Raises:
         CannotVerify: the segment's rows cannot be separated from other rows.
@@ -173,7 +173,7 @@ def convert_rows(sources: Sources, rows: DataFrame) -> DataFrame:
 
 
 def read_refused_rows(sources: Sources) -> DataFrame | None:
-    """Return the rows that a generation has refused up to the segment's end, or None if there are none."""
+    """Return the rows that a generation has refused up to the segment's end; None without a quarantine table."""
     warehouse, generation, fmt = sources.warehouse, sources.generation, sources.runtime.rows
     if sources.quarantine is None:
         return None
@@ -200,7 +200,7 @@ def read_refused_rows(sources: Sources) -> DataFrame | None:
 
 
 def read_estimates(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame | None:
-    """Return the estimates of a generation up to the segment's end, or None if there are none."""
+    """Return the estimates of a generation up to the segment's end; None without a table of estimates."""
     if sources.estimates is None:
         return None
     table = sources.warehouse.read(estimates(sources.generation.model), sources.estimates)
@@ -246,7 +246,10 @@ def convert_states(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFr
 
 
 def convert_waiting_rows(kind: Kind, rows: DataFrame) -> DataFrame:
-    """Convert waiting rows, with a snapshot's columns, to the checker's columns; their place is before landed rows."""
+    """Convert waiting rows, with a snapshot's columns, to the checker's columns.
+
+    Their place is -1, before all landed rows.
+    """
     numbers = F.transform(F.concat("measurement", "control"), lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(
         *_build_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
@@ -256,7 +259,7 @@ def convert_waiting_rows(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def select_segment(rows: DataFrame, sources: Sources) -> DataFrame:
-    """Return the segment's rows of a table with columns for generation and micro-batch."""
+    """Return the rows of a table that belong to a segment; the table has columns for generation and micro-batch."""
     segment = sources.segment
     return rows.filter(
         (F.col("generation") == segment.generation) & (F.col("batch_id") <= segment.last_batch)

@@ -1,4 +1,4 @@
-"""Match landed rows with their outcome: refused, waiting, or accepted with an estimate. NumPy alone."""
+"""Match each landed row with its outcome: refused, waiting, or accepted with an estimate. Uses only NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ Bools = NDArray[np.bool_]
 class CodedRows(NamedTuple):
     """N rows of one kind: landed rows, refused rows, waiting rows, or estimates.
 
-    code: number of each row's key; time: microseconds; batch: micro-batch; place: version or offset at which the row
-    was landed; numbers: (d, N) values.
+    code: the number of each row's key.
+    time: microseconds.
+    batch: the micro-batch.
+    place: the version or offset at which the row landed.
+    numbers: (d, N) values.
     """
 
     code: Ints
@@ -42,11 +45,12 @@ class CodedRows(NamedTuple):
 class Fates(NamedTuple):
     """Outcomes of N landed rows, E estimates and R refused rows.
 
-    refusal, estimate: (N,) position of each row's refusal and estimate, -1: none
-    waits: (N,) whether each row waits for the watermark
-    batch: (N,) micro-batch that applied each row, according to its estimate
-    doubled, strange: (E,) estimates that follow the first estimate of their row, and estimates without a row
-    baseless: (R,) refusals without a landed row
+    refusal, estimate: (N,) position of each row's refusal and of its estimate; -1 means that it has none.
+    waits: (N,) whether each row waits for the watermark.
+    batch: (N,) the micro-batch that applied each row, according to its estimate.
+    doubled: (E,) whether each estimate follows another estimate of its row.
+    strange: (E,) whether each estimate has no landed row.
+    baseless: (R,) whether each refusal has no landed row.
     """
 
     refusal: Ints
@@ -65,10 +69,11 @@ def match_fates(
 
     Args:
         rows: landed rows.
-        refused: refused rows with the leading numbers of a row; of equal rows, the last landed ones were refused.
-        bad: (R,) whether the filter applied the refused row, and its key then had no valid state.
-        waiting: rows that wait at the end.
-        estimates: estimates; for a key and time, the first micro-batch has the row that was landed first.
+        refused: refused rows, with the first numbers of a row. Of several equal rows, the last landed ones were
+            refused.
+        bad: (R,) whether the filter applied the refused row and left the key without a valid state.
+        waiting: rows that wait at the segment's end.
+        estimates: estimates. For a key and time, the earliest micro-batch has the row that landed first.
     """
     width = len(refused.numbers)
     refusal = pair_elements(
@@ -113,9 +118,11 @@ def match_fates(
 
 
 def apply_corrections(known: Fates, rows: CodedRows, estimates: CodedRows, first: Ints) -> Fates:
-    """Convert outcomes by the first estimate of each row to outcomes by its last estimate, from the latest micro-batch.
+    """Match each row with its last estimate, from the latest micro-batch, instead of its first estimate.
 
-    estimates: all estimates; first: (E,) positions of the uncorrected estimates, from which `known` was made.
+    known: outcomes by the first estimates.
+    estimates: all estimates.
+    first: (E,) positions of the uncorrected estimates.
     """
     accepted = np.flatnonzero(known.estimate >= 0)
     estimate = known.estimate.copy()
@@ -133,10 +140,10 @@ def apply_corrections(known: Fates, rows: CodedRows, estimates: CodedRows, first
 
 
 def pair_elements(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by: Ints) -> Ints:
-    """Return the position of each left element's partner among the right ones, or -1.
+    """Return the position of each left element's partner among the right elements; -1 if it has no partner.
 
-    Partners agree in all columns. Among several, the first by `left_by` is paired with the first by `right_by`, and so
-    on.
+    Partners agree in all columns. If several elements agree, the first left one by `left_by` is the partner of the
+    first right one by `right_by`, the second left one that of the second right one, and so on.
     """
     size = len(left_by)
     group = number_elements([np.concatenate(pair) for pair in zip(left, right, strict=True)])
@@ -148,7 +155,7 @@ def pair_elements(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, ri
 
 
 def number_elements(columns: Sequence[Ints]) -> Ints:
-    """Return a number for each element (N,), the same for those that agree in all columns."""
+    """Return a number for each element (N,), which is the same for elements that agree in all columns."""
     order = np.lexsort(tuple(columns))
     result = np.empty(len(order), np.int64)
     result[order] = np.cumsum(find_starts(*(column[order] for column in columns))) - 1
@@ -156,7 +163,7 @@ def number_elements(columns: Sequence[Ints]) -> Ints:
 
 
 def convert_to_bits(values: Floats) -> Ints:
-    """Return the bits of numbers, equal for every NaN."""
+    """Return the bits of numbers; all NaNs get the same bits."""
     return np.where(np.isnan(values), np.nan, values).view(np.int64)
 
 
@@ -171,20 +178,20 @@ def _rank(group: Ints, by: Ints) -> Ints:
 
 
 def _are_among(these: Sequence[Ints], those: Sequence[Ints]) -> Bools:
-    """Return whether each of these elements is among those."""
+    """Return whether each element of `these` is among the elements of `those`."""
     size = len(these[0])
     group = number_elements([np.concatenate(pair) for pair in zip(these, those, strict=True)])
     return np.isin(group[:size], group[size:])
 
 
 def _take_or_zero(values: NDArray, index: Ints) -> NDArray:
-    """Return the values at an index; 0 where the index is -1."""
+    """Return the values at the indices, with 0 for an index of -1."""
     none = np.zeros(len(index), values.dtype)
     return np.where(index >= 0, values[index], none) if len(values) else none
 
 
 def _fill_batches(batch: Ints, known: Bools, place: Ints) -> Ints:
-    """Fill unknown micro-batches with the micro-batch of the nearest row that was not landed later."""
+    """Fill unknown micro-batches with the micro-batch of the nearest row that did not land later."""
     if known.all() or not known.any():
         return np.where(known, batch, 0)
     order = np.lexsort((batch[known], place[known]))

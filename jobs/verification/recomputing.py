@@ -1,8 +1,8 @@
-"""Recompute some keys of a generation from its snapshot and their landed rows, and compare. NumPy and Arrow alone.
+"""Recompute some keys of a generation from its snapshot and their landed rows, and compare. Needs no Spark.
 
 The filter is the stream's filter. Rows are applied in the stream's order: by micro-batch, then by event time, then by
-their values; if late rows are replayed, by event time alone. No bit of a result depends on how rows are divided into
-calls, so one call for all micro-batches gives the bits of the stream.
+their values. If late rows are replayed, the order is by event time alone. The division of rows into calls changes no
+bit of a result, so one call for all micro-batches gives the same bits as the stream.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FINDINGS = f"{', '.join(f'{name} bigint' for name in COUNTS)}, firsts string"
-"""Columns of the output of `checker`, one row per partition."""
+"""Columns of the output of `check_partitions`, which has one row per partition."""
 
 
 class Kind(IntEnum):
@@ -63,20 +63,21 @@ class Kind(IntEnum):
 
 
 class Recipe(NamedTuple):
-    """How to recompute the keys of a generation; sent to the executors.
+    """The settings to recompute the keys of a generation; they are sent to the executors.
 
-    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`)
-    kind, estimates: formats of keys and estimates
-    measured, controls, landed: number of measurements and of controls in a row, and number of both that were landed
-    stored: NumPy type in which states are stored
-    in_order: whether rows are applied by event time, independent of their micro-batch
-    replays: whether a row may have corrected estimates; the last one counts
-    forgets: whether maintenance may have removed rows from quarantine
-    apply_late: whether a late row is applied at its state's time
-    has_end: whether to compare the states at the end; expired_before: states older than this may have expired
-    since: estimates of earlier event times are recomputed, but not compared
-    tolerance: relative difference that does not count
-    numerics: version of the numerics with which the generation began
+    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`).
+    kind, estimates: the formats of keys and estimates.
+    measured, controls, landed: number of measurements in a row, number of controls, and number of landed values.
+    stored: the NumPy type in which states are stored.
+    in_order: whether rows are applied by event time, regardless of their micro-batch.
+    replays: whether a row may have corrected estimates, of which the last one counts.
+    forgets: whether maintenance may have removed rows from quarantine.
+    apply_late: whether a late row is applied at its state's time.
+    has_end: whether to compare the states at the end.
+    expired_before: the event time before which states may have expired.
+    since: the event time before which estimates are recomputed but not compared.
+    tolerance: the relative difference up to which numbers count as close.
+    numerics: the version of the numerics with which the generation began.
     """
 
     kernel: Filter
@@ -110,7 +111,7 @@ class Recipe(NamedTuple):
 
     @property
     def optional(self) -> list[Ints]:
-        """Return the groups of positions of numbers that the spec may omit: covariances, and each of the extras."""
+        """Return groups of positions of numbers that the spec may omit: covariances, and each additional output."""
         n = self.estimates.states
         off = np.array([n + i * n + j for i in range(n) for j in range(n) if i != j], np.int64)
         sections, at = [off], n + n * n + 2
@@ -121,7 +122,10 @@ class Recipe(NamedTuple):
 
 
 class States(NamedTuple):
-    """States of K keys in the form of a snapshot: counts, event times, log-likelihoods and (d, K) numbers."""
+    """States of K keys in the form of a snapshot: counts, event times, log-likelihoods and (d, K) numbers.
+
+    there: whether a key has a state.
+    """
 
     there: Bools
     count: Ints
@@ -139,11 +143,12 @@ class PairwiseComparison(NamedTuple):
 
 
 def check(recipe: Recipe, table: pa.Table) -> Findings:
-    """Compare a partition's rows and states with the recomputed ones.
+    """Compare a partition's rows and states with the recomputed rows and states.
 
     Args:
-        recipe: recipe of the generation.
-        table: kind, key, time, batch, place, numbers, flag, count, log_likelihood; all rows of each key.
+        recipe: the settings to recompute the generation.
+        table: all rows of each key, with the columns kind, key, time, batch, place, numbers, flag, count,
+            log_likelihood.
     """
     inputs, width = _encode_keys(table), recipe.measured + recipe.controls
     rows = inputs.part(Kind.ROW, width)
@@ -167,7 +172,7 @@ def _encode_keys(table: pa.Table) -> _Inputs:
 
 
 class _Inputs(NamedTuple):
-    """Table of a partition, the number of each row's key, and the keys."""
+    """The table of a partition, the number of each row's key, and the keys."""
 
     table: pa.Table
     code: Ints
@@ -189,7 +194,9 @@ class _Inputs(NamedTuple):
         return np.array(some.to_pylist(), dtype=object)
 
     def states(self, kind: Kind, width: int) -> States:
-        """Return the states of all keys; there: whether a key has a state. If it has several, the last one counts."""
+        """Return the states of all keys; `there` is whether a key has a state. Of several states of a key, the last
+        counts.
+        """
         which, size = self.where(kind), len(self.keys)
         some = self.table.take(pa.array(which))
         at = np.full(size, -1)
@@ -273,22 +280,25 @@ class _Check(NamedTuple):
         return Findings.of(*firsts, **integers)
 
     def _find_numerics_keys(self, taken: Bools) -> Bools:
-        """Return the keys whose differences are excusable because the generation began with other numerics.
+        """Return the keys whose differences are excused because the generation began with other numerics.
 
-        taken: keys that began with their offered state.
+        taken: the keys that began with their offered state.
         """
         recipe, fresh = self.recipe, self._fresh()
         begin = self._states(Kind.SEED, fresh)
         values = np.where(taken, self._build_offered_states(begin).values, begin.values)
         explained = may_differ(recipe.kernel, values, recipe.numerics)
-        if recipe.idle is not None:  # a key that expires begins anew
+        if recipe.idle is not None:  # an expired key begins anew
             explained |= may_differ(recipe.kernel, fresh.values, recipe.numerics)
         return explained
 
     def _find_undecided_keys(
         self, applied: Ints, compared: PairwiseComparison, ends: PairwiseComparison | None
     ) -> Bools:
-        """Return the keys with excusable differences: of late rows with one time, some had left the replay window."""
+        """Return the keys whose differences are excused because the stream's order of rows with one time is unknown.
+
+        This can happen if late rows are replayed, and other rows of their time had left the replay window.
+        """
         size, code = len(self.keys), self.rows.code[applied]
         wrong = np.bincount(code[compared.differ], minlength=size) > 0
         if ends is not None:
@@ -301,9 +311,10 @@ class _Check(NamedTuple):
     def _choose_best(
         self, applied: Ints
     ) -> tuple[_Attempt, PairwiseComparison, PairwiseComparison | None, Bools]:
-        """Recompute and compare; a key with an offered state begins with it if that fits better.
+        """Recompute and compare; a key with an offered state begins with this state if the result fits better.
 
-        It cannot do so if it had rows before the stream took the offer. The last result marks the keys that do.
+        A key that had rows before the stream took the offer did not begin with the offered state. The last item of the
+        result marks the keys that began with it.
         """
         begin = self._states(Kind.SEED, self._fresh())
         attempt = self._filter_applied(applied, begin)
@@ -330,17 +341,21 @@ class _Check(NamedTuple):
         return attempt, reached, ends, better
 
     def _build_offered_states(self, begin: KeyStates) -> KeyStates:
-        """Return the initial states of keys if offers were taken; keys in the snapshot take no offer."""
+        """Return the initial states of keys under the assumption that offers were taken; keys of the snapshot take
+        none.
+        """
         return self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
 
     def _compare_both(
         self, applied: Ints, attempt: _Attempt
     ) -> tuple[PairwiseComparison, PairwiseComparison | None]:
-        """Compare estimates, and states at the end if there are any to compare."""
+        """Compare the estimates, and the states at the end if the segment has them."""
         return self._compare_estimates(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
 
     def _find_applied_rows(self) -> tuple[Ints, Ints]:
-        """Return the positions of applied rows, in their order, and of late rows without a record."""
+        """Return the positions of applied rows in their order of application, and the positions of late rows without a
+        record.
+        """
         known, rows, recipe = self.fates, self.rows, self.recipe
         taken = ~known.waits & ((known.refusal < 0) | self._is_bad())
         which = np.flatnonzero(taken)
@@ -348,7 +363,7 @@ class _Check(NamedTuple):
         batch = np.zeros(len(which), np.int64) if recipe.in_order else known.batch[which]
         columns = (*(column[which] for column in y[::-1]), rows.time[which], batch, rows.code[which])
         order = which[np.lexsort(columns)]
-        # A late row that is in no table any more: maintenance has removed it from quarantine.
+        # Such a late row is in no table: maintenance has removed it from quarantine.
         lost = (known.estimate[order] < 0) & (known.refusal[order] < 0)
         if recipe.in_order and recipe.forgets:
             return order[~lost], order[lost]
@@ -361,7 +376,7 @@ class _Check(NamedTuple):
         return order[~late], order[late]
 
     def _is_bad(self) -> Bools:
-        """Return whether the filter has applied each row (N,) and its key then had no valid state."""
+        """Return whether the filter applied each row (N,) and left its key without a valid state."""
         refusal = self.fates.refusal
         return (refusal >= 0) & self.bad[refusal] if len(self.bad) else np.zeros(len(refusal), bool)
 
@@ -386,7 +401,9 @@ class _Check(NamedTuple):
         return fresh._replace(values=recipe.begin(KeyedRows(keys, none)))
 
     def _states(self, kind: Kind, fresh: KeyStates, wanted: Bools | None = None) -> KeyStates:
-        """Return the states of all keys: those of a kind, and initial states for the other keys."""
+        """Return the states of all keys: states of this kind where a key has one, and initial states for all other
+        keys.
+        """
         recipe, width = self.recipe, self._width()
         given = self.inputs.states(kind, width)
         there = given.there if wanted is None else given.there & wanted
@@ -428,7 +445,7 @@ class _Check(NamedTuple):
         return _Attempt(_stack_numbers(recipe.estimates, outputs, of_row), outputs.flag, after)
 
     def _compare_estimates(self, applied: Ints, attempt: _Attempt) -> PairwiseComparison:
-        """Compare the applied rows' estimates."""
+        """Compare the applied rows' estimates with the recomputed numbers."""
         size = len(applied)
         result = PairwiseComparison(np.zeros(size, bool), np.zeros(size, bool), np.full(size, -1))
         estimate = self.fates.estimate[applied]
@@ -452,7 +469,7 @@ class _Check(NamedTuple):
         return result
 
     def _ends(self, attempt: _Attempt) -> PairwiseComparison:
-        """Compare the states at the end."""
+        """Compare the states at the end with the recomputed states."""
         recipe, width = self.recipe, self._width()
         found = self.inputs.states(Kind.END, width)
         values = attempt.states.values.astype(recipe.stored).astype(np.float64)
@@ -473,7 +490,7 @@ class _Check(NamedTuple):
     def _describe_differing(
         self, applied: Ints, compared: PairwiseComparison, attempt: _Attempt
     ) -> Iterator[dict[str, Any]]:
-        """Yield the first estimate that differs, for some keys."""
+        """Yield a description of the first differing estimate of each of some keys."""
         names = [*self.recipe.names, "flags"]
         which = np.flatnonzero(compared.differ)
         _, first = np.unique(self.rows.code[applied[which]], return_index=True)
@@ -486,7 +503,7 @@ class _Check(NamedTuple):
             yield self._describe_row(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
 
     def _describe_misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
-        """Yield rows, estimates and refusals without a counterpart."""
+        """Yield descriptions of rows, estimates and refusals without a counterpart."""
         known = self.fates
         yield from self._named(self.rows, missing, "the row has no estimate and is not in quarantine")
         for part, which, what in (
@@ -529,9 +546,9 @@ def compare(expected: Floats, found: Floats, tolerance: float) -> PairwiseCompar
 
 
 def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: bool = False) -> Findings:
-    """Compare states (kind `SEED`) of `width` numbers per key with the expected states (kind `END`).
+    """Compare found states (kind `END`) with the expected states (kind `SEED`), of `width` numbers per key.
 
-    by_numerics: states may differ because they were filtered with other numerics; a missing state is always missing.
+    by_numerics: whether a difference is excused because other numerics filtered the states; a missing state never is.
     """
     inputs = _encode_keys(table)
     expected, found = inputs.states(Kind.SEED, width), inputs.states(Kind.END, width)
@@ -558,7 +575,7 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
 def collect_findings(
     parts: DataFrame, check_one: Callable[[pa.Table], Findings], generation: str
 ) -> Findings:
-    """Check the rows of each partition, and return the sum of the findings, labelled with generation or snapshot."""
+    """Check the rows of each partition; return the sum of the findings, labelled with the generation or snapshot."""
     rows = parts.mapInArrow(check_partitions(check_one), FINDINGS).collect()
     total = sum_findings(
         Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in rows
@@ -567,7 +584,7 @@ def collect_findings(
 
 
 def check_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
-    """Return a function that checks the rows of a partition's Arrow batches, and yields `FINDINGS`."""
+    """Return a function that checks the rows in a partition's Arrow batches, and yields rows of `FINDINGS`."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [batch for batch in batches if batch.num_rows]
@@ -580,7 +597,10 @@ def check_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
 
 
 def _stack_numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]) -> Floats:
-    """Return the numbers (D, N) of estimates, in the order of the table's columns; of_row: extras from the rows."""
+    """Return the numbers (D, N) of estimates, in the order of the table's columns.
+
+    of_row: additional outputs that are values of the rows.
+    """
     extra = [of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra]
     return np.vstack(
         [
@@ -596,7 +616,7 @@ def _stack_numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, F
 def _filter_batches(
     row_filter: RowFilter, states: KeyStates, rows: SortedRows, batch: Ints
 ) -> tuple[KeyStates, Outputs]:
-    """Apply rows micro-batch by micro-batch, and late rows at their state's time."""
+    """Apply rows one micro-batch after another, and late rows at their state's time."""
     parts: list[tuple[Ints, Outputs]] = []
     for number in np.unique(batch):
         which = np.flatnonzero(batch == number)
@@ -620,9 +640,10 @@ def _filter_batches(
 
 
 def _align_ties(rows: CodedRows, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
-    """Return the estimates of rows, reordered within one key, time and micro-batch.
+    """Return the estimates of rows, reordered among rows with the same key, time and micro-batch.
 
-    The table does not record which estimate belongs to which row, so both sides are sorted by their bits.
+    The table does not record which estimate belongs to which of these rows, so the bits of the numbers order both
+    sides.
     """
     tie = number_elements([rows.code, rows.time, batch])
     tied = np.flatnonzero(np.bincount(tie)[tie] > 1)
@@ -636,7 +657,7 @@ def _align_ties(rows: CodedRows, batch: Ints, expected: Floats, theirs: Ints, nu
 
 
 def _compute_running_max(code: Ints, time: Ints) -> Ints:
-    """Return the maximum time of the earlier elements (N,) of the same key, `NEVER` without one; keys are adjacent."""
+    """Return the maximum time of the same key's earlier elements (N,), else `NEVER`; a key's elements are adjacent."""
     result = np.full(len(code), NEVER)
     starts = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]])) if len(code) else []
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
@@ -645,17 +666,17 @@ def _compute_running_max(code: Ints, time: Ints) -> Ints:
 
 
 def _clear_differences(one: PairwiseComparison, which: Bools) -> PairwiseComparison:
-    """Return a comparison in which the pairs `which` do not differ."""
+    """Return a comparison in which the pairs selected by `which` do not differ."""
     return one._replace(differ=one.differ & ~which)
 
 
 def _choose_pairs(one: PairwiseComparison, other: PairwiseComparison, which: Bools) -> PairwiseComparison:
-    """Return the comparison `other` where `which` is true, else `one`."""
+    """Return the results of `other` where `which` is true, else those of `one`."""
     return PairwiseComparison(*(np.where(which, b, a) for a, b in zip(one, other, strict=True)))
 
 
 def _join_refused(refused: CodedRows, bad: CodedRows) -> tuple[CodedRows, Bools]:
-    """Return both kinds of refused rows together, and whether each is of the second kind."""
+    """Return the rows of both arguments as one, and for each row whether it is from `bad`."""
     which = np.repeat([False, True], [len(refused.code), len(bad.code)])
     both = CodedRows(
         np.concatenate([refused.code, bad.code]),
@@ -668,7 +689,7 @@ def _join_refused(refused: CodedRows, bad: CodedRows) -> tuple[CodedRows, Bools]
 
 
 def _convert_matrix(column: pa.ChunkedArray, width: int) -> Floats:
-    """Return N Arrow lists of numbers as (width, N); a list of another length becomes NaN."""
+    """Return N Arrow lists of numbers as a matrix (width, N); a list with another length becomes NaN."""
     lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     size = len(lists)
     if size == 0 or width == 0:

@@ -1,4 +1,4 @@
-"""Table of verifications: runs that began, their finished parts, and their outcomes."""
+"""The table of verifications: runs that began, their finished parts, and their outcomes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BEGAN, PART, ENDED = "began", "part", "ended"
 """Values of the column `step`."""
 _KEYS = ("run_id", "step", "part")
 CONTINUED_FOR = timedelta(days=1)
-"""Time within which the next run with the same options continues a killed run."""
+"""The time within which a new run with the same options continues a killed run."""
 
 
 class VerificationRun(NamedTuple):
-    """Run of `verify`: its plan, and the findings of its finished parts."""
+    """A run of `verify`: its plan, and the findings of its finished parts."""
 
     run_id: str
     model: str
@@ -71,7 +71,7 @@ def is_finished(warehouse: Tables, model: str, run_id: str) -> bool:
 
 
 def record_part(warehouse: Tables, run: VerificationRun, part: str, findings: Findings) -> None:
-    """Record a finished part of a run, only once even if two processes continue the run."""
+    """Record a finished part of a run; it is recorded once even if two processes continue the run."""
     _write(warehouse, run, PART, part=part, findings=findings)
     run.done[part] = findings
 
@@ -103,7 +103,7 @@ def _write(
     part: str | None = None,
     **columns: str,
 ) -> None:
-    """Add a row about a step of a run, only once."""
+    """Add a row about a step of a run, unless the table has this row already."""
     warehouse.create(TABLE, VERIFICATIONS)
     found = Findings() if findings is None else findings
     row = {

@@ -1,6 +1,7 @@
-"""Check starting snapshots of generations.
+"""Check the snapshots from which generations started.
 
-Unchanged, and equal to the result of a batch pass (with the keys' learned parameters) or the migration.
+Their states must be unchanged, and equal to the result of a batch pass (with the keys' learned parameters) or of the
+migration that made them.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ if TYPE_CHECKING:
 
 
 MOST_KEYS = 1_000_000
-"""Maximum number of keys whose parameters are sent to the workers, some 50 bytes each."""
+"""The maximum number of keys whose parameters are sent to the workers, at some 50 bytes a key."""
 FIELD = "parameters"
-"""Field of a state with the key's parameters."""
+"""The field of a state that contains the key's parameters."""
 
 
 class TooManyKeys(ValueError):
-    """Raised when there are more keys than can be sent to the workers."""
+    """Raised if there are more keys than can be sent to the workers."""
 
 
 @dataclass(frozen=True)
 class LearnedInitialStates:
-    """Function that returns the initial states of a bucket's keys, each with its parameters. Picklable.
+    """A picklable function that returns the initial states of a bucket's keys, each with its learned parameters.
 
-    identity: arrays (K,) of the keys' identities, sorted by route; values (d, K): their parameters. A key that is not
-    among them begins as the model defines.
+    identity: arrays (K,) that identify the keys, sorted by route. values (d, K): the parameters of these keys. Any
+    other key begins as the model defines.
     """
 
     kernel: Filter
@@ -75,7 +76,7 @@ class LearnedInitialStates:
     values: NDArray[np.float64]
 
     def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
-        """Return the states (size, J)."""
+        """Return the initial states (size, J) of J keys."""
         keys = keyed.keys
         states = self.kernel.initial(keys.size)
         route = np.ascontiguousarray(keys.arrays["route"])
@@ -123,10 +124,10 @@ def check_snapshot(
 
     Args:
         model: the deployed model.
-        manifest: manifest of the snapshot.
-        sample: sample of its keys.
-        tolerance: relative difference that does not count.
-        compared: exported snapshots that are compared with the states at the end of a segment.
+        manifest: the manifest of the snapshot.
+        sample: the sample of the snapshot's keys.
+        tolerance: the relative difference up to which numbers count as close.
+        compared: exported snapshots that the check of a segment compares with the states at its end.
 
     Raises:
         CannotVerify: the snapshot's states cannot be recomputed.
@@ -163,14 +164,17 @@ def check_snapshot(
 
 
 def _has_other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
-    """Return whether a batch pass may give other bits than a snapshot has; filter changes do not affect migrations."""
+    """Return whether a batch pass may give other bits than the snapshot has, because it was made with other numerics.
+
+    This is never the case for a migrated snapshot.
+    """
     if manifest.parent is not None or manifest.without_state:
         return False
     return bool(may_differ(runtime.kernel, runtime.kernel.initial(1), manifest.numerics).any())
 
 
 def _recompute_migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
-    """Return the states that the migration of a snapshot's parent gives."""
+    """Return the states that the migration of the snapshot's parent gives."""
     warehouse = model.warehouse
     assert manifest.parent is not None
     name = f"snapshot {manifest.snapshot_id}"
@@ -193,7 +197,7 @@ def _recompute_migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> 
 
 
 def _find_steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest) -> list[MigrationStep]:
-    """Return the migrations from a snapshot's version to the version of a snapshot made from it: forward, or back.
+    """Return the migrations, forward or back, from a snapshot's version to the version of a snapshot made from it.
 
     Raises:
         UserError: no such path exists in the known specs.
@@ -243,7 +247,7 @@ def _recompute_pretrained(
 
 
 def _begin(runtime: ModelRuntime, states: DataFrame, sample: KeySample, name: str) -> Begin | None:
-    """Return the initial states of keys: by group, or with the parameters in each key's own state."""
+    """Return the function for the initial states of keys: by group, or with the parameters in each key's own state."""
     learn = runtime.spec.learn
     if learn is None or learn.scope != "key":
         return runtime.begin

@@ -53,16 +53,17 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 ROWS_A_CHUNK = 5_000_000
-"""Number of sampled rows of a segment that are recomputed at a time; each finished part is recorded."""
+"""The number of sampled rows of a segment that are recomputed at a time; each finished part is recorded."""
 ROWS_A_PARTITION = 250_000
 MIN_PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Scope of a verification, from the command's options.
+    """The scope of a verification, from the command's options.
 
-    since: microseconds; earlier estimates are recomputed, but not compared. chunk_rows: as `ROWS_A_CHUNK`.
+    since: microseconds; earlier estimates are recomputed but not compared.
+    chunk_rows: see `ROWS_A_CHUNK`.
     """
 
     share: int = ALL
@@ -79,7 +80,7 @@ class Options:
 
 
 class Result(NamedTuple):
-    """Outcome of a run, its findings, its unverified parts, and its pinned plan."""
+    """The outcome of a run, its findings, its unverified parts, and its pinned plan."""
 
     run_id: str
     outcome: str
@@ -90,7 +91,7 @@ class Result(NamedTuple):
 
 
 class Verifier:
-    """One run: it takes no lease, pins everything that it reads, and writes to the tables of verifications alone."""
+    """A run of `verify`: it takes no lease, pins everything that it reads, and writes only to verification tables."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Verifier:
         self.reasons: list[str] = []
 
     def run(self, run_id: str | None = None) -> Result:
-        """Verify, or continue a run that was killed.
+        """Verify the model, or continue a killed run.
 
         Raises:
             UserError: the run with this id has ended.
@@ -156,7 +157,7 @@ class Verifier:
         }
 
     def _do(self, run: runs.VerificationRun, part: str, work: Callable[[], Findings]) -> None:
-        """Do a part of the run unless it is done, and record it."""
+        """Do a part of the run and record it, unless it is already recorded."""
         if part in run.done:
             return
         self.note(part)
@@ -173,7 +174,7 @@ class Verifier:
             self.reasons.append(reason)
 
     def _tell_numerics(self, run: runs.VerificationRun, name: str) -> None:
-        """Add the reason why differences of a generation or snapshot may come from other numerics."""
+        """Add the reason why differences in a generation or snapshot may come from other numerics."""
         found = sum_findings(done for part, done in run.done.items() if name in part.split())
         if name.startswith("snapshot "):
             found = run.done.get(name, Findings())
@@ -223,7 +224,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class SegmentCheck:
-    """A segment, its initial states, its end, and the recipe to recompute it."""
+    """A segment, its initial states, its end, and the settings to recompute it."""
 
     sources: Sources
     manifest: Manifest
@@ -262,7 +263,7 @@ class SegmentCheck:
         return cls(sources, manifest, recipe, begin, end, verifier.options)
 
     def counts(self, rows: DataFrame) -> Findings:
-        """Compare the counts of all keys: accepted rows plus rows in quarantine must equal landed rows."""
+        """Compare the counts of all keys: accepted, quarantined and waiting rows must add up to the landed rows."""
         landed = rows.count()
         accepted = 0
         if self.sources.estimates is not None:
@@ -327,7 +328,7 @@ class SegmentCheck:
         return both
 
     def _read_offers(self) -> DataFrame:
-        """Return the states that were offered to the stream, one per key."""
+        """Return the states that were offered to the stream, one for each key."""
         sources = self.sources
         meaning = hash_meaning(sources.runtime.spec.fingerprint(), sources.runtime.parameters)
         rows = sources.warehouse.read(new_keys(sources.generation.model)).filter(F.col("meaning") == meaning)
@@ -352,7 +353,7 @@ class SegmentCheck:
 
 
 def _list_hand_overs(overlaps: list[str]) -> Findings:
-    """Return the findings of hand-overs after which two generations have estimated the same rows."""
+    """Return findings for the hand-overs after which two generations have estimated the same rows."""
     return Findings.of(*map(describe_difference, overlaps), uncounted=len(overlaps))
 
 
@@ -375,7 +376,10 @@ def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment
 
 
 def _build_recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
-    """Return the recipe to recompute a segment; forgets: maintenance may have removed its rows from quarantine."""
+    """Return the settings to recompute a segment.
+
+    forgets: whether maintenance may have removed the segment's rows from quarantine.
+    """
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
     extra = {**runtime.kernel.outputs, **find_extra_widths(runtime.kernel)}
@@ -420,5 +424,9 @@ def _judge_outcome(found: Findings, reasons: list[str]) -> str:
 
 
 def choose_exit_code(outcome: str) -> int:
-    """Return the exit code of an outcome: a retry finds the same difference, and a part left out is not a success."""
+    """Return the exit code of an outcome.
+
+    A difference gets a code that stops retries, because a retry would find it again. A part that is not verified is not
+    a success.
+    """
     return {EQUAL: 0, DIFFERENT: 2}.get(outcome, 3)

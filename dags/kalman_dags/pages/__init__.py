@@ -1,1 +1,1 @@
-"""Pages in Airflow's API server: for each model its DAGs, tables, reports and commands; the reports."""
+"""Pages in Airflow's API server: the DAGs, tables, reports and commands of each model."""

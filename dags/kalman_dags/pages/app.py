@@ -1,6 +1,6 @@
-"""Serve the pages: only a user who may read a model's DAG in Airflow may read its pages.
+"""Serve the pages: a user may read a model's pages only if the user may read the model's DAG in Airflow.
 
-Airflow's dependency identifies the user: by the cookie of the log-in, or by the token of the API.
+Airflow's dependency identifies the user by the cookie of the log-in, or by the token of the API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobs.specs.model_spec import ModelSpec, SpecError
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
 GUARD = {
-    # A report is written from data: its content may only draw. It cannot run a script, send a form or read Airflow's
+    # A report is made from data, so its content may only draw. It cannot run a script, send a form, or read Airflow's
     # pages with the rights of the viewer.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox",
     "X-Content-Type-Options": "nosniff",
@@ -35,11 +35,11 @@ GUARD = {
 }
 
 OWN = {**GUARD, "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'"}
-"""Headers of our own pages, whose links lead to Airflow's pages."""
+"""The headers of this package's own pages, whose links lead to Airflow's pages."""
 
 
 def may_read(model: str, user: Any) -> bool:
-    """Return whether a user may read the DAG of a model's upgrades, and with it the model's pages."""
+    """Return whether a user may read the DAG of a model's upgrades, and therefore the model's pages."""
     return _may_read_dag(name_dag("upgrade", model), user)
 
 
@@ -49,7 +49,7 @@ def _may_read_dag(name: str, user: Any) -> bool:
 
 
 def check_readable(model: str, user: GetUserDep) -> str:
-    """Return the model in an address, if the user may read it."""
+    """Return the model in an address if the user may read it; raise a 403 error otherwise."""
     if not may_read(model, user):
         raise HTTPException(403, "Forbidden")
     return model
@@ -73,7 +73,7 @@ def list_valid_specs() -> list[ModelSpec]:
 
 
 def list_dags(model: str, user: Any) -> list[Dag]:
-    """Return the DAGs of a model that Airflow has and the user may read."""
+    """Return the DAGs of a model that exist in Airflow and that the user may read."""
     with create_session() as session:
         query = (
             select(DagModel)
@@ -90,7 +90,7 @@ def list_dags(model: str, user: Any) -> list[Dag]:
 
 @app.exception_handler(401)
 def log_in(request: Request, error: Any) -> Response:
-    """Let a person without a valid log-in log in, as Airflow's own pages do."""
+    """Redirect a person without a valid log-in to Airflow's log-in page."""
     return RedirectResponse(get_auth_manager().get_url_login(next_url=str(request.url)))
 
 

@@ -1,4 +1,4 @@
-"""Find landed and missing intervals of a model's schedule by the events of its asset."""
+"""Find landed and missing intervals of a model's schedule from the events of its asset."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sqlalchemy import select
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5000
-"""Maximum number of intervals to check, back from the last landed interval."""
+"""The maximum number of intervals to check, back from the last landed interval."""
 
 
 class Intervals(NamedTuple):
-    """Newest intervals, by their starts: first, last, number of landed intervals, and missing intervals between."""
+    """The newest intervals, by their starts: first, last, number of landed intervals, and missing intervals between."""
 
     first: str
     last: str

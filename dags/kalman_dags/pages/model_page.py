@@ -33,7 +33,7 @@ TABLES = (
     ("alerts", "the monitor's alerts"),
     ("archive", "last states of keys that have ended"),
 )
-"""Tables of a model, by their folder in the warehouse."""
+"""The tables of a model, by their folder in the warehouse, with their content."""
 
 COMMANDS = (
     ("status", "versions, position, lag, drivers"),
@@ -47,7 +47,7 @@ COMMANDS = (
 
 
 class Dag(NamedTuple):
-    """DAG in Airflow: its name, its description, and whether it is paused."""
+    """A DAG in Airflow: its name, title and description, and whether it is paused."""
 
     dag_id: str
     title: str
@@ -101,7 +101,7 @@ def _format_landed(intervals: Intervals) -> str:
 
 
 def _list_tables(model: str) -> Iterable[tuple[str, ...]]:
-    """Yield the rows of the list of tables; in a remote warehouse their existence is not checked."""
+    """Yield the rows of the list of tables; for a remote warehouse the tables' existence is not checked."""
     folder = find_local_path(find_warehouse_root())
     for name, what in TABLES:
         there = folder is None or (folder / Path(name) / model / "_delta_log").is_dir()

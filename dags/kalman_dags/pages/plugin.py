@@ -1,4 +1,4 @@
-"""Airflow plugin. Every process of Airflow loads it, so imports for the API server run only on request."""
+"""The Airflow plugin. Every process of Airflow loads this module, so it imports the pages only on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dags.kalman_dags.places import PAGES
 
 
 class KalmanPages(AirflowPlugin):
-    """Pages of the models and their reports, in Airflow's address and menu, with Airflow's log-in and rights."""
+    """Pages of the models and their reports in Airflow's address and menu, with Airflow's log-in and rights."""
 
     name = "kalman_pages"
     external_views = [

@@ -1,4 +1,4 @@
-"""List and read the reports of a warehouse; no other file of the file system is reachable."""
+"""List and read the reports of a warehouse; no other file of the file system can be reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
 class ReportFile(NamedTuple):
-    """Content and media type of a report."""
+    """The content and media type of a report."""
 
     content: bytes
     media_type: str
@@ -37,10 +37,10 @@ def list_report_names(model: str) -> list[str]:
 
 
 def read(model: str, name: str) -> ReportFile | None:
-    """Return a report; None if it does not exist, or the name is not a report's name.
+    """Return a report; None if it does not exist, or if the name cannot be a report's name.
 
-    The name comes from an address that anybody may write. So it must be a plain name without a folder, and a file
-    behind a link out of the reports folder is not read.
+    The name comes from an address that anybody can write. So it must be a plain name without a folder, and a file is
+    not read if a link leads to it from the reports folder.
     """
     kind = _ENDINGS.get(Path(name).suffix)
     if kind is None or not (_NAME.fullmatch(model) and _NAME.fullmatch(name)):

@@ -31,9 +31,9 @@ from kalman_dags.submit import (
 
 
 class Work(NamedTuple):
-    """Work of a driver: a verb for a model, and the seconds between micro-batches.
+    """The work of a driver: a verb for a model, and the seconds between micro-batches.
 
-    kafka: whether it needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+    kafka: whether the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
     """
 
     model: str
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 class Launcher(Protocol):
-    """Way to start a driver; `start` returns once the driver is in the log of drivers."""
+    """A way to start a driver; `start` returns once the driver is in the log of drivers."""
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Start a driver on the warehouse at `root`; the launch record stores `about`."""
@@ -58,7 +58,7 @@ class Launcher(Protocol):
 def build_launcher() -> Launcher:
     """Return the launcher for the connection `spark_default`.
 
-    Its extra `{"deploy-mode": "cluster"}` means that the driver runs in the cluster.
+    If the connection's extra is `{"deploy-mode": "cluster"}`, the driver runs in the cluster.
     """
     connection = KalmanHook.get_connection(CONNECTION)
     if (connection.extra_dejson or {}).get("deploy-mode") == "cluster":
@@ -69,12 +69,12 @@ def build_launcher() -> Launcher:
 
 @dataclass(frozen=True)
 class ProcessLauncher:
-    """Process on this machine; `master` decides where its executors run."""
+    """Launcher of a process on this machine; `master` decides where the process's executors run."""
 
     master: str
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start `kalman-pipeline VERB` detached from the task; it finds its jars itself."""
+        """Start `kalman-pipeline VERB` detached from the task; the command finds its jars itself."""
         environment = {**os.environ, **build_spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is not one of Airflow's processes, so it does not get their private variables.
         environment = {name: value for name, value in environment.items() if not is_private(name)}
@@ -86,10 +86,10 @@ class ProcessLauncher:
 
 
 class ClusterLauncher:
-    """Application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
+    """Launcher of an application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
 
     `spark-submit` ends as soon as the application is accepted. From then on the application writes to the log of
-    drivers, and reads stop requests from it.
+    drivers, and reads stop requests from this log.
     """
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
@@ -128,7 +128,8 @@ class ClusterLauncher:
                 *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
             ],
             spark_binary=str(Path(build_spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
-            # Otherwise the provider looks for a driver's exit code in Kubernetes, and treats its absence as a failure.
+            # Otherwise the provider looks for a driver's exit code in Kubernetes, and treats a missing code as a
+            # failure.
             track_driver_via_k8s_api=True,
         )
 
@@ -136,13 +137,13 @@ class ClusterLauncher:
 def build_cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that pass variables to a driver in YARN or Kubernetes and end its submission at once.
 
-    The cluster must not retry the application: this task does so, by the lease.
+    The cluster must not retry the application, because this task does so with the help of the lease.
     """
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
-        # Spark has the same path in the cluster; otherwise all of it would be packed and sent with each submission.
+        # Spark has the same path in the cluster; without this setting all of Spark would be sent with each submission.
         "spark.yarn.jars": f"local:{build_spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
@@ -157,5 +158,5 @@ def name_log_file(name: str) -> Path:
 
 
 def format_settings(**settings: Any) -> str:
-    """Return a driver's settings as text, for a later comparison with a new driver's settings."""
+    """Return a driver's settings as text, which is later compared with a new driver's settings."""
     return json.dumps(settings, sort_keys=True)

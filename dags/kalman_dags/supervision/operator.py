@@ -1,7 +1,7 @@
 """Operator of continuous streams: one driver at any time, which outlives task, worker, scheduler and triggerer.
 
-It starts a driver, or finds the running driver, and defers, so it holds no worker slot. Its trigger resumes it when the
-driver has ended.
+The operator starts a driver, or finds the running driver, and then defers, so it holds no worker slot. Its trigger
+resumes it when the driver has ended.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from kalman_dags.supervision.launchers import Work, build_launcher, format_setti
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
 WATCH = timedelta(hours=1)
-"""Time that one task watches. The next run's task finds the driver, so runs and their logs stay short."""
+"""How long one task watches a driver. The next run's task finds the driver, so runs and their logs stay short."""
 LOST_TRIGGER = timedelta(minutes=10)
-"""A trigger this late is lost, by a fault of Airflow: the task fails, and its retry finds the driver."""
+"""A trigger that is this late is lost by a fault of Airflow: the task fails, and its retry finds the driver."""
 STEADY_SECONDS = 600.0
-"""A driver that ran this long was healthy: its failure does not count as a repetition of an earlier failure."""
+"""A driver that ran this long was healthy, so its failure does not count as a repetition of an earlier failure."""
 MAX_FAILURES = 6
 FIRST_DELAY = timedelta(seconds=5)
 MAX_DELAY = timedelta(minutes=5)
@@ -53,12 +53,12 @@ class StreamForeverOperator(BaseOperator):
     """Keep a model's stream, monitor or skill query running.
 
     Args:
-        model: name of the model.
+        model: the name of the model.
         verb: stream, monitor or skill.
-        seconds: time between micro-batches.
-        kafka: the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
-        give_up_after: give up after this many consecutive drivers that crashed before committing a micro-batch; None:
-            never.
+        seconds: the time between micro-batches.
+        kafka: whether the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+        give_up_after: the number of consecutive drivers that may crash before committing a micro-batch; then the task
+            gives up. None means that it never gives up.
 
     After a driver that was asked to stop, or whose generation was retired, the next driver starts at once, or when the
     hold ends. After a driver that failed or was killed, the next driver resumes from the checkpoint after 5 s, then 10
@@ -95,7 +95,7 @@ class StreamForeverOperator(BaseOperator):
         self._drive(0, self._compute_watch_end())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
-        """Resume when the trigger has fired."""
+        """Continue after the trigger has fired."""
         self._run = context.get("run_id")
         if event == StreamEvent.WATCHED:
             self._fail_if_given_up()
@@ -168,7 +168,7 @@ class StreamForeverOperator(BaseOperator):
             return False
         log = self._log()
         asked = any(log.read_stop_request(one) for one in (status.driver, status.launch) if one is not None)
-        # Without an exit code it was killed, or ran in a cluster, where only its record in the log is known.
+        # A driver without an exit code was killed, or ran in a cluster, where only its record in the log is known.
         if status.exit_code is None:
             return asked or status.how in (LOST, STOPPED, CAUGHT_UP)
         return asked or status.how == LOST or status.exit_code == 0
@@ -195,7 +195,7 @@ class StreamForeverOperator(BaseOperator):
         return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
     def _kill(self, status: DriverStatus) -> None:
-        """Kill a driver on this machine without a sign of life; the next driver resumes from the checkpoint."""
+        """Kill a driver on this machine that shows no sign of life; the next driver resumes from the checkpoint."""
         assert status.driver is not None
         for pid in list_processes(status.driver.owner):
             self.log.warning("Killing process %s: %s", pid, status.text())

@@ -14,29 +14,29 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import read_driver_status, request_stop
 
 PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
-"""Import path of this class for the triggerer: its path has the installed package, not the folder of the DAGs."""
+"""The import path of this class for the triggerer, with the installed package instead of the folder of the DAGs."""
 
 POLL_SECONDS = 5.0
 
 
 class StreamEvent(StrEnum):
-    """Reason why the trigger fires. The values are stored in Airflow's database."""
+    """The reason why the trigger fires. The values are stored in Airflow's database."""
 
     GONE = "gone"  # no driver runs
     DUE = "due"  # a driver may start now, or another process has started it
-    WATCHED = "watched"  # the task's run has watched for its time
+    WATCHED = "watched"  # the task has watched for the time of a run
 
 
 class StreamTrigger(BaseTrigger):
     """Trigger that fires when a model's driver is gone, or, without a driver, when the next driver may start.
 
-    It reads the log of drivers and keeps no state, so it may be killed and restarted on any triggerer.
+    It reads the log of drivers and stores no state, so it may be killed and restarted on any triggerer.
 
     Args:
-        root: root of the warehouse.
-        model: name of the model in the log of drivers.
-        until: ISO 8601; watching ends then, and a running driver keeps running.
-        due: ISO 8601; wait until then, and until no hold is left, to start a driver. None: watch the running driver.
+        root: the root of the warehouse.
+        model: the name of the model in the log of drivers.
+        until: when watching ends, ISO 8601; a running driver continues to run.
+        due: when a driver may start, ISO 8601, if no hold remains. None means to watch the running driver.
         poll: seconds between reads of the log.
     """
 
@@ -56,7 +56,7 @@ class StreamTrigger(BaseTrigger):
         while True:
             try:
                 event = await asyncio.to_thread(self.event)
-            except OSError as error:  # the store is unreachable: the driver may well be running
+            except OSError as error:  # the store is unreachable, but the driver may be running
                 self.log.warning("Cannot read the log of drivers: %s", error)
                 event = None
             if event is not None:
@@ -65,7 +65,9 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(self.poll)
 
     async def on_kill(self) -> None:
-        """Ask the driver to stop, or release a stream that was given up: the task was cleared or its state was set."""
+        """Ask the driver to stop, or release a stream that was given up, after the task was cleared or its state was
+        set.
+        """
         await asyncio.to_thread(self._stop)
 
     def event(self) -> StreamEvent | None:
@@ -76,7 +78,7 @@ class StreamTrigger(BaseTrigger):
         if self.due is None:
             return over if status.driven else StreamEvent.GONE
         if status.driven:
-            return StreamEvent.DUE  # another process has started a driver: the operator finds and watches it
+            return StreamEvent.DUE  # another process has started a driver: watch it
         return over if now < datetime.fromisoformat(self.due) or log.hold() is not None else StreamEvent.DUE
 
     def _stop(self) -> None:
