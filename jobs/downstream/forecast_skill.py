@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForecastScorer(LiveQueries):
-    """One run of the query that scores forecasts."""
+    """One run that scores forecasts."""
 
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
     sources: dict[str, Manifest | None] = field(default_factory=dict)
-    """The snapshot whose learned parameters forecast for each generation; None for a generation without a snapshot."""
+    """Snapshot of the learned parameters for each generation's forecasts; None: it has no snapshot."""
     is_outer: bool = True
     """Whether the join returns unmatched forecasts."""
     with_state: bool = False
@@ -75,7 +75,7 @@ class ForecastScorer(LiveQueries):
         return DeployedModel(self.spec, self.warehouse)
 
     def start(self) -> list[StreamingQuery]:
-        """Start the only query of the run."""
+        """Start the single query."""
         table = self.warehouse.read(estimates(self.spec.name))
         if MEASURED not in table.columns:
             raise UserError(
@@ -90,8 +90,7 @@ class ForecastScorer(LiveQueries):
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
         spark.conf.set("spark.sql.shuffle.partitions", _find_partition_count(self.model, query.checkpoint))
-        # Spark stores the watermark policy in the checkpoint, so another policy needs another definition and
-        # checkpoint.
+        # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
@@ -102,7 +101,7 @@ class ForecastScorer(LiveQueries):
         origins, actuals = (_select_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = join_forecast_pairs(origins, actuals, self.section, self.is_outer)
         own = read_key_parameters(self.warehouse, self.spec.name, plan, self.sources)
-        if plan.controls or plan.inputs:  # scoring needs the tables as they are when the micro-batch runs
+        if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
             self.sink.score = lambda found: score_pairs(join_inputs(self.model, found), plan, own)
         else:
             pairs = score_pairs(pairs, plan, own)
@@ -111,9 +110,9 @@ class ForecastScorer(LiveQueries):
         return [running]
 
     def _check_without_states(self, are_there: bool) -> None:
-        """Refuse a model whose forecasts need the filter's states if the query began without these states.
+        """Refuse a model that needs the filter's states if the query began without them.
 
-        are_there: whether the estimates table has the states.
+        are_there: whether the table has states.
         """
         if not needs_state(self.spec):
             return
@@ -133,11 +132,10 @@ class ForecastScorer(LiveQueries):
         self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
-        """Return the forecasting plan for each counted generation that has the measurements of the spec.
+        """Return the forecasting plan for each counted generation that has the spec's measurements.
 
         Raises:
-            UserError: the live generation cannot be forecast, or cannot be forecast with the parameters of the named
-                snapshot.
+            UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
         """
         known = {one.generation: one for one in generations.read_generations(self.warehouse, self.spec.name)}
         used: dict[str, UsedModel] = {}
@@ -161,9 +159,9 @@ class ForecastScorer(LiveQueries):
         return ScoringPlan.of(self.spec, self.section, kind, used)
 
     def _find_learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
-        """Return the snapshot whose parameters forecast for a generation, and these parameters.
+        """Return the snapshot with the parameters for a generation's forecasts, and these parameters.
 
-        manifest: the snapshot from which the generation began; its parameters made the generation's estimates.
+        manifest: the snapshot that the generation began from, with the parameters of its estimates.
 
         Raises:
             UserError: the named snapshot does not exist, or belongs to another model.
@@ -241,10 +239,10 @@ class Scores:
     rows: int = 0
     unmatched: int = 0
     score: Callable[[DataFrame], DataFrame] = lambda found: found
-    """Function that scores the pairs of a micro-batch; it changes nothing if the query has already scored the pairs."""
+    """Scores a micro-batch's pairs, if the query has not scored them."""
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
-        """Append the rows of a micro-batch. A repeated call changes nothing."""
+        """Append a micro-batch's rows. Idempotent."""
         found = self.score(found).persist()
         try:
             count = found.count()
@@ -264,9 +262,9 @@ class Scores:
 def read_key_parameters(
     warehouse: Warehouse, model: str, plan: ScoringPlan, sources: Mapping[str, Manifest | None]
 ) -> DataFrame | None:
-    """Return generation, key and `parameters` of the keys with learned parameters; None if there are no such keys.
+    """Return generation, key and `parameters` of the keys that have learned their own; None: there are none.
 
-    sources: for each generation or run, the snapshot whose parameters forecast for it.
+    sources: the snapshot whose parameters each generation or run is forecast with.
     """
     parts = [
         read_rows(warehouse, source.snapshot_id, model).select(
@@ -281,9 +279,9 @@ def read_key_parameters(
 def name_scores(
     spec: ModelSpec, section: ForecastSkill, kind: KeyKind, found: DataFrame, batch_id: int | None
 ) -> DataFrame:
-    """Replace the numbers of measurements and horizons in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
+    """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
 
-    batch_id: number of the micro-batch; None for rows of history.
+    batch_id: the micro-batch; None for rows of history.
     """
     lengths = [length / 1e6 for length in section.lengths]
 
@@ -309,9 +307,9 @@ def name_scores(
 def summarise_scores(
     model: DeployedModel[Warehouse], section: ForecastSkill, table: str
 ) -> list[dict[str, Any]]:
-    """Return the scores of each measurement and horizon; `coverage` should equal the `probability` of the section.
+    """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
 
-    table: name of the table with the scored forecasts.
+    table: table of the scored forecasts.
     """
     if not model.warehouse.exists(table):
         return []
@@ -334,7 +332,7 @@ def summarise_scores(
 
 
 class Unmatched(NamedTuple):
-    """Numbers of unmatched forecasts and of their keys, and the keys with the most unmatched forecasts, with counts."""
+    """Unmatched forecasts: their number, the number of their keys, and the keys with the most, with their number."""
 
     forecasts: int
     keys: int
@@ -342,7 +340,7 @@ class Unmatched(NamedTuple):
 
 
 def count_unmatched(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> Unmatched:
-    """Count the forecasts in a table that no row has matched; the measurements of one forecast count once."""
+    """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
     if not model.warehouse.exists(table):
         return Unmatched(0, 0, [])
     mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
@@ -371,7 +369,7 @@ def _format_unmatched(found: Unmatched | None, table: str) -> list[str]:
 
 
 def format_skill(one: dict[str, Any], probability: float) -> str:
-    """Return the scores of one measurement and horizon (from `summarise_scores`) as text."""
+    """Return the scores of a measurement and horizon (`summarise_scores`) in words."""
 
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
@@ -395,19 +393,19 @@ def _has_same_rows(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _select_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
-    """Remove the estimates of generations whose measurements differ from those of the spec."""
+    """Remove estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
 def _find_partition_count(model: DeployedModel[Warehouse], checkpoint: str) -> int:
-    """Return the number of partitions of the join, which Spark fixes in the first micro-batch."""
+    """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
     kept = Checkpoint(model.warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism)
 
 
 def _count_dropped_rows(query: StreamingQuery) -> int:
-    """Return how many rows arrived behind the watermark in the micro-batches whose progress Spark still has."""
+    """Return how many rows came after the watermark, in the micro-batches that Spark still remembers."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
         for progress in query.recentProgress
@@ -416,7 +414,7 @@ def _count_dropped_rows(query: StreamingQuery) -> int:
 
 
 def _count_state_rows(query: StreamingQuery) -> int:
-    """Return how many forecasts and measurements wait in the join's state; a measurement counts once for each slot."""
+    """Return how many forecasts and measurements (once for each slot) wait in the join's state."""
     last = query.lastProgress
     return (
         0

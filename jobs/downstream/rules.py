@@ -107,9 +107,9 @@ def apply_rules(
     Args:
         rules: R rules.
         states: states of K keys.
-            key: (N,) number of the key of each row; the rows are ordered by key, then by time.
-            time: (N,) microseconds. A row that is earlier than the last reading of its key is skipped.
-            value: (R, N) the reading of each rule in each row; NaN means that the row has no reading for the rule.
+        key: (N,) number of the key of each row; the rows are ordered by key, then by time.
+        time: (N,) microseconds. A row that is earlier than the last reading of its key is skipped.
+        value: (R, N) the reading of each rule in each row; NaN means that the row has no reading for the rule.
     """
     kept = np.flatnonzero(time >= states.time[key])
     key, time, value = key[kept], time[kept], value[:, kept]
@@ -277,10 +277,10 @@ class FunctionRule(NamedTuple):
         """Apply rows to the states of their keys; return the state's packet arrays and the events.
 
         Args:
-                arrays: packet arrays of all keys of the bucket, and `time`, the time of the last row of each key.
-                key: (N,) position of the key of each row in the arrays; the rows are ordered by key, then by time.
-                time: (N,) microseconds.
-                value: (., N) all readings of each row.
+            arrays: packet arrays of all keys of the bucket, and `time`, the time of the last row of each key.
+            key: (N,) position of the key of each row in the arrays; the rows are ordered by key, then by time.
+            time: (N,) microseconds.
+            value: (., N) all readings of each row.
 
         Raises:
             UserError: the function breaks its contract, or fails at too many rows.

@@ -405,9 +405,7 @@ class Windows:
             types = {name: sums.schema[name].dataType for name in more}
             empty = empty.withColumns({name: F.lit(None).cast(kind) for name, kind in types.items()})
             self._create(table, empty)
-        sums = (
-            sums.persist() if more else sums
-        )  # avoids a second computation, as a merge reads its rows twice
+        sums = sums.persist() if more else sums  # computed once, because a merge reads its rows twice
         session = sums.sparkSession
         place = self._place
         # The definition is a constant in the condition, so that the merge does not read windows of other definitions.
