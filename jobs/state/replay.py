@@ -1,6 +1,6 @@
-"""Replay late rows.
+"""Replay late rows over the stores of a bucket.
 
-Rewind a key to before its last rows, and apply these again with the late rows, over the stores of a bucket.
+A key is rewound to its state before the kept rows, and the kept rows are applied again together with the late rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 class RewoundRows(NamedTuple):
     """The replay window of K keys.
 
-    head: newest states; base: states before the kept rows, or the newest state of a key without kept rows; rows: the
+    head: newest states. base: states before the kept rows, or the newest state of a key without kept rows. rows: the
     kept rows, sorted.
     """
 
@@ -50,11 +50,11 @@ class RewoundRows(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """K keys after N new rows, some of them late.
+    """K keys after N new rows, of which some may be late.
 
     window: the window after the rows
-    beyond, repeats: (N,) which new rows are older than the window, and which repeat another row
-    rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: which rows had an estimate before
+    beyond, repeats: (N,) masks of the new rows that are older than the window, and that repeat another row
+    rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: mask of rows that had an estimate
     """
 
     window: RewoundRows
@@ -68,9 +68,9 @@ class Replayed(NamedTuple):
 def replay(
     row_filter: RowFilter, window: RewoundRows, new: SortedRows, length: int, distinct: bool = False
 ) -> Replayed:
-    """Apply new rows, and apply again the kept rows that come after them.
+    """Apply new rows, and apply the kept rows again that come after the new rows.
 
-    A kept row at the time of a new row, or after it, gets a new estimate. Readers use the estimates of the latest
+    A kept row at the same time as a new row, or later, gets a new estimate. Readers use the estimates of the latest
     micro-batch for each key and time.
 
     Args:
@@ -78,7 +78,7 @@ def replay(
         window: the window before the rows.
         new: new rows, sorted.
         length: number of rows per key that a window keeps.
-        distinct: keep only the first row to arrive of each key and time.
+        distinct: whether only the first row to arrive of each key and time is kept.
     """
     head, base, ring = window
     keys = len(head.count)
@@ -112,7 +112,7 @@ def replay(
 
 
 def _merge_rows(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
-    """Return kept and new rows together, sorted, and which of them are kept rows."""
+    """Return kept and new rows together, sorted, and a mask of the kept rows."""
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     y, u = np.concatenate([ring.y, new.y], axis=1), np.concatenate([ring.u, new.u], axis=1)
     order = order_rows(key, time, y, u)
@@ -121,17 +121,17 @@ def _merge_rows(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
 
 
 def _is_newest(key: Ints, keys: int, length: int) -> Bools:
-    """Return which of sorted rows (N,) are among the last `length` of their key."""
+    """Return a mask (N,) of the sorted rows that are among the last `length` rows of their key."""
     stop = np.cumsum(np.bincount(key, minlength=keys))
     return stop[key] - np.arange(len(key)) <= length
 
 
 def _find_repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) -> Bools:
-    """Return which new rows repeat a kept row, the newest row of the base, or another new row."""
+    """Return a mask of the new rows that repeat a kept row, the newest row of the base, or another new row."""
     again = find_repeated(new, np.where(base.count > 0, base.event_time, NEVER))
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     kept = np.arange(len(key)) < len(ring.key)
-    order = np.lexsort((~kept, time, key))  # a kept row comes before new rows of its time
+    order = np.lexsort((~kept, time, key))  # a kept row comes before the new rows with the same time
     starts = find_starts(key[order], time[order])
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)
@@ -140,7 +140,7 @@ def _find_repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bo
 
 
 class _Loaded(NamedTuple):
-    """Records of the blocks `present`, ordered by route: newest states, states before the kept rows, kept rows."""
+    """Records of the blocks `present`, ordered by route: newest states, states before the kept rows, and kept rows."""
 
     present: NDArray[np.int64]
     known: Records
@@ -149,7 +149,7 @@ class _Loaded(NamedTuple):
 
 
 class _Positions(NamedTuple):
-    """Positions of K keys among newest states and base states, -1 if missing; the key of each kept row, or -1."""
+    """Positions (K,) of keys among newest states and base states, and the key of each kept row; -1 where missing."""
 
     head: NDArray[np.int64]
     base: NDArray[np.int64]
@@ -157,7 +157,7 @@ class _Positions(NamedTuple):
 
 
 class ReplayWindow:
-    """The kept rows of a bucket's keys, whose newest states are in `blocks`."""
+    """The rows of a bucket's keys that are kept for replay; the newest states of these keys are in `blocks`."""
 
     def __init__(self, plan: Plan, policy: EventTimePolicy, blocks: Blocks, stores: Stores) -> None:
         self.plan, self.length, self.blocks = plan, policy.replay_length, blocks
@@ -166,7 +166,7 @@ class ReplayWindow:
         self.replay_base = Blocks(stores.replay_base, plan.state, plan.blocks)
 
     def apply(self, keyed: KeyedRows, ids: RowIdCheck) -> Iterator[Packet]:
-        """Apply rows in their place among the kept rows, and yield the packets."""
+        """Apply new rows at their times among the kept rows, and yield the packets."""
         plan = self.plan
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         loaded = _Loaded(present, known, self.replay_base.read(present), self.replay_rows.read(present))
@@ -209,7 +209,7 @@ class ReplayWindow:
             yield build_row_packet(plan, OutputPacket.BEYOND_REPLAY_WINDOW, keyed, beyond)
         if len(repeats):
             yield build_duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, repeats)
-        # The rows whose estimate is their first are the new rows, in the order of arrival.
+        # The rows with their first estimate are the new rows, in the order of arrival.
         new = np.flatnonzero(~(done.beyond | done.repeats))
         first, again = np.flatnonzero(~done.corrects), np.flatnonzero(done.corrects)
         ids = None if keyed.ids is None else keyed.ids.take(new)

@@ -262,9 +262,7 @@ def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         columns = {
             "key": keys.take(pa.array(first)),
             "state_index": pa.array(np.add.reduceat(count, first)),
-            "event_time": times.take(
-                pa.array(np.append(first[1:], len(keys)) - 1)
-            ),  # the last row is the newest
+            "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the newest row
             "mean": build_lists(mean),
             "covariance": build_lists(covariance),
             "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),
