@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     event_time: EventTimePolicy | None = None
     """The policy of `EventTimeProcessor`; None means that `FilterProcessor` applies the rows as they arrive."""
     text: bool = True
-    """Whether state values are text (`jobs.state.spark_values`); in checkpoints of the first release, they are bytes."""
+    """Whether state values are text (`jobs.state.spark_values`); checkpoints of the first release have bytes."""
 
     @property
     def row_filter(self) -> RowFilter:

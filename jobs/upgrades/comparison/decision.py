@@ -36,9 +36,7 @@ def decide(numbers: dict[str, Any], limits: Upgrade) -> VersionComparison:
         reason = "there is nothing to compare: no row has been estimated by both"
         return VersionComparison(numbers, False, [reason], Answer.UNKNOWN, needed)
     answer = answer_of(gain, allowed, limits.rows, limits.keys)
-    if (
-        "unequal_rows" in numbers
-    ):  # both generations have the same model, so only bits of the estimates can differ
+    if "unequal_rows" in numbers:  # both have the same model, so only bits can differ
         count = numbers["unequal_rows"]
         if not count:
             return VersionComparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
