@@ -87,7 +87,7 @@ class InputsTable:
         return round(at.timestamp() * 1e9)
 
     def load(self, kind: KeyKind, version: int) -> Records:
-        """Return the rows of a version as records (`join.build_inputs_layout`), ordered by route.
+        """Return the rows of a version as records (`joined_inputs.build_inputs_layout`), ordered by route.
 
         Args:
             kind: kind of the model's keys.

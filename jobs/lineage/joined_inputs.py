@@ -56,7 +56,7 @@ def build_inputs_layout(kind: KeyKind, inputs: int) -> Layout:
 
 
 def join_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
-    """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
+    """Return a function that joins batches of `rows.select_columns` with inputs, and packs them by `packer`.
 
     The rows whose key has no inputs become packets of the bucket `MISSING_INPUTS`.
 

@@ -226,7 +226,7 @@ def _select_earlier(one: SourceRange | None, other: SourceRange | None) -> Sourc
 
 
 def _is_up_to(end: Column, place: Place) -> Column:
-    """Return the condition that `place` includes the place in a column (`places.includes`)."""
+    """Return the condition that `place` includes the place in a column (`positions.includes`)."""
     if VERSION in place:
         version, files = end[VERSION], F.coalesce(end[FILES], F.lit(0))
         return (version < place[VERSION]) | ((version == place[VERSION]) & (files <= place.get(FILES, 0)))

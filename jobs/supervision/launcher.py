@@ -1,7 +1,7 @@
 """Start a driver that outlives its parent process, and record how it ends.
 
 `python -m jobs.supervision.launcher ROOT MODEL TOKEN LOG ABOUT -- COMMAND...` runs the command as a child process in a
-new session. The launcher writes the child's process id to the log of drivers (`jobs.supervision.open_driver_log`). When
+new session. The launcher writes the child's process id to the log of drivers (`jobs.supervision.driver_log`). When
 the child has ended, the launcher adds the child's exit code and its last `error:` line. If the launcher is killed, the
 driver continues to run, and only the absence of its process shows that it has ended.
 """

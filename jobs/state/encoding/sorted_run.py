@@ -325,7 +325,7 @@ def _join_ranges(start: Ints, stop: Ints) -> Ints:
 
 
 def _compute_lowest_route(numbers: Ints, blocks: int) -> Words:
-    """Return the lowest route of each block (`routing.block_of`); 0 for the number after the last block."""
+    """Return the lowest route of each block (`routing.compute_blocks`); 0 for the number after the last block."""
     first = ((numbers.astype(np.uint64) << np.uint64(32)) + np.uint64(blocks - 1)) // np.uint64(blocks)
     return first << np.uint64(32)
 

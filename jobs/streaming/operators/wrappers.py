@@ -61,7 +61,7 @@ def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) 
     """Pack a topic's valid messages with `packer`, and the rejected messages for `PassThroughRejects`.
 
     Args:
-        rows: messages; a rejected message has a reason (`landing.messages.judged`).
+        rows: messages; a rejected message has a reason (`landing.messages.read_checked_messages`).
         fmt: format of the valid rows.
         packer: function that packs batches with the columns of `rows.select_columns`.
         typed: whether the packets have a kind.
