@@ -2,8 +2,8 @@
 
 Each portion of a window's readings becomes an accumulator, and accumulators are added exactly. Sums and sums of squares
 are fixed-point integers with 32-bit digits that span all doubles (U. Kulisch, Computer Arithmetic and Validity, 2nd ed.
-2013, chapter 8). For a quantile or a function, the accumulator has the readings themselves. The result is rounded once,
-from exact integers. No Spark.
+2013, chapter 8). For a quantile or a function, the accumulator has the readings themselves. The aggregate is computed
+from exact integers and rounded once. The module does not use Spark.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Ints = NDArray[np.int64]
 DIGIT = 32
 _MASK = np.int64((1 << DIGIT) - 1)
 LOWEST = -1074
-"""Exponent of two of the least double: the unit of a sum. A sum of squares has the square of this unit."""
+"""Exponent of two of the least positive double, which is the unit of sums; sums of squares have its square as unit."""
 _HALF = 27
 
 
 class WindowAggregate(NamedTuple):
-    """Aggregate: name, kind, level of a quantile, and the user's function of kind `function`."""
+    """An aggregate: its name, its kind, the level of a quantile, and the user's function for the kind `function`."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class WindowAggregate(NamedTuple):
 
 
 class ReadingMoments(NamedTuple):
-    """Exact sums of one group's readings: count, least, greatest, sum and sum of squares as integers."""
+    """Exact moments of a group's readings: count, least, greatest, and sum and sum of squares as integers."""
 
     count: int
     least: float
@@ -57,10 +57,10 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
 
     Args:
         values: (N,) finite readings; the readings of a group are adjacent.
-        start: (G + 1,) group g has readings start[g] to start[g + 1] - 1.
+        start: (G + 1,) group g has the readings start[g] to start[g + 1] - 1.
         keep: whether to keep the readings, in ascending order, instead of sums.
     """
-    values = values + 0.0  # one zero: -0.0 becomes 0.0
+    values = values + 0.0  # turns -0.0 into 0.0, so that there is only one zero
     count = np.diff(start)
     group = np.repeat(np.arange(len(count)), count)
     if keep:
@@ -89,7 +89,7 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
 
 
 def _compute_digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Ints:
-    """Return first digit's place, number of digits, and digits of each group's sum of sign * part * 2^place."""
+    """Return first digit's place, number of digits, and digits of the sum of sign * part * 2^place of each group."""
     first = min((int(place.min()) // DIGIT for place, _, _ in parts if len(place)), default=0)
     last = max((int(place.max()) // DIGIT for place, _, _ in parts if len(place)), default=0) + 3
     digits = np.zeros((groups, last - first), np.int64)
@@ -108,7 +108,7 @@ def _compute_digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, 
 
 
 def merge_accumulators(parts: Sequence[bytes], keep: bool) -> bytes:
-    """Return the accumulator that adds up all parts."""
+    """Return one accumulator that is the sum of all parts."""
     if len(parts) == 1:
         return parts[0]
     if keep:
@@ -155,7 +155,7 @@ def unpack_moments(accumulator: bytes) -> ReadingMoments:
 def compute_aggregates(
     accumulators: Sequence[bytes], aggregates: Sequence[WindowAggregate], keep: bool
 ) -> dict[str, Floats]:
-    """Return each aggregate (G,) of groups; NaN where it is undefined (no readings, or the spread of one reading).
+    """Return each aggregate (G,); NaN for an undefined aggregate (no readings, or the spread of one reading).
 
     Raises:
         UserError: a function fails, or does not return one number per group.

@@ -1,7 +1,8 @@
 """Pair forecasts with later measurements by a join of two streams over the estimates, with a watermark on both.
 
-The join pairs an estimate with a later row of its key, one of the horizons away. The model's filter then forecasts the
-estimate's state to the exact time of this row, for many pairs at once. A forecast uses no row after its estimate.
+The join pairs an estimate with a later row of the same key that is one of the horizons away. The model's filter then
+forecasts from the estimate's state to the exact time of the later row, for many pairs at once. A forecast uses no row
+that is later than its estimate.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ SCORED_SCHEMA = """
     inside boolean, crps double, log_score double
 """
 SHIFT = -MIN_US
-"""Offset added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
+"""Offset added to event times, because Spark's watermark starts at 1970 and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
 ROWS = "rows"
-"""The column of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after
-the estimate, up to the later row. Pairs of a model with inputs have `INPUTS` of the key."""
+"""Column of the pairs of a model with control, array<struct<time bigint, control array<double>>>: the rows of the key
+after the estimate, up to the later row. The pairs of a model with inputs have the column `INPUTS`."""
 _SPAN = ["key", "made_at", "event_time"]
 _LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
-"""Fields of a definition that change how a state is stored, but not its forecasts."""
+"""Fields of a model's definition that change how a state is stored, but do not change its forecasts."""
 
 
 def has_key_parameters(kernel: Filter) -> bool:
@@ -64,10 +65,10 @@ def has_key_parameters(kernel: Filter) -> bool:
 
 
 class ScoringPlan(NamedTuple):
-    """Filter of each generation, time unit (us), and steps of each horizon or None, sent to the workers.
+    """The filter of each generation, the time unit (us), and the steps of each horizon or None; sent to the workers.
 
-    begins: initial states of keys by group, for generations with parameters by group. controls, inputs: number of
-    control columns of the model, and of inputs of a key.
+    begins: for each generation with parameters by group, the initial states of keys by group. controls: number of the
+    model's control columns. inputs: number of inputs of a key.
     """
 
     kernels: dict[str, Filter]
@@ -82,7 +83,7 @@ class ScoringPlan(NamedTuple):
     def of(
         cls, spec: ModelSpec, section: ForecastSkill, kind: KeyKind, used: Mapping[str, UsedModel]
     ) -> Self:
-        """Return how to forecast with the filter of each generation or run.
+        """Return the plan for forecasts with the filter of each generation or run.
 
         Raises:
             UserError: the model's measurements cannot be forecast from its estimates.
@@ -104,7 +105,7 @@ class ScoringPlan(NamedTuple):
 
 
 class UsedModel(NamedTuple):
-    """The spec and parameters with which a generation or a run is forecast, and the filter that follows."""
+    """The spec and parameters that forecast for a generation or a run, and the filter built from them."""
 
     spec: ModelSpec
     parameters: Mapping[str, Any]
@@ -112,16 +113,17 @@ class UsedModel(NamedTuple):
 
 
 def build_forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
-    """Return the definition of the filter that forecasts."""
+    """Return the model definition for the filter that forecasts, without fields that do not change forecasts."""
     return {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
 
 
 def build_forecaster(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
     """Return the filter that forecasts from an estimate.
 
-    If mean, covariance and the key's parameters are the whole state, it forecasts from these. Otherwise it forecasts
-    from the state, which the estimates table also has (`kalman.filters.state_output`). Without this state, the modes of
-    a mixture are forecast from the mixture's mean and covariance, with the probabilities of a first row.
+    If mean, covariance and the key's parameters are the whole state, the filter forecasts from these three. Otherwise
+    the filter forecasts from the state, which the estimates table also has (`kalman.filters.state_output`). Without
+    this state, the modes of a mixture are forecast from the mixture's mean and covariance, with the mode probabilities
+    that a first row has.
 
     Raises:
         UserError: the model cannot be built, does not predict its measurements, or needs the state.
@@ -172,10 +174,10 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
 def join_forecast_pairs(
     origins: DataFrame, actuals: DataFrame, section: ForecastSkill, with_unmatched: bool = False
 ) -> DataFrame:
-    """Join estimates with later rows of their keys, one of the horizons away.
+    """Join each estimate with the later rows of its key that are one of the horizons away.
 
-    With `with_unmatched`, a forecast that no row can match any more, by the watermark, is also a row: it has the time
-    of the forecast, and null measurements.
+    With `with_unmatched`, a forecast that, by the watermark, no later row can match also gets a row. This row has the
+    time of the forecast, and null measurements.
 
     Args:
         origins: stream of the live estimates, the origins of the forecasts.
@@ -224,7 +226,8 @@ def _select_actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     rows = _mark_never_null(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
     if section.tolerance_us:
-        # A forecast is in one slot and a measurement in two. So a pair meets once, and the join compares few rows.
+        # A forecast is in one slot and a measurement in two slots, so a pair meets once, and the join compares few
+        # rows.
         at, reach = F.unix_micros("at"), section.tolerance_us
         slots = F.array(_compute_slot(at - reach, section), _compute_slot(at + reach, section))
         rows = rows.withColumn("slot", F.explode(slots))
@@ -232,9 +235,9 @@ def _select_actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
 
 
 def _mark_never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Rename columns and mark them as never null in the schema, as the join stores them.
+    """Rename columns, and mark the columns as never null in the schema, because the join stores the schema.
 
-    A filter lets Spark infer that a column cannot be null, except in a micro-batch without rows on this side. Spark
+    After a filter, Spark infers that a column cannot be null, except in a micro-batch without rows on this side. Spark
     refuses to restart from a state if the columns' nullability differs from the first micro-batch.
     """
     none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
@@ -251,7 +254,7 @@ def _compute_slot(micros: Column, section: ForecastSkill) -> Column:
 
 
 def _drop_corrections(estimates: DataFrame) -> DataFrame:
-    """Remove corrections: a forecast is made from an estimate that was available at its time."""
+    """Remove corrections, because a forecast starts from an estimate that was available at the estimate's time."""
     if "correction" not in estimates.columns:
         return estimates
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
@@ -260,9 +263,9 @@ def _drop_corrections(estimates: DataFrame) -> DataFrame:
 def join_inputs(model: DeployedModel[Warehouse], pairs: DataFrame) -> DataFrame:
     """Return pairs with `ROWS` if the model has control, and with `INPUTS` if it has inputs.
 
-    The control of a row is what acted since the row before it, so a forecast goes through every row of the key up to
-    the later one, as `forecast --future` does. The rows are those of the measurements table, and the inputs those of
-    the newest version of their table, at the time of the scoring; NaN for a key without inputs.
+    The control of a row acted since the previous row, so a forecast goes through every row of the key up to the later
+    row, as `forecast --future` does. These rows come from the measurements table. The inputs come from the newest
+    version of their table at the time of the scoring; they are NaN for a key without inputs.
     """
     kind = build_key_kind(model.spec.key, model.warehouse.read(measurements(model.name)).schema)
     if model.spec.control:
@@ -294,9 +297,9 @@ def _join_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame)
 
 
 def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = None) -> DataFrame:
-    """Forecast and score the rows of `join_forecast_pairs`: `SCORED_SCHEMA`, a row for each pair and measurement.
+    """Forecast and score joined pairs; return a row (`SCORED_SCHEMA`) for each pair and measurement.
 
-    own: generation, key, and state field `parameters` of keys with learned parameters; None if there are none.
+    own: generation, key, and state field `parameters` of the keys with learned parameters; None means no such keys.
     """
     columns = (
         "key",
@@ -353,9 +356,9 @@ def score(
         variance[:, which] = extract_variances(expected.measurement_covariance)[:, -1]
     seen = turn_measurements(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
-    known = np.isfinite(mean) & ~np.isinf(variance)  # an LMS without R has no variance
+    known = np.isfinite(mean) & ~np.isinf(variance)  # an LMS filter without R has no finite variance
     given = ~np.isnan(y) | unmatched
-    measured = np.flatnonzero(given.T.ravel())  # pair by pair, the measurements of a pair in order
+    measured = np.flatnonzero(given.T.ravel())  # ordered by pair, then by measurement
     pair = measured // m
 
     def flat(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -384,7 +387,7 @@ def score(
 
 
 def _read_states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
-    """Return the states (size, N) of estimates; NaN where an earlier release wrote none."""
+    """Return the states (size, N) of estimates; NaN for an estimate that an earlier release wrote without a state."""
     column = batch.column(STATE)
     there = np.flatnonzero(column.value_lengths().fill_null(0).to_numpy() == kernel.size)
     values = np.full((kernel.size, len(column)), np.nan)
@@ -393,7 +396,7 @@ def _read_states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
 
 
 def _read_measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
-    """Return the measurements (m, N) of pairs; NaN where there is no measurement at the time of the forecast."""
+    """Return the measurements (m, N) of pairs; NaN for an unmatched forecast."""
     y = np.full((m, len(column)), np.nan)
     there = np.flatnonzero(~unmatched)
     y[:, there] = build_matrix(column.take(pa.array(there)), m, MEASURED)
@@ -403,7 +406,7 @@ def _read_measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: in
 def _add_key_parameters(
     values: NDArray[np.float64], batch: pa.RecordBatch, kernel: Filter, begin: GroupBegin | None
 ) -> NDArray[np.float64]:
-    """Return states with their keys' parameters: the key's learned ones, else those of a new key of its group."""
+    """Return the states with the parameters of their keys: learned parameters, else those of a new key of the group."""
     own = find_key_parameters(kernel)
     if not own.rows:
         return values
@@ -423,9 +426,10 @@ def _add_key_parameters(
 def _iterate_steps(
     batch: pa.RecordBatch, plan: ScoringPlan, away: NDArray[np.float64], horizon: NDArray[np.int32]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]]:
-    """Yield pairs (indices) that need equally many steps, the time of each step (S, K) and its control (S, c, K).
+    """Yield indices of pairs that need equally many steps, the time of each step (S, K) and its control (S, c, K).
 
-    With control, the steps are the rows between; a pair is left out if its later row is not among them.
+    With control, the steps are the rows from the estimate to the later row; a pair whose later row is not among these
+    rows is left out.
     """
     size, inputs = batch.num_rows, None
     if plan.inputs:
@@ -450,7 +454,7 @@ def _iterate_steps(
     order = np.lexsort((*control[::-1], time, pair))
     pair, time, control = pair[order], time[order], control[:, order]
     is_own = time == at[pair]
-    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # one row at that time
+    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # keeps one row at that time
     pair, time, control = pair[kept], time[kept], control[:, kept]
     count = np.bincount(pair, minlength=size)
     starts = np.cumsum(count) - count
@@ -470,7 +474,7 @@ def _iterate_steps(
 def _group_by_steps(
     steps: tuple[int, ...] | None, horizon: NDArray[np.int32]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield a number of steps and the pairs (indices) to forecast with it."""
+    """Yield each number of steps, with the indices of the pairs that need this number of steps."""
     if steps is None:
         yield 1, np.arange(len(horizon))
         return

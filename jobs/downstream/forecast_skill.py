@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForecastScorer(LiveQueries):
-    """One run that scores forecasts."""
+    """One run of the query that scores forecasts."""
 
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
     sources: dict[str, Manifest | None] = field(default_factory=dict)
-    """Snapshot of the learned parameters for each generation's forecasts; None: it has no snapshot."""
+    """The snapshot whose learned parameters forecast for each generation; None for a generation without a snapshot."""
     is_outer: bool = True
     """Whether the join returns unmatched forecasts."""
     with_state: bool = False
@@ -75,7 +75,7 @@ class ForecastScorer(LiveQueries):
         return DeployedModel(self.spec, self.warehouse)
 
     def start(self) -> list[StreamingQuery]:
-        """Start the single query."""
+        """Start the only query of the run."""
         table = self.warehouse.read(estimates(self.spec.name))
         if MEASURED not in table.columns:
             raise UserError(
@@ -90,7 +90,8 @@ class ForecastScorer(LiveQueries):
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
         spark.conf.set("spark.sql.shuffle.partitions", _find_partition_count(self.model, query.checkpoint))
-        # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
+        # Spark stores the watermark policy in the checkpoint, so another policy needs another definition and
+        # checkpoint.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
@@ -101,7 +102,7 @@ class ForecastScorer(LiveQueries):
         origins, actuals = (_select_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = join_forecast_pairs(origins, actuals, self.section, self.is_outer)
         own = read_key_parameters(self.warehouse, self.spec.name, plan, self.sources)
-        if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
+        if plan.controls or plan.inputs:  # scoring needs the tables as they are when the micro-batch runs
             self.sink.score = lambda found: score_pairs(join_inputs(self.model, found), plan, own)
         else:
             pairs = score_pairs(pairs, plan, own)
@@ -110,9 +111,9 @@ class ForecastScorer(LiveQueries):
         return [running]
 
     def _check_without_states(self, are_there: bool) -> None:
-        """Refuse a model that needs the filter's states if the query began without them.
+        """Refuse a model whose forecasts need the filter's states if the query began without these states.
 
-        are_there: whether the table has states.
+        are_there: whether the estimates table has the states.
         """
         if not needs_state(self.spec):
             return
@@ -132,10 +133,11 @@ class ForecastScorer(LiveQueries):
         self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
-        """Return the forecasting plan for each counted generation that has the spec's measurements.
+        """Return the forecasting plan for each counted generation that has the measurements of the spec.
 
         Raises:
-            UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
+            UserError: the live generation cannot be forecast, or cannot be forecast with the parameters of the named
+                snapshot.
         """
         known = {one.generation: one for one in generations.read_generations(self.warehouse, self.spec.name)}
         used: dict[str, UsedModel] = {}
@@ -159,9 +161,9 @@ class ForecastScorer(LiveQueries):
         return ScoringPlan.of(self.spec, self.section, kind, used)
 
     def _find_learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
-        """Return the snapshot with the parameters for a generation's forecasts, and these parameters.
+        """Return the snapshot whose parameters forecast for a generation, and these parameters.
 
-        manifest: the snapshot that the generation began from, with the parameters of its estimates.
+        manifest: the snapshot from which the generation began; its parameters made the generation's estimates.
 
         Raises:
             UserError: the named snapshot does not exist, or belongs to another model.
@@ -239,10 +241,10 @@ class Scores:
     rows: int = 0
     unmatched: int = 0
     score: Callable[[DataFrame], DataFrame] = lambda found: found
-    """Scores a micro-batch's pairs, if the query has not scored them."""
+    """Function that scores the pairs of a micro-batch; it changes nothing if the query has already scored the pairs."""
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch's rows. Idempotent."""
+        """Append the rows of a micro-batch. A repeated call changes nothing."""
         found = self.score(found).persist()
         try:
             count = found.count()
@@ -262,9 +264,9 @@ class Scores:
 def read_key_parameters(
     warehouse: Warehouse, model: str, plan: ScoringPlan, sources: Mapping[str, Manifest | None]
 ) -> DataFrame | None:
-    """Return generation, key and `parameters` of the keys that have learned their own; None: there are none.
+    """Return generation, key and `parameters` of the keys with learned parameters; None if there are no such keys.
 
-    sources: the snapshot whose parameters each generation or run is forecast with.
+    sources: for each generation or run, the snapshot whose parameters forecast for it.
     """
     parts = [
         read_rows(warehouse, source.snapshot_id, model).select(
@@ -279,9 +281,9 @@ def read_key_parameters(
 def name_scores(
     spec: ModelSpec, section: ForecastSkill, kind: KeyKind, found: DataFrame, batch_id: int | None
 ) -> DataFrame:
-    """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
+    """Replace the numbers of measurements and horizons in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
 
-    batch_id: the micro-batch; None for rows of history.
+    batch_id: number of the micro-batch; None for rows of history.
     """
     lengths = [length / 1e6 for length in section.lengths]
 
@@ -307,9 +309,9 @@ def name_scores(
 def summarise_scores(
     model: DeployedModel[Warehouse], section: ForecastSkill, table: str
 ) -> list[dict[str, Any]]:
-    """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
+    """Return the scores of each measurement and horizon; `coverage` should equal the `probability` of the section.
 
-    table: table of the scored forecasts.
+    table: name of the table with the scored forecasts.
     """
     if not model.warehouse.exists(table):
         return []
@@ -332,7 +334,7 @@ def summarise_scores(
 
 
 class Unmatched(NamedTuple):
-    """Unmatched forecasts: their number, the number of their keys, and the keys with the most, with their number."""
+    """Numbers of unmatched forecasts and of their keys, and the keys with the most unmatched forecasts, with counts."""
 
     forecasts: int
     keys: int
@@ -340,7 +342,7 @@ class Unmatched(NamedTuple):
 
 
 def count_unmatched(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> Unmatched:
-    """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
+    """Count the forecasts in a table that no row has matched; the measurements of one forecast count once."""
     if not model.warehouse.exists(table):
         return Unmatched(0, 0, [])
     mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
@@ -369,7 +371,7 @@ def _format_unmatched(found: Unmatched | None, table: str) -> list[str]:
 
 
 def format_skill(one: dict[str, Any], probability: float) -> str:
-    """Return the scores of a measurement and horizon (`summarise_scores`) in words."""
+    """Return the scores of one measurement and horizon (from `summarise_scores`) as text."""
 
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
@@ -393,19 +395,19 @@ def _has_same_rows(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _select_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
-    """Remove estimates of generations with other measurements."""
+    """Remove the estimates of generations whose measurements differ from those of the spec."""
     mine = F.col("generation").isin(*plan.kernels)
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
 def _find_partition_count(model: DeployedModel[Warehouse], checkpoint: str) -> int:
-    """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
+    """Return the number of partitions of the join, which Spark fixes in the first micro-batch."""
     kept = Checkpoint(model.warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism)
 
 
 def _count_dropped_rows(query: StreamingQuery) -> int:
-    """Return how many rows came after the watermark, in the micro-batches that Spark still remembers."""
+    """Return how many rows arrived behind the watermark in the micro-batches whose progress Spark still has."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
         for progress in query.recentProgress
@@ -414,7 +416,7 @@ def _count_dropped_rows(query: StreamingQuery) -> int:
 
 
 def _count_state_rows(query: StreamingQuery) -> int:
-    """Return how many forecasts and measurements (once for each slot) wait in the join's state."""
+    """Return how many forecasts and measurements wait in the join's state; a measurement counts once for each slot."""
     last = query.lastProgress
     return (
         0

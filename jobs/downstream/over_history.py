@@ -58,7 +58,7 @@ ROWS_A_BUCKET = 1_000_000
 
 
 def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> Report:
-    """Compute the windows and alerts over a model's history, and replace the rows of the same definition.
+    """Compute windows and alerts over a model's history, and replace the earlier rows of the same monitor definition.
 
     Raises:
         UserError: the model has no history.
@@ -98,7 +98,7 @@ def read_history(warehouse: Warehouse, model: str) -> DataFrame:
 
 
 def compute_events(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> DataFrame:
-    """Return alerts raised and cleared by estimates (`rule_operator.OUTPUT`)."""
+    """Return the events by which estimates raise and clear alerts (`rule_operator.OUTPUT`)."""
     buckets = max(1, -(-estimates.count() // ROWS_A_BUCKET))
     plan, packed = build_rule_packets(spec, monitor, estimates, buckets)
     return packed.repartition(buckets, "bucket").mapInPandas(_build_event_worker(plan), OUTPUT)
@@ -122,18 +122,19 @@ def _build_event_worker(plan: RulePlan) -> Callable[[Iterator[pd.DataFrame]], It
 
 
 def replace(warehouse: Warehouse, rows: DataFrame, table: str, definition: str) -> None:
-    """Replace a definition's rows in a table in one commit; create the table if it is missing."""
+    """Replace the rows of a definition in a table in one commit; create the table if it does not exist."""
     warehouse.create(table, format_ddl(rows.schema))
     warehouse.replace(rows, table, [[("definition", "=", definition)]])
 
 
 def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Report:
-    """Score the forecasts that follow from a model's history, and replace those of the same section.
+    """Score the forecasts from a model's history, and replace the earlier scores of the same section.
 
-    Forecasts for times after the newest row are not due, and are left out.
+    Forecasts for times after the newest row cannot be scored yet, and are left out.
 
     Raises:
-        UserError: the model has no history, the history lacks the measurements, or no run in it used this spec.
+        UserError: the model has no history, the history lacks the measurements, or no run of the history used this
+            spec.
     """
     warehouse, spec = model.warehouse, model.spec
     rows = read_history(warehouse, spec.name)
@@ -162,10 +163,10 @@ def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Re
 
 
 def _list_scored_runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifest | None]:
-    """Return the runs of this very spec whose estimates the table has, with the snapshots that they took.
+    """Return the runs with exactly this spec whose estimates are in the table, and the snapshot that each run used.
 
     Raises:
-        UserError: there is no such run.
+        UserError: no run had exactly this spec.
     """
     warehouse, spec = model.warehouse, model.spec
     known = {one.run: one for one in list_history_runs(warehouse, estimates_history(spec.name))}

@@ -1,4 +1,4 @@
-"""Export the states of a monitor's rules, and begin the query of changed rules with them."""
+"""Export the states of a monitor's rules, and let the query of changed rules begin with these states."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _LAST = "last"
 class Changes(NamedTuple):
     """Mapping from the states of former rules to the states of other rules.
 
-    kept: names of rules that continue. again: names of rules that differ; they keep alerts and last readings, but count
-    from zero. fresh: names of rules that begin anew. dropped: names of rules that no longer exist. fields: names of
-    functions' fields that begin anew.
+    kept: names of the rules that continue. again: names of the changed rules that keep alerts and last readings, but
+    count from zero. fresh: names of the rules that begin anew. dropped: names of the rules that no longer exist.
+    fields: names of the function fields that begin anew.
     """
 
     kept: tuple[str, ...]
@@ -62,7 +62,7 @@ class Changes(NamedTuple):
     fields: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return the changes as lines for a user."""
+        """Return the changes as lines of text for a user."""
         said = (
             ("continue with their states", self.kept),
             ("differ: their alerts continue, their counts of readings begin again", self.again),
@@ -78,7 +78,7 @@ class Changes(NamedTuple):
 
 
 def compare_rules(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
-    """Compare former rules with these rules by name, and the state of functions by field."""
+    """Compare former rules with new rules by name, and compare the state of functions field by field."""
     known, kept, again, fresh, fields = {rule.name: rule for rule in former}, [], [], [], []
     for rule in rules:
         was = known.get(rule.name)
@@ -100,12 +100,12 @@ def compare_rules(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
 
 
 def _find_built_in_reading(rule: Rule) -> Any:
-    """Return the reading of a built-in rule, or None: a function's readings may change, its fields stay."""
+    """Return the reading of a built-in rule; None for a function rule, whose state may outlive its readings."""
     return None if rule.function is not None else (rule.state, rule.measurement)
 
 
 def build_rule_state_rows(plan: RulePlan, rules: Sequence[Rule], records: Records) -> pa.RecordBatch:
-    """Return a bucket's states as rows (`STATES`)."""
+    """Return the states of a bucket as rows (`STATES`)."""
     numbers: dict[str, NDArray] = {}
     integers: dict[str, NDArray] = {}
     functions = {rule.name: rule for rule in plan.functions}
@@ -130,7 +130,7 @@ def build_rule_state_rows(plan: RulePlan, rules: Sequence[Rule], records: Record
 
 
 def _build_maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> pa.Array:
-    """Return fields (N,) or (width, N) as a map of each of the N keys."""
+    """Return N maps, one for each key, from the name of each field to its values; fields: (N,) or (width, N)."""
     tables = [np.atleast_2d(values) for values in fields.values()]
     widths = np.tile([len(one) for one in tables], size)
     values = np.concatenate(tables).T.ravel() if tables else np.zeros(0)
@@ -145,14 +145,14 @@ def _build_maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> 
 def parse_rule_state_rows(
     plan: RulePlan, rules: Sequence[Rule], changes: Changes, batch: pa.RecordBatch, identity: dict[str, Any]
 ) -> Records:
-    """Return rows (`STATES`) as the states of a plan's rules.
+    """Return the states of a plan's rules from exported rows (`STATES`).
 
     Args:
-        plan, rules: plan and definitions of these rules.
-        changes: changes since the rules of the rows (`changes_of`).
-        batch: rows to convert.
+        plan: plan of the new rules.
+        rules: definitions of the new rules.
+        changes: changes from the rules of the exported rows to the new rules (`compare_rules`).
+        batch: exported rows.
         identity: arrays that identify the keys, such as `route`.
-
     Raises:
         UserError: the rows lack a field.
     """
@@ -178,7 +178,7 @@ def parse_rule_state_rows(
 
 
 def _read_field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
-    """Return a state field of the rows, (N,) or (width, N)."""
+    """Return a state field of the rows as an array (N,) or (width, N)."""
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     maps = batch.column("numbers" if field.type == "float64" else "integers")
     values = lookup(maps, pa.scalar(name), "first")
@@ -195,7 +195,7 @@ PACKETS = "bucket int, payload binary"
 
 
 class RuleExport(NamedTuple):
-    """Export: its id, the query and its micro-batch, the number of keys, and whether this call made it."""
+    """An export: its id, its query and micro-batch, the number of its keys, and whether this call made the export."""
 
     id: str
     query: str
@@ -205,7 +205,7 @@ class RuleExport(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """Initial states and views of a rules query that begins with an export, and the changes of rules."""
+    """Initial states and views for a query of rules that begins with an export, and the changes of the rules."""
 
     begin: Begin
     seeds: Callable[[RulePlan, int], DataFrame]
@@ -213,7 +213,7 @@ class Adopted(NamedTuple):
 
 
 def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
-    """Export the states of a model's rules: the spec's rules if they have run, or else the last that ran. Idempotent.
+    """Export the states of the spec's rules if these rules have run, or else of the last rules that ran. Idempotent.
 
     Raises:
         UserError: no rules have run, their states cannot be read, or the rules that define them are unknown.
@@ -262,9 +262,9 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
 
 
 def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | None) -> Adopted | None:
-    """Return how a query of rules begins with an export; None if it has no export, or has already begun.
+    """Return how a query of rules begins with an export; None without an export, or if the query has already begun.
 
-    wanted: the export; None: the export of an earlier start that ended before its first micro-batch.
+    wanted: id of the export; None means the export that an earlier start adopted before it ended without a micro-batch.
 
     Raises:
         UserError: the export does not exist, or the query has begun without it.
@@ -279,7 +279,7 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
                 f"--adopt {wanted}: the rules of {spec.name} have begun already, "
                 f"{'with ' + given if given else 'at the first estimate'}: states are adopted at their first start"
             )
-        _read_detail(warehouse, spec.name, wanted)  # checks that it exists
+        _read_detail(warehouse, spec.name, wanted)  # raises an error if the export does not exist
         kept.write(json.dumps({"export": wanted}).encode())
         given = wanted
     if given is None or checkpoint.find_last_commit() is not None:
@@ -317,7 +317,7 @@ def _open_files(warehouse: Warehouse, model: str) -> Any:
 
 
 def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
-    """Return the query of the spec's rules if it has run, or else the last query that ran, with its rules."""
+    """Return the query of the spec's rules if it has run, or else the last query that ran; also return its rules."""
     mine = [one for one in list_queries(spec, MONITOR) if one.part == "rules"]
     for query in mine:
         if Checkpoint(warehouse, query.checkpoint).find_last_commit() is not None:
@@ -347,7 +347,7 @@ def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list
 
 
 def build_rule_plan(spec: ModelSpec, monitor: Monitor) -> RulePlan:
-    """Return the plan of rules without their readings: it defines the meaning of their states."""
+    """Return the plan of rules without their readings; the plan defines the meaning of the rules' states."""
     width = len(monitor.rules) + len(list_function_readings(monitor))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
     return RulePlan(build_rules(monitor), fmt, build_function_rules(spec, monitor))

@@ -1,7 +1,7 @@
-"""Apply rules to each key's readings in a stateful Spark operator: one group per bucket of keys, computed by NumPy.
+"""Apply rules to each key's readings in a stateful Spark operator, with one group per bucket of keys and NumPy.
 
-If a rule is about silence, every micro-batch sends its newest event time to every bucket. So a silent key is noticed as
-soon as other keys have rows.
+If a rule is about silence, every micro-batch sends its newest event time to every bucket. So the silence of a key is
+noticed as soon as other keys have rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 def fix_bucket_count(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
     """Return the number of buckets of keys, which the first start of the query `name` fixes.
 
-    The file `_monitor/<model>/<name>.json` stores this number, and the rules that define the meaning of the states.
+    The file `_monitor/<model>/<name>.json` stores this number and the rules that give the states their meaning.
     """
     files = warehouse.files(f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
@@ -77,7 +77,7 @@ def fix_bucket_count(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 class RulePlan(NamedTuple):
     """Rules and formats of the operator, sent to the executors once per query.
 
-    functions: rules that a function decides; their readings follow the readings of all rules.
+    functions: function rules; their readings follow the readings of all other rules in a row.
     """
 
     rules: Rules
@@ -97,7 +97,7 @@ class RulePlan(NamedTuple):
         ]
         own = [column for rule in self.functions for column in rule.columns]
         columns[-1:-1] = [column for column in own if column.dtype != "|u1"]
-        columns += [column for column in own if column.dtype == "|u1"]  # columns of one byte go last
+        columns += [column for column in own if column.dtype == "|u1"]  # columns of one-byte values go last
         return Layout(tuple(columns), text=True)
 
     def fresh(self, keys: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class RulePlan(NamedTuple):
 
 
 def build_rules(monitor: Monitor) -> Rules:
-    """Return a spec's rules as arrays."""
+    """Return the rules of a spec as arrays."""
 
     def bounds(name: str, otherwise: str | None, none: float) -> Any:
         found = []
@@ -140,11 +140,11 @@ class RuleProcessor(StatefulProcessor):
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the only state variable: a packet with all keys of the bucket."""
+        """Declare the only state variable, which is a packet with all keys of the bucket."""
         self.states: ValueState = handle.getValueState("states", "packet binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Add initial states; each value of `payload` is a packet of some keys of this bucket."""
+        """Add initial states; each value of `payload` is a packet with the states of some keys of this bucket."""
         layout = self.plan.layout
         packets = [bytes(payload) for payload in initialState["payload"]]
         earlier = self.states.get()  # states from earlier packets of the bucket
@@ -157,7 +157,7 @@ class RuleProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Apply the bucket's readings of a micro-batch; yield the alerts raised and cleared."""
+        """Apply a micro-batch's readings to the bucket; yield the events that raise and clear alerts."""
         payloads: list[bytes] = []
         clock = NEVER
         for frame in rows:
@@ -173,7 +173,7 @@ class RuleProcessor(StatefulProcessor):
 
 
 def build_event_columns(records: Records, events: Events) -> dict[str, Any]:
-    """Return a bucket's events as the columns `OUTPUT`; records: the bucket's states."""
+    """Return the events of a bucket as the columns `OUTPUT`; records: the states of the bucket."""
     assert records.text is not None
     raised = pd.array(events.raised, "boolean")
     raised[events.readings == FAILED] = pd.NA
@@ -191,9 +191,9 @@ def build_event_columns(records: Records, events: Events) -> dict[str, Any]:
 def update_bucket(
     plan: RulePlan, known: Records, payloads: list[bytes], clock: int
 ) -> tuple[Records, Events]:
-    """Apply packed readings to a bucket's states; return the states, ordered by route, and the events.
+    """Apply packed readings to the states of a bucket; return the states, ordered by route, and the events.
 
-    clock: the micro-batch's newest event time in microseconds.
+    clock: newest event time of the micro-batch, in microseconds.
     """
     rules, own, found = plan.rules, {}, []
     keyed = unpack_rows(payloads, plan.rows) if payloads else None
@@ -208,10 +208,10 @@ def update_bucket(
             at = match(known, keyed.keys)
         states = _build_states(known)
         rows = keyed.rows
-        # Both numberings follow the keys' routes, so rows stay in the order of keys.
+        # Both numberings follow the routes of the keys, so the rows stay ordered by key.
         key = at[rows.key]
         if plan.functions:
-            kept = np.flatnonzero(rows.time >= states.time[key])  # as `apply_rules` does
+            kept = np.flatnonzero(rows.time >= states.time[key])  # the same rows that `apply_rules` uses
             for rule in plan.functions:
                 changed, events = rule.apply(known.arrays, key[kept], rows.time[kept], rows.y[:, kept])
                 own |= changed
@@ -232,7 +232,7 @@ def update_bucket(
 def _drop_forgotten_keys(
     plan: RulePlan, records: Records, events: Events, clock: int
 ) -> tuple[Records, Events]:
-    """Remove keys without events whose state equals the state of a new key in every rule."""
+    """Remove the keys that have no events and whose state equals the state of a new key in every rule."""
     spans = [rule.forget for rule in plan.functions if rule.forget is not None]
     time = records.arrays["time"]
     if len(spans) < len(plan.rules.high) or not len(time) or clock == NEVER:
@@ -272,7 +272,7 @@ def start_rules(
 def build_rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
-    """Return the plan of the rules, and the estimates' readings as packets by bucket (`PACKED`)."""
+    """Return the plan of the rules, and the readings of the estimates as packets by bucket (`PACKED`)."""
     rules, functions, names = (
         build_rules(monitor),
         build_function_rules(spec, monitor),
@@ -292,12 +292,12 @@ def build_rule_packets(
 
 
 def list_function_readings(monitor: Monitor) -> list[str]:
-    """Return the names of all functions' readings, without duplicates."""
+    """Return the names of the readings of all functions, without duplicates."""
     return list(dict.fromkeys(name for rule in monitor.rules for name in rule.reads))
 
 
 def build_function_rules(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
-    """Return a spec's rules that functions decide."""
+    """Return the function rules of a spec."""
     place = {name: len(monitor.rules) + i for i, name in enumerate(list_function_readings(monitor))}
     found = []
     for number, rule in enumerate(monitor.rules):
@@ -323,7 +323,7 @@ def build_function_rules(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRul
 
 
 def find_rule_reading(spec: ModelSpec, rule: Rule) -> str | None:
-    """Return the name of the reading that a rule compares to its bounds; None if it compares no reading."""
+    """Return the name of the reading that a rule compares with its bounds; None if the rule compares no reading."""
     if rule.kind == "level":
         return f"mean.{rule.state or spec.states[0]}"
     if rule.kind == "measured":
@@ -386,7 +386,7 @@ class Alerts:
     failed: int = 0
 
     def __call__(self, events: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch's alerts exactly once, and publish them to the topic, if any, at least once."""
+        """Append the alerts of a micro-batch exactly once, and publish them to the topic, if any, at least once."""
         events = events.persist()
         try:
             counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}

@@ -1,4 +1,4 @@
-"""Apply built-in rules and rules of user functions to the readings of many keys at once. No Spark, no clock."""
+"""Apply built-in rules and function rules to the readings of many keys at once, without Spark and without a clock."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ NEVER = np.iinfo(np.int64).min
 
 
 class Rules(NamedTuple):
-    """R rules.
+    """R rules. Rules about readings and rules about silence share these arrays.
 
-    high, low (R,): a reading at or beyond one of them is out; clear_high, clear_low (R,): a reading strictly within
-    both is back; readings, clear_readings (R,): number of consecutive readings that raise and clear; rising (R,): each
-    reading must be above the previous one; after (R,): microseconds of silence, -1 for rules about readings.
+    high, low (R,): bounds; a reading at or beyond a bound is out of bounds. clear_high, clear_low (R,): a reading
+    strictly between them is back within bounds. readings, clear_readings (R,): number of consecutive readings that
+    raise, and that clear, an alert. rising (R,): whether each reading must be above the previous reading. after (R,):
+    microseconds of silence that raise an alert; -1 for a rule about readings.
     """
 
     high: Floats
@@ -42,9 +43,9 @@ class Rules(NamedTuple):
 class RuleStates(NamedTuple):
     """States of R rules for K keys.
 
-    time (K,): time of the last reading, NEVER before the first; run (R, K): number of consecutive readings that are
-    out; since (R, K): time of the run's first reading; calm (R, K): number of consecutive readings that are back, while
-    the alert is active; last (R, K): last reading; active (R, K): whether the alert is raised.
+    time (K,): time of the key's last reading; NEVER if it has no reading. run (R, K): number of consecutive readings
+    out of bounds. since (R, K): time of the first reading of this run. calm (R, K): number of consecutive readings
+    back within bounds while the alert is active. last (R, K): last reading. active (R, K): whether the alert is raised.
     """
 
     time: Ints
@@ -64,11 +65,12 @@ class RuleStates(NamedTuple):
 
 
 class Events(NamedTuple):
-    """E alerts raised or cleared, in order for each key.
+    """E events, each of which raises or clears an alert; the events of a key are in order.
 
-    key, rule (E,): numbers; raised (E,); time (E,): time of the reading, or when the silence became too long; value
-    (E,): the reading, or the seconds of silence so far; since (E,): start of the run or silence; readings (E,): length
-    of the run.
+    key, rule (E,): number of the key and of the rule. raised (E,): True if the alert is raised, False if it is cleared.
+    time (E,): time of the reading, or the time at which the silence became too long. value (E,): the reading, or the
+    seconds of silence so far. since (E,): start of the run of readings or of the silence. readings (E,): length of the
+    run.
     """
 
     key: Ints
@@ -100,14 +102,14 @@ def build_empty_states(rules: Rules, keys: int) -> RuleStates:
 def apply_rules(
     rules: Rules, states: RuleStates, key: Ints, time: Ints, value: Floats
 ) -> tuple[RuleStates, Events]:
-    """Apply rows to the states of their keys.
+    """Apply rows to the states of their keys; return the new states and the events.
 
     Args:
         rules: R rules.
         states: states of K keys.
-        key: (N,) number of each row's key; rows are ordered by key, then time.
-        time: (N,) microseconds. A row before its key's last reading is skipped.
-        value: (R, N) each rule's reading of each row; NaN: no reading.
+        key: (N,) number of the key of each row; the rows are ordered by key, then by time.
+        time: (N,) microseconds. A row that is earlier than the last reading of its key is skipped.
+        value: (R, N) the reading of each rule in each row; NaN means that the row has no reading for the rule.
     """
     kept = np.flatnonzero(time >= states.time[key])
     key, time, value = key[kept], time[kept], value[:, kept]
@@ -118,7 +120,7 @@ def apply_rules(
     first = np.r_[0, np.flatnonzero(np.diff(key)) + 1]
     turn = np.arange(len(key)) - np.repeat(first, np.diff(np.r_[first, len(key)]))
     order = np.argsort(turn, kind="stable")
-    # The k-th row of every key at once: as many rounds as the busiest key has rows.
+    # Each round applies the k-th row of every key, so there are as many rounds as the busiest key has rows.
     for rows in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
         found += _round(rules, now, key[rows], time[rows], value[:, rows])
     return now, _sort_events(found)
@@ -137,12 +139,12 @@ def raise_silence_alerts(rules: Rules, states: RuleStates, clock: int) -> tuple[
 
 
 def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) -> list[Events]:
-    """Apply at most one row of each key, in place."""
+    """Apply at most one row of each key to the states `now`, in place; return the events."""
     was = now.take(key)
     at = np.broadcast_to(time, value.shape)
     before = np.broadcast_to(was.time, value.shape)
     quiet = (rules.after >= 0)[:, None]
-    # The gap before this row may exceed the limit of silence, although no alert was raised.
+    # The gap before this row may exceed the limit of silence although the operator has not yet raised the alert.
     gap = np.where(before == NEVER, 0, at - np.where(before == NEVER, at, before))
     noticed = _is_too_long(rules, gap) & ~was.active
     broken = quiet & (was.active | noticed)
@@ -178,7 +180,7 @@ def _is_too_long(rules: Rules, gap: Ints) -> Bools:
 def _select_events(
     which: Bools, raised: bool, key: Ints, time: Ints, value: Floats, since: Ints, readings: Ints | int
 ) -> Events:
-    """Return the events of the rules and keys marked in `which` (R, n)."""
+    """Return the events at the places of `which` (R, n), a mask over rules and rows, that are True."""
     rule, place = np.nonzero(which)
     counts = np.broadcast_to(readings, which.shape)
     return Events(
@@ -211,15 +213,15 @@ State = Mapping[str, NDArray]
 FAILED = -1
 """`readings` of an event that reports a row at which the rule's function failed."""
 MOST_FAILURES = 100
-"""Maximum number of failing rows in one call. More failures count as a mistake in the function, and end the query."""
+"""Maximum number of failing rows in one call. More failures count as an error in the function, and end the query."""
 _TYPES = {"float64": "<f8", "int64": "<i8", "timestamp": "<i8", "bool": "|u1"}
 _FRESH = {"float64": np.nan, "int64": 0, "timestamp": NEVER, "bool": False}
 _GIVEN = {"row": np.int64, "raised": np.bool_, "value": np.float64, "since": np.int64, "readings": np.int64}
-"""Arrays of a function's events and their types; only `row` is required."""
+"""The arrays that a function may return as events, and their types; only `row` is required."""
 
 
 class Field(NamedTuple):
-    """Field of a function's state: its type, and the count of numbers per key if it is an array."""
+    """Field of a function's state: its type and, if the field is an array, its length (`width`) for each key."""
 
     name: str
     type: str
@@ -236,11 +238,12 @@ class Field(NamedTuple):
 
 
 class FunctionRule(NamedTuple):
-    """Rule that a function decides.
+    """A rule for which a function of the user decides when to raise and clear alerts.
 
-    number: number of the rule among all rules; function: named as in `called`; reads: name of each reading, and its
-    place in the rows; fields: fields of its state; parameters: keyword arguments of the function; forget: microseconds
-    of silence after which a key's state begins anew, None: never.
+    number: number of the rule among all rules. called: name of the function in the spec; function: the function.
+    reads: name of each reading, and its position among the readings of a row. fields: fields of the function's state.
+    parameters: keyword arguments of the function. forget: microseconds of silence after which the state of a key begins
+    anew; None means that it never does.
     """
 
     number: int
@@ -254,7 +257,7 @@ class FunctionRule(NamedTuple):
 
     @property
     def columns(self) -> list[PacketColumn]:
-        """Return the packet columns of the state."""
+        """Return the packet columns of the function's state."""
         return [PacketColumn(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
 
     def place(self, field: Field) -> str:
@@ -274,10 +277,10 @@ class FunctionRule(NamedTuple):
         """Apply rows to the states of their keys; return the state's packet arrays and the events.
 
         Args:
-            arrays: packet arrays of all keys of the bucket, with the time of each key's last row.
-            key: (N,) position of each row's key in the arrays; rows are ordered by key, then time.
+            arrays: packet arrays of all keys of the bucket, and `time`, the time of the last row of each key.
+            key: (N,) position of the key of each row in the arrays; the rows are ordered by key, then by time.
             time: (N,) microseconds.
-            value: (., N) the bucket's readings.
+            value: (., N) all readings of each row.
 
         Raises:
             UserError: the function breaks its contract, or fails at too many rows.
@@ -294,9 +297,10 @@ class FunctionRule(NamedTuple):
         return {self.place(field): now[self.place(field)] for field in self.fields}, concatenate_events(found)
 
     def _split_lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
-        """Yield rows to apply together, and the keys whose state begins anew before them.
+        """Yield groups of rows to apply together, each with the keys whose state begins anew before these rows.
 
-        last (K,): time of each key's last row in the bucket. A silence ends a life of a key.
+        A silence longer than `forget` ends a life of a key.
+        last (K,): time of the last row of each key in the bucket.
         """
         if len(key) == 0:
             return
@@ -344,9 +348,9 @@ class FunctionRule(NamedTuple):
 class RuleRows:
     """The N rows of K keys, ordered by key and time.
 
-    key (N,): number of each row's key, from 0 to K - 1; time (N,): microseconds since 1970; start (K + 1,): the rows of
-    key k are start[k] to start[k + 1] - 1; columns: each reading (N,), NaN where a row has no value. `rows["nis"]` is a
-    reading, too.
+    key (N,): number of the key of each row, from 0 to K - 1. time (N,): microseconds since 1970. start (K + 1,): the
+    rows of key k are start[k] to start[k + 1] - 1. columns: values (N,) of each reading, NaN where a row has no value.
+    `rows["nis"]` returns one of the readings.
     """
 
     key: Ints
@@ -355,28 +359,28 @@ class RuleRows:
     columns: Mapping[str, NDArray[np.float64]]
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
-        """Return a reading of each row (N,)."""
+        """Return the values of a reading (N,)."""
         return self.columns[name]
 
     @property
     def keys(self) -> int:
-        """Return K."""
+        """Return K, the number of keys."""
         return len(self.start) - 1
 
     def iterate_turns(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield key numbers and row numbers of all first rows, then of all second rows, and so on."""
+        """Yield the key numbers and row numbers of the first rows of all keys, then of their second rows, and so on."""
         turn = np.arange(len(self.key)) - self.start[self.key]
         order = np.argsort(turn, kind="stable")
         for row in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
             yield self.key[row], row
 
     def of_keys(self, first: int, stop: int) -> RuleRows:
-        """Return the rows of keys first..stop-1, numbered from 0."""
+        """Return the rows of the keys first..stop-1; these keys are numbered from 0."""
         some = slice(self.start[first], self.start[stop])
         return self._some(some, first, self.start[first : stop + 1] - self.start[first])
 
     def select_span(self, first: int, stop: int) -> RuleRows:
-        """Return rows first..stop-1 of a call with one key."""
+        """Return the rows first..stop-1 of a call with one key."""
         return self._some(slice(first, stop), 0, np.array([0, stop - first]))
 
     def _some(self, some: slice, first: int, start: Ints) -> RuleRows:
@@ -385,18 +389,18 @@ class RuleRows:
 
 
 class _Calls:
-    """Calls of a function for one bucket's rows."""
+    """Calls of a rule's function for the rows of one bucket."""
 
     def __init__(self, rule: FunctionRule) -> None:
         self.rule = rule
         self.function = (
             rule.function.function
-        )  # looked up before any call: a missing function is not a failure of a row
+        )  # looked up before any call, so that a missing function does not count as a failure at a row
         self.events: list[Events] = []
         self.failures = 0
 
     def over(self, rows: RuleRows, state: State, first: int) -> dict[str, NDArray]:
-        """Return the state after rows; first: number of the call's first key among all keys."""
+        """Return the state after the given rows; first: number of the first key of these rows among all keys."""
         n = len(rows.key)
         given = {name: np.array(array) for name, array in state.items()}
         try:
@@ -424,7 +428,7 @@ class _Calls:
         rule = self.rule
         what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {extract_first_line(error)})"
         if self.failures == 0:
-            print(f"{what}; the row is left out", file=sys.stderr)  # log of the executor
+            print(f"{what}; the row is left out", file=sys.stderr)  # goes to the log of the executor
         self.failures += 1
         if self.failures > MOST_FAILURES:
             raise UserError(f"{what}, at more than {MOST_FAILURES} rows of a micro-batch: mend the function")

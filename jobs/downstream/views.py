@@ -1,11 +1,11 @@
-"""Select the estimates that a query counts: each row once, whichever generations become live meanwhile.
+"""Select the estimates that a query counts, so that it counts each row once when another generation becomes live.
 
-A new generation may estimate rows again that the query has counted from the former generation. A micro-batch that was
-planned before the switch may run after it. So a query stores its view in a file before it starts:
+A new generation may estimate rows that the query has already counted from the former generation. Also, a micro-batch
+that was planned before the switch may run after the switch. So a query stores its view in a file before it starts:
 
-- Estimates in the table at the end of the last planned micro-batch are counted by the view before the switch.
-- Later micro-batches of the new lineage are counted after the source position up to which the query has counted
-  (`since`), by the ranges in the estimates (`jobs.lineage.source_ranges`).
+- The view before the switch counts the estimates that were in the table at the end of the last planned micro-batch.
+- The new view counts later micro-batches of the new lineage after the source position up to which the query has counted
+  (`since`); it compares `since` with the ranges in the estimates (`jobs.lineage.source_ranges`).
 - In a micro-batch across this position, a row is counted unless its key and event time were counted before.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewPart:
-    """Micro-batches of one generation: after `after`, up to `last` (None: all), with an end after `since`."""
+    """Micro-batches of one generation after `after`, up to `last` (None means no limit), that end after `since`."""
 
     generation: str
     after: int = -1
@@ -44,12 +44,12 @@ class ViewPart:
 
     @property
     def rows(self) -> Column:
-        """Return the condition for rows of these micro-batches, without regard to their ranges."""
+        """Return the condition for rows of these micro-batches, without a test of the rows' ranges."""
         found = (F.col("generation") == self.generation) & (F.col("batch_id") > self.after)
         return found if self.last is None else found & (F.col("batch_id") <= self.last)
 
     def condition(self, ranged: bool) -> Column:
-        """Return the condition for rows of these micro-batches that may count; ranged: whether the table has ranges."""
+        """Return the condition for rows that this part may count; ranged: whether the table has ranges."""
         if self.since is None or not ranged:
             return self.rows
         return self.rows & ~F.coalesce(has_ended_by(self.since), F.lit(False))
@@ -57,9 +57,9 @@ class ViewPart:
 
 @dataclass(frozen=True)
 class View:
-    """Rows that a query counts, and the lineage that was live when the view was made.
+    """The rows that a query counts, and the lineage that was live when the view was made.
 
-    earlier: rows that a former query has counted, if this query began with its states
+    earlier: the rows that a former query has counted, if this query began with the states of the former query.
     """
 
     lineage: tuple[LineageSegment, ...]
@@ -68,7 +68,7 @@ class View:
 
     @property
     def generations(self) -> list[str]:
-        """Return the generations that are counted, the live one first."""
+        """Return the generations whose estimates are counted, the live generation first."""
         return list(
             dict.fromkeys(
                 [*(one.generation for one in self.lineage), *(one.generation for one in self.parts)]
@@ -77,11 +77,11 @@ class View:
 
     @property
     def waits(self) -> bool:
-        """Return whether already counted rows may still arrive."""
+        """Return whether rows that are already counted may still arrive from the new generation."""
         return any(one.since is not None for one in self.parts)
 
     def of(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Return the counted rows of a stream of estimates; `table` has the current estimates."""
+        """Return the counted rows of a stream of estimates; table: the current estimates."""
         ranged = SOURCE_RANGE in rows.columns
         counted = rows.filter(combine_conditions(one.condition(ranged) for one in self.parts))
         marks = [one for one in self.parts if one.since is not None]
@@ -98,13 +98,13 @@ class View:
 
 
 Begin = Callable[[tuple[LineageSegment, ...]], View]
-"""Function that returns the view of a new query for a lineage."""
+"""Function that returns the view of a new query, given a lineage."""
 
 
 class SeenPosition(NamedTuple):
-    """Last micro-batch of a generation that a query has read, and the range of the last one that is counted.
+    """The last micro-batch of a generation that a query has read, and the range of the last counted micro-batch.
 
-    counted is None if no micro-batch is counted, or an earlier release wrote it.
+    counted is None if no micro-batch is counted, or if an earlier release wrote the last counted micro-batch.
     """
 
     last: int
@@ -120,15 +120,15 @@ def update_view(
 ) -> View:
     """Return and store the current view of a query's source.
 
-    source: number of the source in the query; begin: function that returns a new query's view of a lineage; by default
-    the view has all rows.
+    source: number of the source in the query. begin: function that returns the view of a new query, given a lineage; by
+    default the view has all rows.
     """
     now = tuple(lineage)
     fresh = View(now, tuple(ViewPart(one.generation, -1, one.last_batch) for one in now))
     kept, checkpoint = open_view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
     content, planned = kept.read(), checkpoint.find_last_planned()
     if content is None or planned is None:
-        # The query is new, or comes from an earlier release.
+        # The query is new, or an earlier release started it.
         view = begin(now) if begin is not None and planned is None else fresh
     else:
         view = _decode_view(content)
@@ -145,14 +145,14 @@ def update_view(
 
 
 def switch_view(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, SeenPosition]) -> View:
-    """Return the view after another lineage has become live; `seen` by generation."""
+    """Return the view after another lineage has become live; seen: the position of the query, by generation."""
     return View(
         lineage, (*_list_counted_parts(view, seen), *_list_next_parts(view, lineage, seen)), view.earlier
     )
 
 
 def follow_view(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, SeenPosition]) -> View:
-    """Return the view of a query that begins at the position of a query with this view; `seen` by generation."""
+    """Return the view of a query that begins at the position `seen` (by generation) of a query with this view."""
     return View(
         lineage, _list_next_parts(view, lineage, seen), (*view.earlier, *_list_counted_parts(view, seen))
     )
@@ -183,7 +183,7 @@ def _list_next_parts(
 
 
 def settle_view(view: View, seen: Mapping[str, SeenPosition]) -> View:
-    """Return the view without `since` if the live generation is past it: no later micro-batch is before it."""
+    """Return the view without `since` if the live generation is past `since`, as later micro-batches begin after it."""
     live = seen.get(view.lineage[0].generation)
     if live is None or live.counted is None:
         return view
@@ -194,7 +194,7 @@ def settle_view(view: View, seen: Mapping[str, SeenPosition]) -> View:
 
 
 def read_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, SeenPosition]] | None:
-    """Return a query's view, and its position at the end of a micro-batch; None if they are unknown."""
+    """Return the view of a query, and its position at the end of a micro-batch; None if view or position is unknown."""
     content = open_view_file(warehouse, query, 0).read()
     if content is None:
         return None
@@ -206,7 +206,7 @@ def read_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dic
 
 
 def parse_view(kept: dict[str, Any]) -> View:
-    """Build a view from its `asdict`."""
+    """Build a view from the dictionary that `asdict` made of it."""
     lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
     parts, earlier = (tuple(ViewPart(**one) for one in kept.get(name, [])) for name in ("parts", "earlier"))
     return View(lineage, parts, earlier)
@@ -215,7 +215,7 @@ def parse_view(kept: dict[str, Any]) -> View:
 def _read_seen(
     warehouse: Warehouse, query: Query, view: View, version: int
 ) -> dict[str, SeenPosition] | None:
-    """Return a query's position at a version of the estimates table; None if that version cannot be read."""
+    """Return the position of a query at a version of the estimates table; None if that version cannot be read."""
     try:
         rows = warehouse.read(estimates(query.model), version)
         ranged = SOURCE_RANGE in rows.columns
@@ -241,9 +241,9 @@ def _read_seen(
 
 
 def _find_table_version(checkpoint: Checkpoint, batch: int, source: int) -> int:
-    """Return the version of the estimates table that a planned micro-batch has read from a source.
+    """Return the version of the estimates table up to which a planned micro-batch has read a source.
 
-    A partly read version counts as read: the view of the rest of its files does not change.
+    A version that is only partly read counts as read, because the view for its remaining files does not change.
     """
     offset = checkpoint.offset(batch, source)
     within = int(offset["index"]) >= 0 or offset.get("isStartingVersion")
@@ -255,7 +255,7 @@ def _decode_view(content: bytes) -> View:
 
 
 def combine_conditions(conditions: Iterable[Column]) -> Column:
-    """Return the condition that at least one of these holds."""
+    """Return the condition that at least one of the given conditions holds."""
     found = F.lit(False)
     for one in conditions:
         found = found | one

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 def build_reading_column(spec: ModelSpec, name: str) -> Column:
-    """Return the column of a reading; null in estimates without it."""
+    """Return the column of a reading; it is null in an estimate that has no such reading."""
     found = spec.readings.by_name[name]
     column = F.col(found.column)
     return column if found.index is None else F.get(column, found.index)
 
 
 def check_columns(spec: ModelSpec, names: Iterable[str], columns: Iterable[str]) -> None:
-    """Refuse readings of columns that the estimates table does not have yet.
+    """Refuse readings from columns that the estimates table does not have yet.
 
     Raises:
         UserError: the stream has written no estimates since the spec's `outputs` name these columns.
@@ -55,25 +55,25 @@ def check_columns(spec: ModelSpec, names: Iterable[str], columns: Iterable[str])
 
 
 ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"
-"""Columns of the windows table: the accumulators by reading, and the aggregates by name."""
+"""Two columns of the windows table: the accumulators of each reading, and the aggregates by name."""
 SHARES = 32
-"""Number of shares of the keys by which the rows of a window and group are first combined."""
+"""Number of parts into which the keys of a window and group are split for the first step of the aggregation."""
 
 
 class Aggregated(NamedTuple):
-    """Aggregates of one reading; keep: whether they need the readings themselves."""
+    """The aggregates of one reading."""
 
     reading: str
     aggregates: tuple[WindowAggregate, ...]
 
     @property
     def keep(self) -> bool:
-        """Return whether an aggregate needs the readings themselves, not only sums."""
+        """Return whether any of these aggregates needs the readings themselves, not only sums."""
         return any(one.needs_values for one in self.aggregates)
 
 
 def list_aggregated(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
-    """Return a spec's aggregates by reading."""
+    """Return the aggregates of a spec, grouped by reading."""
     by_reading: dict[str, list[WindowAggregate]] = {}
     for one in monitor.aggregates:
         function = None if one.function is None else Named(one.function, spec.folder)
@@ -82,7 +82,7 @@ def list_aggregated(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
 
 
 def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
-    """Return the grouping columns that estimates store in arrays: measurements, controls and inputs."""
+    """Return the grouping columns whose values estimates store in arrays: measurements, controls and inputs."""
     kinds = {
         **dict.fromkeys(spec.measurement, "measured"),
         **dict.fromkeys([*spec.control, *spec.input_names], "control"),
@@ -95,7 +95,7 @@ def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
 
 
 def assign_windows(estimates: DataFrame, window: Window, watermark: int | None) -> DataFrame:
-    """Return each row once per window, with the window (`_window`) and whether it had ended (`_late`)."""
+    """Return each row once for each of its windows, with the window (`_window`) and whether it had ended (`_late`)."""
     size, slide = parse_duration_us(window.size), parse_duration_us(window.slide_or_size)
     marked = estimates.withColumn(
         "_window", F.window("event_time", f"{size} microseconds", f"{slide} microseconds")
@@ -105,7 +105,7 @@ def assign_windows(estimates: DataFrame, window: Window, watermark: int | None) 
 
 
 def build_place_columns(monitor: Monitor, window: Window) -> list[Column]:
-    """Return the columns that identify window and group in rows of `assign_windows`."""
+    """Return the columns that identify the window and the group in rows of `assign_windows`."""
     return [
         F.lit(monitor.definition("windows")).alias("definition"),
         F.lit(window.size).alias("size"),
@@ -119,9 +119,9 @@ def build_place_columns(monitor: Monitor, window: Window) -> list[Column]:
 def accumulate_rows(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, watermark: int | None
 ) -> DataFrame:
-    """Return the accumulators of rows that are not late, by window and group.
+    """Return the accumulators of the rows that are not late, by window and group.
 
-    estimates: estimates with the columns of groups.
+    estimates: estimates that have the grouping columns.
     """
     several, parts = list_aggregated(spec, monitor), []
     share = F.pmod(F.xxhash64("key"), F.lit(SHARES))
@@ -150,7 +150,7 @@ def accumulate_rows(
 
 
 def add_accumulators(several: list[Aggregated], old: str, new: str) -> Column:
-    """Add two columns of accumulators, each of which may be null."""
+    """Return the sum of two columns of accumulators, each of which may be null."""
     parts = []
     for i, one in enumerate(several):
         pair = F.array_compact(F.array(F.get(F.col(old), i), F.get(F.col(new), i)))
@@ -159,7 +159,7 @@ def add_accumulators(several: list[Aggregated], old: str, new: str) -> Column:
 
 
 def compute_figures(several: list[Aggregated], accumulators: Column) -> Column:
-    """Return the aggregates by name; null where an aggregate is undefined."""
+    """Return the aggregates by name; an undefined aggregate is null."""
     names = F.array(*(F.lit(one.name) for some in several for one in some.aggregates))
     found = F.concat(*(_build_finisher(one)(F.get(accumulators, i)) for i, one in enumerate(several)))
     return F.map_from_arrays(names, F.transform(found, lambda one: F.when(~F.isnan(one), one)))
@@ -221,7 +221,7 @@ class Windows:
         ship_named(self.warehouse.spark, functions, self.spec.folder)
 
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
-        """Add a micro-batch to its windows. Idempotent."""
+        """Add a micro-batch to its windows. A repeated call changes nothing."""
         estimates = self._add_group_columns(estimates).persist()
         delay = parse_duration_us(self.monitor.watermark)
         try:
@@ -286,7 +286,7 @@ class Windows:
         return whole
 
     def complete(self, estimates: DataFrame) -> DataFrame:
-        """Return the rows of all windows of a history; for windows that appear when final, only the final rows."""
+        """Return the rows of all windows of a history; of a window that appears when final, only the final row."""
         rows = self._add_group_columns(estimates)
         sums = self.sums(rows, None)
         if self._several:
@@ -311,7 +311,7 @@ class Windows:
         return estimates.withColumns(groups) if groups else estimates
 
     def _of(self, when: str) -> Column | None:
-        """Return the condition for rows of windows with this appearance time; None if there are none."""
+        """Return the condition for rows of the windows that appear at `when`; None if no window does."""
         some = [one for one in self.monitor.windows if one.when == when]
         if not some:
             return None
@@ -330,7 +330,7 @@ class Windows:
                 self._send(
                     self._join_windows(self._mine(table), rows.select(*self._place), "left_semi"), batch_id
                 )
-        if final is not None:  # rows too late for a window that has appeared are not added to it
+        if final is not None:  # a row that is too late for a published window is not added to the window
             rows, table = sums.filter(final & (F.col("rows") > 0)), windows_open(self.spec.name)
             self._add(rows if more is None else self._add_aggregates(rows, more, table), table, batch_id)
 
@@ -342,7 +342,7 @@ class Windows:
         return self.warehouse.read(table).filter(F.col("definition") == self.monitor.definition("windows"))
 
     def _join_windows(self, rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
-        """Join rows of the same window and group."""
+        """Join rows that have the same window and group."""
         renamed = others.withColumnsRenamed({name: f"_{name}" for name in self._place})
         same = F.lit(True)
         for name in self._place:
@@ -350,7 +350,7 @@ class Windows:
         return rows.join(renamed, same, how).drop(*(f"_{name}" for name in self._place))
 
     def _add_aggregates(self, sums: DataFrame, more: DataFrame, table: str | None) -> DataFrame:
-        """Add to the sums the merged accumulators of a table's windows, and their aggregates."""
+        """Return the sums with the accumulators merged with those in a table of windows, and with the aggregates."""
         several, warehouse = self._several, self.warehouse
         rows = self._join_windows(sums, more.withColumnRenamed(ACCUMULATORS, "_new"), "left")
         there = (
@@ -365,7 +365,7 @@ class Windows:
         return rows.withColumn(AGGREGATES, compute_figures(several, F.col(ACCUMULATORS)))
 
     def _close(self, cut: int, batch_id: int) -> None:
-        """Publish windows that ended by an instant (microseconds): no later estimate is added to them."""
+        """Publish the windows that ended by `cut` (microseconds), because no later estimate can be added to them."""
         table, warehouse = windows_open(self.spec.name), self.warehouse
         if self._of("final") is None or not warehouse.exists(table):
             return
@@ -405,10 +405,10 @@ class Windows:
             types = {name: sums.schema[name].dataType for name in more}
             empty = empty.withColumns({name: F.lit(None).cast(kind) for name, kind in types.items()})
             self._create(table, empty)
-        sums = sums.persist() if more else sums  # computed once: a merge reads its rows twice
+        sums = sums.persist() if more else sums  # computed once, because a merge reads its rows twice
         session = sums.sparkSession
         place = self._place
-        # With the definition as a constant, the merge does not read windows of other definitions.
+        # The definition is a constant in the condition, so that the merge does not read windows of other definitions.
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in place[1:])
         same = f"t.definition = '{self.monitor.definition('windows')}' AND {same}"
         added: dict[str, Any] = {
@@ -428,7 +428,7 @@ class Windows:
             sums.unpersist()
 
     def _before(self, batch_id: int) -> int | None:
-        """Return the newest event time (us) of earlier micro-batches, None in the first micro-batch."""
+        """Return the newest event time (us) of the earlier micro-batches; None in the first micro-batch."""
         kept = self._files.read(self._file)
         if kept is None:
             return None
@@ -448,7 +448,7 @@ _SUMS = ("nis_sum", "mean_sum", "innovation_sum")
 
 
 def _compute_means(sums: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns derived from sums and counts."""
+    """Return the columns that are derived from sums and counts."""
 
     def share(count: Any) -> Any:
         return F.try_divide(count, sums["rows"])
@@ -466,5 +466,5 @@ def _compute_means(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_means(rows: DataFrame) -> DataFrame:
-    """Add the columns derived from sums and counts."""
+    """Add the columns that are derived from sums and counts."""
     return rows.withColumns(_compute_means({name: F.col(name) for name in (*COUNTS, *_SUMS)}))

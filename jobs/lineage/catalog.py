@@ -1,7 +1,7 @@
-"""A cached view of a warehouse's control tables; each table is read once.
+"""A cached view of a warehouse's control tables, which reads each table once.
 
-A catalog serves one command, or one decision within it. A command that changes generations does not rely on a catalog
-for its commit: the commit compares with the table's newest version, and a lease reads the newest row.
+A catalog serves one command, or one decision within a command. A command that changes generations does not rely on a
+catalog: its commit compares the rows with the newest version of the table, and a lease reads the newest row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = TypeVar("Row", bound=_OfModel)
 
 
 class Catalog:
-    """The generations, snapshots and held rows of all models of a warehouse; each table is read on first use.
+    """The generations, snapshots and quarantined rows of all models of a warehouse; each table is read on first use.
 
     Args:
         warehouse: warehouse of the tables.
@@ -61,14 +61,14 @@ class Catalog:
         return trace_live_lineage(self.generations(model))
 
     def manifest(self, snapshot: str) -> Manifest | None:
-        """Return a snapshot's manifest, also if it was removed; None if the snapshot never existed."""
+        """Return the manifest of a snapshot, including a removed snapshot; None if the snapshot never existed."""
         return self._snapshots.get(snapshot)
 
     def is_export(self, manifest: Manifest) -> bool:
-        """Return whether a snapshot is an export of a generation and not a migration of an export.
+        """Return whether a snapshot is an export of a generation, and not a migration of an export.
 
-        The id decides: the columns of both name the generation and its micro-batch, and exports of earlier releases
-        have the parent of their generation's snapshot.
+        The id decides, because other columns do not: the columns of both kinds name the generation and its micro-batch,
+        and an export of an earlier release has the parent of its generation's snapshot as its parent.
         """
         if manifest.batch_id is None:
             return False
@@ -78,7 +78,7 @@ class Catalog:
         )
 
     def export_behind(self, snapshot: str) -> Manifest | None:
-        """Return the manifest of the export from which a snapshot was migrated, else the snapshot's manifest."""
+        """Return the manifest of the export from which a snapshot was migrated, or else of the snapshot itself."""
         found = self.manifest(snapshot)
         while found is not None and found.parent is not None and not self.is_export(found):
             found = self.manifest(found.parent)
@@ -90,7 +90,7 @@ class Catalog:
 
     @cache  # noqa: B019 - a catalog lives as long as its command
     def file_sizes(self, table: str) -> tuple[int, int] | None:
-        """Return the number of files of a table and their bytes; None if the table does not exist."""
+        """Return the number of files of a table and their size in bytes; None if the table does not exist."""
         return measure_files(self.warehouse.root, table) if self.warehouse.exists(table) else None
 
     @cached_property
@@ -117,7 +117,7 @@ def export_id(generation: Generation, batch: int, version: int) -> str:
 
 
 def group_by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each model, in their order."""
+    """Return the rows of each model, in the order in which they are given."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         found[row.model].append(row)

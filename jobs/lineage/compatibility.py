@@ -1,9 +1,9 @@
 """Decide, before Spark starts, if a stream may resume: compare its state's spec and settings with the deployed ones.
 
-Spark compares shapes but not meanings, and restores some settings silently from the checkpoint. This module therefore
-finds every difference itself. A rule decides about each difference: it is allowed; it waits for an upgrade or a
-hand-over, and until then the stream continues unchanged; or it is refused. `RULES` has the rules by field of a spec;
-`check` applies them.
+Spark compares shapes but not meanings, and silently restores some settings from the checkpoint. This module therefore
+finds every difference itself. A rule gives a verdict on each difference: the difference is allowed, it waits for an
+upgrade or a hand-over while the stream continues unchanged, or it is refused. `RULES` has a rule for each field of a
+spec; `check` applies the rules.
 """
 
 from __future__ import annotations
@@ -127,10 +127,11 @@ _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 class BuiltWith(NamedTuple):
     """The spec, source and settings of an existing state.
 
-    name: generation or snapshot, for messages; position: position in the source up to which the state reflects rows;
-    keys: number of keys at its start; table: id of its measurements table, None if unknown; partitions and blocks:
-    layout of a generation; settings: settings in its checkpoint; takes_keys: it imports newly pretrained keys, None
-    before this is fixed; commits: known ids of the commits of the measurements that the state reflects, by version.
+    name: name of the generation or snapshot, for messages. position: position in the source up to which the state
+    reflects rows. keys: number of keys when the generation or snapshot was made. table: id of its measurements table;
+    None if unknown. partitions, blocks: layout of a generation. settings: settings in the checkpoint. takes_keys:
+    whether the generation imports newly pretrained keys; None before the first start has fixed this. commits: known
+    commit ids of the versions of the measurements that the state reflects, by version.
     """
 
     name: str
@@ -153,7 +154,8 @@ def _find_no_commit(version: int) -> str | None:
 class Deployed(NamedTuple):
     """The deployed spec, the id and latest version of the measurements table, and the session's settings.
 
-    commit_of: returns the id of a version's current commit in the measurements, None if the table's log lacks it.
+    commit_of: function that returns the id of the current commit of a version; None if the table's log lacks the
+    version.
     topic_id: id of the spec's topic; None if the spec has no topic, or if the id is unknown.
     """
 
@@ -166,7 +168,7 @@ class Deployed(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A difference: its verdict, and a sentence that describes it and its remedy."""
+    """The verdict on a difference, and a sentence that describes the difference and its remedy."""
 
     verdict: str
     text: str
@@ -181,7 +183,7 @@ def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
     """Return a sentence for each difference that waits for an upgrade or a hand-over.
 
     Raises:
-        UserError: the stream may not resume; one line per reason.
+        UserError: the stream may not resume; the message has one line per reason.
     """
     found = find_differences(built_with, deployed)
     refused = [one.text for one in found if one.verdict == REFUSED]
@@ -193,7 +195,7 @@ def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
 
 
 def compare_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]:
-    """Return the fields in which two specs differ, and the verdict on each; 1 and 1.0 are equal."""
+    """Return the fields in which two specs differ, with the verdict on each field; 1 and 1.0 count as equal."""
     old, new = _flatten_fields(built_with), _flatten_fields(deployed)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     same = built_with.fingerprint() == deployed.fingerprint()
@@ -201,7 +203,7 @@ def compare_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]
 
 
 def select_spec(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
-    """Return the spec with which a state runs: the deployed spec if the state fits it, else the spec of the state.
+    """Return the spec with which a state runs: the deployed spec if it fits the state, else the spec of the state.
 
     The sections `stream` and `quarantine` always come from the deployed spec.
     """
@@ -211,7 +213,7 @@ def select_spec(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
 
 
 def collect_row_rules(spec: ModelSpec) -> dict[str, Any]:
-    """Return the fields that decide how a row is processed and that may change between micro-batches."""
+    """Return the fields that decide how rows are processed and that may change between micro-batches."""
     names = {"late", "order", "duplicates"}
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
@@ -230,9 +232,10 @@ def collect_row_rules(spec: ModelSpec) -> dict[str, Any]:
 def refuse_half_written(
     warehouse: Tables, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> None:
-    """Refuse to finish a half-written micro-batch if the `collect_row_rules` have changed since it began.
+    """Refuse to finish a half-written micro-batch if the row rules have changed since the micro-batch began.
 
-    before and now: the row rules of the last driver, if there was one, and of the driver about to start.
+    before: row rules (`collect_row_rules`) of the last driver, or None if there was no driver. now: row rules of the
+    driver that is about to start.
 
     Raises:
         UserError: the rules differ, and rows of the micro-batch were written under the old rules.
@@ -340,9 +343,10 @@ def refuse_other_measurements(warehouse: Tables, generation: Generation, manifes
 def add_commit_to_position(
     warehouse: Tables, generation: Generation, position: dict[str, Any]
 ) -> dict[str, Any]:
-    """Add the id of its commit, if known, to a position that a generation has reached.
+    """Return a reached position with the id of the commit at this position, if the id is known.
 
-    The table still has the generation's measurements (`refuse_other_measurements`), so it has every earlier commit.
+    The measurements table still has the generation's rows (`refuse_other_measurements`), so it has every commit up to
+    the position.
     """
     if (
         generation.topic is not None
@@ -354,7 +358,7 @@ def add_commit_to_position(
 
 
 def _flatten_fields(spec: ModelSpec) -> dict[str, Any]:
-    """Return a spec's fields, with the sections in `_SPLIT` field by field, and with numeric fields as floats."""
+    """Return the fields of a spec; the sections in `_SPLIT` are split into fields, and numeric values are floats."""
     fields: dict[str, Any] = {}
     for name, value in spec.model_dump(mode="json", by_alias=True).items():
         if name in _SPLIT:
@@ -369,7 +373,7 @@ def _find_verdict(name: str, same: bool) -> str:
     verdict = MIGRATION if rule is None else rule.verdict
     return (
         ALLOWED if same and verdict == MIGRATION else verdict
-    )  # for example, `form: covariance` spells out the default
+    )  # for example, if `form: covariance` spells out the default
 
 
 def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
@@ -413,7 +417,7 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
 
 
 def explain_source_change(built_with: BuiltWith, spec: ModelSpec) -> str | None:
-    """Return an error text if the source of a spec is not the source of a state's rows, else None."""
+    """Return an error text if the source of the spec differs from the source of the state's rows, else None."""
     source = spec.streamed_source
     reached = f"{built_with.name} has reached {describe(built_with.position)}"
     if built_with.position["source"] != spec.source_kind:

@@ -1,19 +1,21 @@
-"""Commit only as the holder of the lease: a driver that lost its lease can no longer write.
+"""Commit only as the holder of the lease, so that a driver that has lost its lease can no longer write.
 
-A driver that is frozen for long loses its lease to another, and may wake up in the middle of a micro-batch. A check of
-the lease before a commit is not enough, as the driver may freeze in between. So the lease's epoch is in the commit:
+A driver that is frozen for long loses its lease to another driver, and may wake up in the middle of a micro-batch. A
+check of the lease before a commit is not enough, because the driver may freeze between the check and the commit. So the
+epoch of the lease is part of the commit:
 
-- A commit's transaction number consists of epoch and micro-batch. Delta skips a transaction whose number does not
-  exceed the last number of its name, and refuses a transaction whose name another commit has used meanwhile.
-- An earlier driver may still run until it records its end. While one may, a driver first makes an empty commit to each
-  table, with a number after the last such driver's. From then on every commit of that epoch or an earlier epoch is
-  skipped or refused, wherever its driver was frozen. Delta skips the empty commit if a later driver has written.
-- A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch is done, a driver
-  checks if a later epoch has begun, and stops if so.
+- A commit's transaction number consists of the epoch and the micro-batch. Delta skips a transaction whose number does
+  not exceed the last number under its name, and refuses a transaction if another commit has used its name meanwhile.
+- An earlier driver may still run until it has recorded its end. While an earlier driver may run, a driver first makes
+  an empty commit to each table, with a number above the numbers of all such drivers. From then on, every commit of
+  their epochs is skipped or refused, wherever a driver was frozen. Delta skips the empty commit if a later driver has
+  written.
+- A skipped commit does not pass for a written commit: after its commits, and before its micro-batch is done, a driver
+  checks whether a later epoch has begun, and stops in this case.
 
-If a driver was killed between its commits, the number does not show whether its micro-batch was written, as the next
-driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before the next driver
-began; for this micro-batch the table is queried.
+If a driver was killed between its commits, the transaction number does not show whether its micro-batch was written,
+because the next driver numbers the micro-batch by a new epoch. Only the micro-batch whose offsets were fixed before the
+next driver began can be affected; for this micro-batch the table is queried.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ if TYPE_CHECKING:
     from jobs.storage.table_log import FileTable
 
 _BATCHES = 2**32
-"""The number of micro-batches that an epoch can number."""
+"""Number of transaction numbers reserved for each epoch: one for each micro-batch."""
 
 
 def parse_batch(number: int) -> int:
-    """Return the micro-batch of a transaction number in the Delta log of an estimates table."""
+    """Return the micro-batch in a transaction number from the Delta log of an estimates table."""
     return number % _BATCHES
 
 
 class RowGroup(NamedTuple):
-    """One of several appends of a micro-batch to the same table: its name, and the condition for its rows."""
+    """One of several appends of a micro-batch to one table: the name of the append, and the condition of its rows."""
 
     name: str
     condition: str
@@ -55,7 +57,7 @@ class RowGroup(NamedTuple):
 class Fence:
     """Write micro-batches to tables as the holder of a lease.
 
-    pending: the micro-batch that an earlier driver may have begun to write, if any.
+    pending: the micro-batch that an earlier driver may have begun to write, or None.
     """
 
     warehouse: Warehouse
@@ -64,10 +66,10 @@ class Fence:
     _last: dict[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check that this driver still holds the lease; cheap enough for every micro-batch.
+        """Check that this driver still holds the lease; the check is cheap enough for every micro-batch.
 
         Raises:
-            UserError: a later driver holds it.
+            UserError: a later driver holds the lease.
         """
         self.lease.check()
 
@@ -80,14 +82,15 @@ class Fence:
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
-        After a kill before the commit, nothing is written; after a later kill, the next driver finds the rows and
-        skips them. The table gets the columns that it lacks: another version of the model may have more.
+        After a kill before the commit, nothing is written. After a later kill, the next driver finds the rows and does
+        not write them again. Columns that the table lacks are added, because another model version may have more
+        columns.
 
         Args:
             rows: rows to append.
             table: name of the table.
             batch_id: number of the micro-batch.
-            part: identifies this append if a micro-batch appends to the table several times.
+            part: identifies this append if the micro-batch appends to the table several times; None means one append.
 
         Raises:
             UserError: the lease is lost.
@@ -98,10 +101,10 @@ class Fence:
             self.check()
 
     def add(self, files: Sequence[PartFile], table: FileTable, schema: StructType, batch_id: int) -> None:
-        """Add a micro-batch's files of rows to a table, exactly once, as `append` appends rows.
+        """Add a micro-batch's files of rows to a table, exactly once, as `append` does with rows.
 
         Args:
-            files: files of rows that are marked with `generation` and `batch_id`.
+            files: files with rows that are marked with `generation` and `batch_id`.
             table: the table.
             schema: schema of the rows.
             batch_id: number of the micro-batch.
@@ -140,7 +143,7 @@ class Fence:
         return self.lease.generation.epoch * _BATCHES + batch_id
 
     def begin(self, rows: Callable[[], DataFrame], table: str) -> None:
-        """Append the generation's first rows to a table, before micro-batches upsert rows, unless it already has rows.
+        """Append the generation's first rows, to which upserts follow, unless the table has rows of the generation.
 
         Raises:
             UserError: the lease is lost.
@@ -156,7 +159,7 @@ class Fence:
     def forget(self, table: str) -> None:
         """Delete the generation's rows from a table into which this driver does not upsert, if the table exists.
 
-        Afterwards no earlier driver can add rows, and this driver, if it freezes, cannot delete rows of a later driver.
+        Afterwards no earlier driver can add rows. If this driver freezes, it cannot delete rows of a later driver.
 
         Raises:
             UserError: the lease is lost.
@@ -173,7 +176,7 @@ class Fence:
     def upsert(self, rows: DataFrame, table: str, batch_id: int, key: str) -> None:
         """Upsert a micro-batch's rows, one per `key`, among the generation's rows.
 
-        This is idempotent, so after a kill the table need not be queried.
+        A repeated upsert changes nothing, so the table need not be queried after a kill.
 
         Raises:
             UserError: the lease is lost.
@@ -182,7 +185,8 @@ class Fence:
         name = self._name(table, None)
         self._raise_fence(rows.schema, table, name)
         self._last[name] = batch_id
-        # A constant, so that rows of other generations are not read and their drivers' commits do not conflict.
+        # The name is a constant, so that other generations' rows are not read and their drivers' commits do not
+        # conflict.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
         self.warehouse.upsert(rows, table, mine, (name, self._number(batch_id)))
         self.check()
@@ -195,7 +199,7 @@ class Fence:
         return F.col("generation") == self.lease.generation.generation
 
     def _fence_upserts(self, table: str) -> str:
-        """Keep earlier drivers from upserting rows and from `begin`; return the transaction name of `begin`."""
+        """Keep earlier drivers from `upsert` and `begin`; return the name of the transaction of `begin`."""
         rows, begun = self._name(table, None), f"{self._name(table, None)}/begin"
         if self.lease.taken_over:
             schema = self.warehouse.read(table).schema
@@ -205,7 +209,7 @@ class Fence:
         return begun
 
     def _raise_fence(self, schema: StructType, table: str, name: str) -> None:
-        """Keep earlier drivers that may still run from writing under a name; once per name."""
+        """Keep earlier drivers that may still run from writing under a transaction name; done once per name."""
         if self.lease.taken_over and name not in self._last:
             self.warehouse.mark(table, schema, (name, (self.lease.suspect + 1) * _BATCHES - 1))
 

@@ -1,7 +1,4 @@
-"""The commits of the measurements that a generation has reached, noted in its checkpoint.
-
-And damage to that checkpoint.
-"""
+"""Notes in a generation's checkpoint of the reached commits of the measurements, and damage to the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from jobs.storage.warehouse import Tables
 
 FOLDER = "reached"
 KEPT = 2
-"""Number of notes that are kept. Each note is a new file, so that no reader finds an incomplete note."""
+"""Number of notes that are kept. Each note is a new file, so that a reader never finds an incomplete note."""
 
 
 class Reached(NamedTuple):
@@ -33,7 +30,7 @@ class ReachedCommits:
     """The notes of one generation."""
 
     def __init__(self, warehouse: Tables, checkpoint: str, table: str) -> None:
-        """Open the notes of a checkpoint; `checkpoint` is its path below the warehouse's root."""
+        """Open the notes of a checkpoint; `checkpoint` is the checkpoint's path below the warehouse's root."""
         self._warehouse, self._table = warehouse, table
         self._checkpoint = Checkpoint(warehouse, checkpoint)
         self._files = warehouse.files(f"{checkpoint}/{FOLDER}")
@@ -46,10 +43,10 @@ class ReachedCommits:
         return None if content is None else Reached(**json.loads(content))
 
     def take(self, batch: int) -> None:
-        """Note the commit that a micro-batch reaches, unless an earlier micro-batch has reached it.
+        """Note the commit that a micro-batch reaches, unless an earlier micro-batch has reached the same commit.
 
         Raises:
-            UserError: the commit that the previous micro-batch had reached has been replaced since.
+            UserError: another commit has replaced the commit that the previous micro-batch reached.
         """
         version = self._checkpoint.find_touched_version(batch)
         last = self._last or self.newest()
@@ -93,10 +90,10 @@ def find_damage(warehouse: Tables, generation: Generation) -> str | None:
 
 
 def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
-    """Refuse a damaged checkpoint, and a checkpoint that Spark would look for in the former place of the warehouse.
+    """Refuse a checkpoint that is damaged, or that Spark would look for at the former location of the warehouse.
 
     Raises:
-        UserError: the checkpoint is damaged, or was moved; the message has the way to recover.
+        UserError: the checkpoint is damaged, or was moved; the message explains how to recover.
     """
     found = find_damage(warehouse, generation)
     if found is not None:
@@ -111,10 +108,10 @@ def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
 
 
 def describe_recovery(warehouse: Tables, generation: Generation) -> str:
-    """Return a sentence that describes how to recover a stream without its generation's checkpoint.
+    """Return a sentence that explains how to recover a stream that has lost the checkpoint of its generation.
 
-    The hint names the generation's latest export, or else the snapshot from which it began. Only for these the
-    preceding micro-batch is known, so that readers miss no row and see no row twice.
+    The sentence names the latest export of the generation, or else the snapshot from which the generation began. Only
+    for these two the preceding micro-batch is known, so that readers miss no row and see no row twice.
     """
     mine = [
         one
@@ -130,7 +127,7 @@ def describe_recovery(warehouse: Tables, generation: Generation) -> str:
 
 
 def find_half_written_batch(warehouse: Tables, generation: Generation) -> int | None:
-    """Return the uncommitted micro-batch of which a killed driver has written rows, or None."""
+    """Return the uncommitted micro-batch whose rows a killed driver has partly written, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     planned = checkpoint.find_last_planned()
     if planned is None or planned == checkpoint.find_last_commit():

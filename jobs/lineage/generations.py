@@ -1,6 +1,6 @@
 """A deployed model and its table of generations.
 
-Each is one stream lineage with one checkpoint; at most one per model is live.
+Each generation is one stream lineage with one checkpoint. At most one generation of a model is live.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import LIVE
 
 RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
-"""`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
+"""`removed`: a retired generation whose checkpoint `maintain` has removed. Its row stays for readers of estimates."""
 
 KEYS = ("model", "generation")
 """Key columns of the table."""
@@ -33,11 +33,11 @@ _CHANGED = "another command has just changed its generations"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One stream lineage: its row in `generations`.
+    """One stream lineage, stored as a row in `generations`.
 
-    If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
-    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is not a column: it is stored in
-    the JSON of the start position (`with_numerics`).
+    A generation with a `parent` continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
+    start). The path of its checkpoint is relative to the warehouse's root. `numerics` has no column of its own; it is
+    stored in the JSON of the start position (`with_numerics`).
     """
 
     generation: str
@@ -78,14 +78,14 @@ class Generation:
 
 
 class LineageSegment(NamedTuple):
-    """A generation and its last micro-batch whose estimates are live; None: all its micro-batches."""
+    """A generation and the last of its micro-batches whose estimates are live; None means all its micro-batches."""
 
     generation: str
     last_batch: int | None
 
 
 def read_generations(warehouse: Tables, model: str | None = None) -> list[Generation]:
-    """Return the generations of one or all models, oldest first: by number, as clocks may be set back."""
+    """Return the generations of a model, or of all models, sorted by number, because clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
     rows = warehouse.rows("generations", None if model is None else {"model": model})
@@ -118,7 +118,7 @@ def trace_live_lineage(known: Sequence[Generation]) -> list[LineageSegment]:
 
 
 def walk_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
-    """Yield a generation of a model and its ancestors, each once."""
+    """Yield a generation of a model, then its ancestors from parent to oldest, each once."""
     by_name = {one.generation: one for one in known}
     while of is not None and by_name.pop(of.generation, None) is not None:
         yield of
@@ -126,7 +126,7 @@ def walk_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterat
 
 
 def read_named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
-    """Return the generation of this name, or the live one if no name is given.
+    """Return the generation with the given name, or the live generation if no name is given.
 
     Raises:
         UserError: the model has no such generation.
@@ -135,7 +135,7 @@ def read_named(warehouse: Tables, model: str, name: str | None = None) -> Genera
 
 
 def select_named(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
-    """Return the result of `named` from a model's known generations.
+    """Return the result of `read_named` from generations that are already known.
 
     Raises:
         UserError: the model has no such generation.
@@ -154,10 +154,11 @@ def select_named(known: Sequence[Generation], model: str, name: str | None = Non
 
 
 def find_predecessor(known: Sequence[Generation], live: Generation) -> str | None:
-    """Return the name of the generation that the live one replaced, or else of the live one's parent.
+    """Return the name of the generation that the live generation replaced, or else the name of its parent.
 
-    The two differ if the live generation adopted a snapshot older than the start of the generation that it replaced.
-    One commit retired the replaced generation and made the live one, so both rows have the same time.
+    The replaced generation is not the parent if the live generation adopted a snapshot from before the start of the
+    replaced generation. One commit retired the replaced generation and made the new generation live, so the rows of
+    both have the same time.
     """
     for one in known:
         if one.status == RETIRED and one.retired_at is not None and one.retired_at == live.created_at:
@@ -181,7 +182,7 @@ def read_origin_manifest(warehouse: Tables, generation: Generation) -> Manifest:
 
 
 def compute_progress_rank(warehouse: Tables, generation: Generation) -> int:
-    """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
+    """Return the rank of the position reached: a version of the measurements, or the sum of a topic's offsets."""
     return rank(read_position(warehouse, generation))
 
 
@@ -210,22 +211,22 @@ def begin(
     *,
     numerics: int,
 ) -> Generation:
-    """Make a new shadow or live generation from a snapshot, in one commit; a live one retires the former live one.
+    """Make a new shadow or live generation from a snapshot, in one commit; a new live generation retires the former.
 
-    After a kill before the commit, nothing has changed; after a later kill, the new generation has no checkpoint
-    yet, and the next start begins it from its snapshot.
+    After a kill before the commit, nothing has changed. After a kill later, the new generation has no checkpoint yet,
+    and the next start begins the generation from its snapshot.
 
     Args:
         warehouse: warehouse of the generations.
         manifest: manifest of the snapshot.
         partitions: number of shuffle partitions.
         blocks: number of blocks of keys per partition.
-        beside: the live generation at the time of the decision, or None. A command that was frozen since then must not
-            replace a generation that another command has made live meanwhile.
+        beside: the live generation at the time of the decision, or None. If another command has made another generation
+            live since then, this command must not replace that generation.
         status: LIVE or SHADOW.
-        parent: the generation to continue, and the last of its micro-batches that is kept.
-        numerics: version of the filters' numerics (`kalman.NUMERICS`); passed in, as the import of `kalman` takes
-            longer than a command that only reads may run.
+        parent: the generation to continue, and its last micro-batch whose estimates stay live.
+        numerics: version of the filters' numerics (`kalman.NUMERICS`). The caller passes the version because importing
+            `kalman` takes longer than a command that only reads may run.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
@@ -275,7 +276,7 @@ def switch(warehouse: Tables, model: str, to: Generation, last_seen: list[Genera
 
 
 def retire(warehouse: Tables, one: Generation, last_seen: list[Generation]) -> None:
-    """Retire a generation, in one commit; its driver loses the lease.
+    """Retire a generation, in one commit; the generation's driver loses its lease.
 
     Raises:
         UserError: another command changed the model's generations meanwhile.
@@ -284,7 +285,7 @@ def retire(warehouse: Tables, one: Generation, last_seen: list[Generation]) -> N
 
 
 def remove(warehouse: Tables, names: list[str], last_seen: list[Generation]) -> None:
-    """Mark retired generations as removed, in one commit; a roll-back to them is no longer possible.
+    """Mark retired generations as removed, in one commit; afterwards a roll-back to these generations is impossible.
 
     Raises:
         UserError: another command changed the model's generations meanwhile.
@@ -296,9 +297,9 @@ def remove(warehouse: Tables, names: list[str], last_seen: list[Generation]) -> 
 def _commit(
     warehouse: Tables, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
 ) -> None:
-    """Add generations and change the status of others in one commit, if no other command has changed the model's.
+    """Add generations and change statuses in one commit, unless another command has changed the model's generations.
 
-    A retired generation loses its lease, so that its driver stops at its next heartbeat.
+    A retired generation loses its lease, so its driver stops at the driver's next heartbeat.
     """
     model = (begun or known)[0].model
 
@@ -328,13 +329,13 @@ def _check_unchanged(model: str, now: Iterable[Generation], known: Iterable[Gene
 
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
-    """Return the error of a second driver; what: stream, monitor or skill; who: a clause about the first driver."""
+    """Return the error of a second driver. what: stream, monitor or skill; who: a clause about the first driver."""
     return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
 
 
 @contextmanager
 def raise_conflict_as_taken(model: str) -> Iterator[None]:
-    """Turn a conflict of two commits into the `stream_taken_error` of the later commit."""
+    """Turn the conflict of two commits into the error of `stream_taken_error`."""
     try:
         yield
     except Conflict as error:
@@ -347,7 +348,7 @@ def update(warehouse: Tables, rows: Rows, values: Mapping[str, Any]) -> None:
 
 
 def adopt_topic_id(warehouse: Tables, one: Generation, topic_id: str) -> Generation:
-    """Record the id of a generation's topic, unknown so far, in its row; return the generation with the id."""
+    """Record the so far unknown id of a generation's topic in its row; return the generation with the id."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
     update(
         warehouse,
@@ -377,7 +378,7 @@ AnyTables = TypeVar("AnyTables", bound=Tables, covariant=True)
 class DeployedModel(Generic[AnyTables]):
     """A model's deployed spec, and the warehouse with its tables.
 
-    A function with a parameter `DeployedModel[Tables]` needs no Spark; `DeployedModel[Warehouse]` starts Spark on first
+    A function with a parameter `DeployedModel[Tables]` needs no Spark. `DeployedModel[Warehouse]` starts Spark on first
     use.
     """
 
@@ -390,5 +391,5 @@ class DeployedModel(Generic[AnyTables]):
         return self.spec.name
 
     def with_spec(self, spec: ModelSpec) -> Self:
-        """Return the handle with another spec of the model: the spec of a generation or a snapshot."""
+        """Return this model with another spec, for example the spec of a generation or a snapshot."""
         return replace(self, spec=spec)

@@ -1,10 +1,10 @@
 """Find the micro-batch after which a new generation continues, so that each row has exactly one live estimate.
 
-The live estimates are those of the live generation, and before them those of its parent up to a micro-batch, and so on
-(`jobs.lineage.live`). A snapshot that was not exported from a stream has only a position. So its place is looked up
+The live estimates are the estimates of the live generation, preceded by those of its parent up to a micro-batch, and so
+on (`jobs.lineage.live`). A snapshot that was not exported from a stream has only a position. This position is looked up
 among the micro-batches of the live generation and its ancestors: the parent is the generation with a micro-batch that
-ended exactly there. If there is none, the rows between the last micro-batch before the position and the position are in
-the snapshot's state, but would have no live estimate: the user must allow this with an option.
+ended exactly at the position. If no micro-batch ended there, the rows between the end of the preceding micro-batch and
+the position are in the snapshot's state, but would have no live estimate. The user must allow such rows by an option.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ALLOW = "--allow-missing-estimates"
 
 
 class Continuation(NamedTuple):
-    """The parent of a new generation, and the parent's last live micro-batch (-1: none of the parent's micro-batches).
+    """The parent of a new generation, and the parent's last live micro-batch; -1 means no micro-batch of the parent.
 
-    missing: number of rows that would have no live estimate; None: unknown
-    why: the reason; empty if no row is missing
+    missing: number of rows that would have no live estimate; None if the number is unknown
+    why: the reason why rows are missing; empty if no row is missing
     """
 
     parent: str | None
@@ -51,7 +51,7 @@ class Continuation(NamedTuple):
 
     @property
     def link(self) -> tuple[str, int] | None:
-        """Return the parent and its last micro-batch, or None without a parent."""
+        """Return the parent and its last live micro-batch; None if there is no parent."""
         return None if self.parent is None or self.batch is None else (self.parent, self.batch)
 
     def missing_rows(self, manifest: Manifest) -> str:
@@ -69,7 +69,7 @@ class _Link(NamedTuple):
 
 
 def find_continuation(warehouse: Warehouse, manifest: Manifest) -> Continuation:
-    """Return the micro-batch after which a new generation from a snapshot continues the live estimates."""
+    """Return the micro-batch after which the live estimates continue in a new generation from a snapshot."""
     catalog = Catalog(warehouse)
     known = {one.generation: one for one in catalog.generations(manifest.model)}
     if _is_export(catalog, manifest, known):
@@ -79,7 +79,7 @@ def find_continuation(warehouse: Warehouse, manifest: Manifest) -> Continuation:
         return Continuation(None, None)
     other = _explain_other_source(catalog, live, manifest)
     if other:
-        # Estimated rows of a former topic have landed, and stay. The rows of a former table are gone.
+        # The estimated rows of a former topic are stored and stay, but the rows of a former table are gone.
         last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).find_last_commit()
         return Continuation(live.generation, -1 if last is None else last, None, other)
     wanted = convert_position(manifest.position)
@@ -95,8 +95,8 @@ def find_continuation(warehouse: Warehouse, manifest: Manifest) -> Continuation:
 def find_last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any], int]:
     """Return the last position of a generation at which a micro-batch ended, and this micro-batch.
 
-    A stopped stream may have ended within a version. A generation that begins at the position estimates the later rows
-    again. Without such a micro-batch, return the generation's start and -1.
+    A stopped stream may have ended within a version. A generation that begins at the position estimates the rows after
+    the position again. If no micro-batch ended at a position, return the generation's start and -1.
     """
     found = find_last_whole(warehouse, live)
     if found is None:
@@ -122,7 +122,7 @@ def _explain_other_source(catalog: Catalog, live: Generation, manifest: Manifest
 
 
 def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation]) -> bool:
-    """Return whether a snapshot is an export of a generation whose estimates up to it still exist."""
+    """Return whether a snapshot was exported from a generation whose estimates up to the snapshot still exist."""
     if manifest.generation is None or manifest.batch_id is None:
         return False
     source = known.get(manifest.generation)
@@ -133,7 +133,7 @@ def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation
 
 
 def _continue_before_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:
-    """Return the continuation before the first live estimate: rows of the history cannot lack a live estimate."""
+    """Return a continuation before the first live estimate; no row lacks a live estimate, as history needs none."""
     start, wanted = convert_position(first.start_position), convert_position(manifest.position)
     if includes(start, wanted):
         return Continuation(first.generation, -1)
@@ -180,16 +180,16 @@ def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> C
 def _count_missing_rows(
     warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place
 ) -> Continuation:
-    """Return a continuation with the number of missing rows, between a place and the snapshot's position."""
+    """Return a continuation with the number of missing rows between a place and the snapshot's position."""
     table = measurements(manifest.model)
-    # Streams that import the states of new keys skip their history.
+    # A stream that imports the states of new keys skips the history of these keys.
     with_history = not warehouse.exists(new_keys(manifest.model))
     missing = count_rows_between(warehouse, table, start, convert_position(manifest.position), with_history)
     return made._replace(why="", missing=0) if missing == 0 else made._replace(missing=missing)
 
 
 def _suggest_versions(manifest: Manifest, nearest: list[int]) -> str:
-    """Return a sentence with the nearest versions where micro-batches ended: a snapshot there would miss no rows."""
+    """Return a sentence with the nearest versions at which micro-batches ended, so a snapshot there misses no rows."""
     if not nearest:
         return ""
     options = " or ".join(str(one) for one in sorted(set(nearest)))

@@ -43,7 +43,7 @@ INPUTS = "inputs"
 
 
 class Version(NamedTuple):
-    """One version of a table of inputs: the table's location and Delta id, and the version's number."""
+    """One version of a table of inputs: the location and Delta id of the table, and the number of the version."""
 
     table: str
     id: str
@@ -79,7 +79,7 @@ class InputsTable:
         return self._known[1]
 
     def _written(self, number: int) -> int:
-        """Return the write time of a version in ns; it differs if the table is recreated."""
+        """Return the write time of a version in ns, which differs if the table is recreated."""
         folder, name = find_local_path(self._home.path(self._table)), f"{number:020d}.json"
         if folder is not None:
             return (folder / "_delta_log" / name).stat().st_mtime_ns
@@ -87,7 +87,7 @@ class InputsTable:
         return round(at.timestamp() * 1e9)
 
     def load(self, kind: KeyKind, version: int) -> Records:
-        """Return a version as records (`join.build_inputs_layout`), ordered by route.
+        """Return the rows of a version as records (`joined_inputs.build_inputs_layout`), ordered by route.
 
         Args:
             kind: kind of the model's keys.
@@ -107,7 +107,7 @@ class InputsTable:
         return build_inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
 
     def joined(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
-        """Return measurement rows with their keys' inputs, in columns with the names in the model.
+        """Return measurement rows with the inputs of their keys, in columns that have the names in the model.
 
         A row whose key has no inputs gets the defaults, or nulls without defaults.
         """
@@ -123,7 +123,7 @@ class InputsTable:
         return both.select(*frame.columns, *self.inputs.columns)
 
     def complete_rows(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
-        """Return the measurement rows whose keys have inputs, with these (`joined`).
+        """Return the measurement rows whose keys have inputs, together with these inputs (`joined`).
 
         Raises:
             UserError: the version of the table is invalid (`load`).
@@ -132,13 +132,13 @@ class InputsTable:
         return self.joined(frame, kind, version).dropna(subset=self.spec.input_names)
 
     def by_key(self, texts: DataFrame, kind: KeyKind) -> tuple[DataFrame, int]:
-        """Return the inputs of keys from the newest version, as the columns `key` and `inputs`, and that version.
+        """Return the newest inputs of keys as the columns `key` and `inputs`, and the version of the table.
 
-        NaN stands for the inputs of a key that is not in the table, and has no defaults.
+        The inputs of a key without a row in the table are NaN if there are no defaults.
 
         Args:
-            texts: one column, the text of each key.
-            kind: of the model's keys.
+            texts: frame with one column, the text of each key.
+            kind: kind of the model's keys.
         """
         version = self.newest().version
         (name,) = texts.columns
@@ -179,13 +179,13 @@ class InputsTable:
 
 
 def check_inputs(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> Records:
-    """Return a table's rows as records, ordered by route.
+    """Return the rows of a table of inputs as records, ordered by route.
 
     Args:
-        rows: rows with the keys' text, identity (and check), a null flag for each key column, and v0, v1, ...
+        rows: rows with the keys' text and identity (and check), a null flag for each key column, and v0, v1, ...
         by: kind of the keys.
         columns: names of v0, v1, ... in the table.
-        where: the table and its version, for messages.
+        where: the table and its version, for error messages.
 
     Raises:
         UserError: a key is missing or has two rows, or a value is missing or not finite.
@@ -224,7 +224,7 @@ def _build_key_columns(by: KeyKind) -> list[Column]:
 
 
 KEPT = 100
-"""Number of micro-batches whose pins are kept; Spark keeps the state of as many micro-batches."""
+"""Number of micro-batches whose pins are kept, which is the number of micro-batches whose state Spark keeps."""
 FOLDER = "inputs"
 
 
@@ -249,7 +249,7 @@ class InputPins:
         self._packet(self._table.newest())
 
     def take(self, batch: int) -> Version:
-        """Pin a version for a micro-batch if it has no pin; set it for this thread's jobs, and return it.
+        """Pin a version for a micro-batch without a pin; set the pinned version for this thread's jobs, and return it.
 
         Raises:
             UserError: the latest version cannot be used.
@@ -272,11 +272,11 @@ class InputPins:
         return None if kept is None else Version(**json.loads(kept))
 
     def drop(self, batch: int) -> None:
-        """Remove the pin of a micro-batch that has written nothing, so that it can use a corrected table."""
+        """Remove the pin of a micro-batch that has written nothing, so that it can use a corrected table of inputs."""
         self._files.remove(_pin(batch))
 
     def _packet(self, version: Version) -> str:
-        """Write a version's packet unless it exists; return its name."""
+        """Write the packet of a version unless the packet exists; return its name."""
         name = f"{_format_prefix(version)}{self._meaning}.packet"
         if not self._files.exists(name):
             if version.id != self._table.newest().id:
@@ -289,7 +289,7 @@ class InputPins:
         return name
 
     def _forget(self, batch: int) -> None:
-        """Remove old pins, and packets without a remaining pin."""
+        """Remove old pins, and the packets to which no remaining pin refers."""
         pins = {int(name.removesuffix(".json")): name for name in self._files.names("pins")}
         for number, name in pins.items():
             if number <= batch - KEPT:
@@ -302,28 +302,28 @@ class InputPins:
 
 
 def join_of(spec: ModelSpec, fmt: RowFormat) -> Join:
-    """Return a model's join for the workers."""
+    """Return the join that workers apply for a model."""
     assert spec.inputs is not None
     defaults = spec.inputs.defaults
     return Join(fmt, None if defaults is None else tuple(defaults[name] for name in spec.input_names))
 
 
 def read_pinned_version(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
-    """Return the pinned version of the inputs of a generation's micro-batch, or None if unknown."""
+    """Return the pinned version of the inputs of a generation's micro-batch, or None if it is unknown."""
     files = _open_pins(warehouse, generation)
     kept = None if files is None else files.read(_pin(batch))
     return None if kept is None else json.loads(kept)
 
 
 def _open_pins(warehouse: Warehouse, generation: Generation) -> LocalFiles | ObjectFiles | None:
-    """Return the folder of a generation's pins in its checkpoint; None if the store has no exclusive creation."""
+    """Return the folder of pins in a generation's checkpoint; None if the store cannot create files exclusively."""
     root = warehouse.path(f"{generation.checkpoint}/{FOLDER}")
     folder = find_local_path(root)
     return LocalFiles(folder) if folder is not None else ObjectFiles(root) if is_in_s3(root) else None
 
 
 def _format_prefix(version: Version) -> str:
-    """Return the prefix of the names of a version's packets."""
+    """Return the prefix that the names of a version's packets share."""
     return f"{version.id[:8]}-{version.version}-"
 
 

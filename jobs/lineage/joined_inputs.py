@@ -1,8 +1,8 @@
-"""Join rows with their keys' inputs before they are packed: a NumPy lookup over a whole batch, on the executors.
+"""Join rows with their keys' inputs before packing, by a NumPy lookup over a whole batch on the executors.
 
 The table of inputs is a packet in a file that every worker maps into memory. The driver sets the file of a micro-batch
-as a local property of its jobs (`pinned_inputs`), so that a retried task reads the same file. Each worker keeps a copy
-of a packet in S3, in an unnamed temporary file.
+as a local property of the micro-batch's jobs (`PROPERTY`), so a retried task reads the same file. Each worker keeps a
+copy of a packet in S3 in an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import is_in_s3
 
 PROPERTY = "kalman.inputs"
-"""Local property of a job with the name of the file."""
+"""Local property of a job that has the name of the file."""
 KEPT = 2
-"""Number of files that a worker keeps open: those of the last two micro-batches, whose stages may overlap."""
+"""Number of files that a worker keeps open: the files of the last two micro-batches, whose stages may overlap."""
 
 _open: dict[str, Records] = {}
 
 
 class Join(NamedTuple):
-    """A model's join: the format of rows without inputs, and the default inputs (c,) of other keys, or None."""
+    """A model's join: the format of rows without inputs, and the default inputs (c,) of keys without a row, or None."""
 
     rows: RowFormat
     defaults: tuple[float, ...] | None
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of the table's packet, ordered by route."""
+        """Return the layout of the packet with the table of inputs, which is ordered by route."""
         return build_inputs_layout(self.rows.inputs_key or self.rows.kind, self.rows.inputs)
 
 
@@ -56,14 +56,14 @@ def build_inputs_layout(kind: KeyKind, inputs: int) -> Layout:
 
 
 def join_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
-    """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
+    """Return a function that joins batches of `rows.select_columns` with inputs, and packs them by `packer`.
 
-    Rows whose key has no inputs become packets of the bucket `MISSING_INPUTS`.
+    The rows whose key has no inputs become packets of the bucket `MISSING_INPUTS`.
 
     Args:
-        packer: packs rows whose last numbers are their inputs.
+        packer: function that packs rows in which the inputs are the last numbers.
         join: the model's join.
-        typed: the packer's packets carry a kind.
+        typed: whether the packets of the packer have a kind.
     """
     first = len(join.rows.numbers)
 
@@ -88,8 +88,8 @@ def join_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
 def look_up(
     table: Records, keys: Records, defaults: tuple[float, ...] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the inputs (c, N) of N keys, and which keys (N,) have inputs; with defaults, all keys have inputs."""
-    # A search in the table's order reads each page once, and takes a quarter of the time.
+    """Return the inputs (c, N) of N keys, and a mask (N,) of the keys with inputs, which is all True with defaults."""
+    # A search in the order of the table reads each page once, and takes a quarter of the time.
     order = np.argsort(keys.arrays["route"])
     at = np.empty(len(order), np.int64)
     at[order] = match(table, keys.take(order))
@@ -132,7 +132,7 @@ def _load_job_inputs(layout: Layout) -> Records:
 
 
 def read_copied_records(path: str, layout: Layout) -> Records:
-    """Return the records of a packet in S3, as views of a temporary copy that is removed with them.
+    """Return the records of a packet in S3 as views of a temporary copy, which is removed together with the records.
 
     Raises:
         UserError: the packet cannot be read from the store.
@@ -148,5 +148,5 @@ def read_copied_records(path: str, layout: Layout) -> Records:
 
 
 def map_records(path: Path, layout: Layout) -> Records:
-    """Return the records of a packet in a file as memory-mapped views, so that a machine's workers share the memory."""
+    """Return the records of a packet in a file as memory-mapped views, so the workers of a machine share the memory."""
     return layout.decode(np.memmap(path, np.uint8, "r").data)

@@ -1,4 +1,4 @@
-"""The lease on a generation: one driver at a time, and none while a command pauses the stream."""
+"""The lease on a generation: at most one driver holds it, and no driver holds it while a command pauses the stream."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Lease(RegisteredDriver):
 
     @property
     def taken_over(self) -> bool:
-        """Return whether an earlier driver may still run, as it did not release the lease."""
+        """Return whether an earlier driver may still run, because it did not release the lease."""
         return self.suspect > 0
 
     def check(self) -> None:
-        """Check that this driver still holds the lease; cheap enough for every micro-batch.
+        """Check that this driver still holds the lease; the check is cheap enough for every micro-batch.
 
         Raises:
-            UserError: a later driver holds it.
+            UserError: a later driver holds the lease.
         """
         if self.overtaken():
             raise UserError(
@@ -71,18 +71,17 @@ def acquire_lease(
 ) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
 
-    After a kill in between, this driver leaves only its epoch behind, and the next driver takes the next epoch.
+    If the driver is killed between the two writes, only its epoch remains, and the next driver takes the next epoch.
 
     Args:
         warehouse: warehouse of the generation.
         generation: the generation to drive.
         owner: the driver.
-        rules: fields that decide how rows are processed (`compatibility.collect_row_rules`); they may not change
-            within a
-            micro-batch.
+        rules: fields that decide how rows are processed (`compatibility.collect_row_rules`), which may not change
+            within a micro-batch.
 
     Raises:
-        UserError: a running driver holds the lease, or took it at the same moment.
+        UserError: a running driver holds the lease, or another driver took the lease at the same moment.
     """
     log = DriverLog.of(warehouse, generation.model)
     before = next((one for one in log.list_drivers() if one.generation == generation.generation), None)
@@ -112,15 +111,15 @@ def acquire_lease(
 
 
 def _match_lease(generation: Generation) -> dict[str, Any]:
-    """Return the columns that identify the generation's row with its lease unchanged since it was read."""
+    """Return the columns that identify the row of a generation whose lease has not changed since the row was read."""
     return {"generation": generation.generation, "epoch": generation.epoch}
 
 
 def _find_suspect_epoch(generation: Generation, before: DriverRecord | None) -> int:
-    """Return the latest epoch whose driver may wake up and write, as it recorded no end; 0: no such driver.
+    """Return the latest epoch whose driver may wake up and write, because it recorded no end; 0 means no such driver.
 
-    Each record repeats the suspect that its driver knew, so that later drivers that ended do not hide it. A missing
-    process on this machine proves nothing: another container may have the same name.
+    Each record repeats the suspect epoch that its driver found, so that a later driver that ended does not hide it. A
+    missing process on this machine proves nothing, because another container may have the same name.
     """
     if before is None or before.epoch != generation.epoch or before.ended_at is None:
         return generation.epoch
@@ -146,7 +145,7 @@ def _build_driven_error(generation: Generation, holder: DriverIdentity) -> UserE
 
 
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
-    """Renew the heartbeat and return the generation's current row; None if this driver has lost the lease."""
+    """Renew the heartbeat and return the current row of the generation; None if this driver has lost the lease."""
     update(warehouse, _match_lease(generation), {"heartbeat": NOW})
     now = next(
         (
@@ -192,9 +191,10 @@ def holding(
 def stream_lock(
     root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
 ) -> Iterator[None]:
-    """Lock the stream of a model, or of one generation, on this machine; the lock ends with the process.
+    """Lock the stream of a model, or of one generation, on this machine; the lock is released when the process ends.
 
-    root: root of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
+    root: root of the warehouse; only a local warehouse is locked. what: stream, monitor or skill. patience: seconds to
+    wait for the lock.
 
     Raises:
         UserError: another process holds the lock.
@@ -228,12 +228,12 @@ def stream_lock(
 
 
 HOLD = timedelta(minutes=5)
-"""Duration of a hold after its last renewal."""
+"""Time from the last renewal of a hold to its expiry."""
 RENEW_SECONDS = 60.0
 UNLOCK_SECONDS = 10.0
-"""Maximum time from a driver's recorded end to the release of the machine's lock."""
+"""Maximum time from the recorded end of a driver to the release of the lock on its machine."""
 WAIT = timedelta(minutes=30)
-"""Maximum time in which a driver must finish its micro-batch."""
+"""Maximum time that a command waits for a driver to finish its micro-batch."""
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def pause_stream(
     A hold of another command is left unchanged, during the pause and after it.
 
     Raises:
-        UserError: the driver has not stopped in time, or gives no sign of life.
+        UserError: the driver has not stopped in time, or shows no sign of life.
     """
     done = threading.Event()
     mine = _PauseHold(log, reason)
@@ -277,7 +277,7 @@ def hold_stream(
     drain: bool,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
-    """Keep drivers from a model's live generation; with `drain` its driver is stopped first.
+    """Keep drivers from starting on a model's live generation; with `drain`, first stop the running driver.
 
     Raises:
         UserError: a driver holds the generation, or another command has made another generation live.

@@ -1,8 +1,8 @@
-"""Read the live estimates of a model: one generation's estimate per row, without gaps or duplicates at a switch.
+"""Read the live estimates of a model: one estimate per row, without gaps or duplicates when the generation changes.
 
-A generation continues right after one micro-batch of its parent. So the live estimates are those of the live
-generation, and before them those of its parent up to that micro-batch, and so on. A switch is one commit in
-`generations`, so a reader sees the lineage before the switch or after it.
+A generation continues right after one micro-batch of its parent. So the live estimates are the estimates of the live
+generation, preceded by those of its parent up to this micro-batch, and so on. A switch is one commit in `generations`,
+so a reader sees the lineage either before or after the switch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
 
 
 def is_live(warehouse: Warehouse, model: str) -> Column:
-    """Return the condition for live rows of the estimates table, and of files and messages that come from it.
+    """Return the condition for live rows of the estimates table, and of the files and messages made from this table.
 
-    It needs the columns `generation` and `batch_id`.
+    The rows need the columns `generation` and `batch_id`.
     """
     condition = F.lit(False)
     for generation, last_batch in generations.read_live_lineage(warehouse, model):
@@ -42,7 +42,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
 def latest_corrections(rows: DataFrame) -> DataFrame:
     """Drop estimates that a later micro-batch of their generation has corrected (`order.kind: replay`).
 
-    If a generation has any correction for a key and event time, only the rows of the latest micro-batch are kept.
+    If a generation has a correction for a key and event time, only the rows of its latest micro-batch are kept.
     """
     if "correction" not in rows.columns:
         return rows
@@ -55,7 +55,7 @@ def latest_corrections(rows: DataFrame) -> DataFrame:
 
 
 def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return the latest state of each key of a model's live generation. The spec must have `sinks: {latest: true}`."""
+    """Return the latest state of each key in a model's live generation. The spec must have `sinks: {latest: true}`."""
     live = generations.find_live(warehouse, model)
     mine = F.lit(False) if live is None else F.col("generation") == live.generation
     return warehouse.read(latest(model)).filter(mine)

@@ -1,6 +1,6 @@
 """The live estimates for readers without Spark.
 
-SQL for the valid rows, and the table `live` of live generations and micro-batches.
+The module builds SQL for the valid rows, and the table `live` with the live generations and their micro-batches.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _SAME = ("generation", "key", "event_time")
 
 
 def build_uncorrected_query(table: str, columns: Sequence[str], where: str, has_corrections: bool) -> str:
-    """Return the query of rows that no later micro-batch of their generation has corrected.
+    """Return the query of the rows that no later micro-batch of their generation has corrected.
 
-    If a generation has any correction for a key and event time, only the rows of the latest micro-batch count.
+    If a generation has a correction for a key and event time, only the rows of its latest micro-batch count.
 
     Args:
         table: name of the estimates in queries.
         columns: columns to read.
-        where: condition of the rows to read.
-        has_corrections: some rows may be corrections, marked by the column `correction`.
+        where: condition of the rows to read, in SQL.
+        has_corrections: whether some rows may be corrections, which the column `correction` marks.
     """
     if not has_corrections:
         return f"SELECT {', '.join(map(quote_name, columns))} FROM {table} WHERE {where}"
     same = ", ".join(_SAME)
-    # The first side of a join is held in memory: the corrected keys and times, which are few.
+    # DuckDB keeps the first side of a join in memory: the corrected keys and times, which are few.
     return (
         f"SELECT {', '.join(f'r.{quote_name(name)}' for name in columns)} FROM (SELECT {same}, max(batch_id) AS newest "
         f"FROM {table} WHERE {where} GROUP BY {same} HAVING bool_or(correction)) c "
@@ -57,10 +57,10 @@ def build_uncorrected_query(table: str, columns: Sequence[str], where: str, has_
 
 
 class EstimatesTable(NamedTuple):
-    """A table of estimates, with the facts that decide which of its rows count.
+    """A table of estimates, and the facts that decide which of its rows count.
 
-    last_batch: last live micro-batch by generation; empty for a table of history, whose rows all count.
-    has_corrections: the table has corrected rows, for which only the latest micro-batch counts.
+    last_batch: last live micro-batch by generation; empty for a table of history, in which all rows count.
+    has_corrections: whether the table has corrections, so that only the rows of the latest micro-batch count.
     """
 
     table: str
@@ -69,7 +69,7 @@ class EstimatesTable(NamedTuple):
 
 
 def open_estimates(root: str, table: str, lineage: Sequence[LineageSegment] = ()) -> EstimatesTable:
-    """Return a table of live estimates with their lineage, or a table of history without a lineage."""
+    """Return a table of live estimates with its lineage, or a table of history, which has no lineage."""
     last_batch = {name: _NO_END if last is None else last for name, last in lineage}
     return EstimatesTable(
         table, last_batch, "correction" in read_column_types(root, table) and _has_corrections(root, table)
@@ -86,7 +86,7 @@ def _has_corrections(root: str, table: str) -> bool:
 def build_counted_query(
     queries: Queries, estimates: EstimatesTable, columns: Sequence[str], condition: str = "true"
 ) -> str:
-    """Return the query of the rows that count, with the columns that the table has, and `generation`."""
+    """Return the query of the rows that count, with `generation` and those of the `columns` that the table has."""
     segments = [
         f"(generation = {quote_text(name)} AND batch_id <= {last})"
         for name, last in estimates.last_batch.items()
@@ -101,7 +101,7 @@ def build_counted_query(
 def read_counted_batches(
     root: str, estimates: EstimatesTable, columns: Sequence[str], condition: str = "true"
 ) -> Iterator[pa.Table]:
-    """Yield the rows that count (`counted`), some thousands at a time."""
+    """Yield the rows that count (`build_counted_query`), in tables of some thousand rows."""
     with open_queries(root) as queries:
         for batch in queries.batches(build_counted_query(queries, estimates, columns, condition)):
             if batch.num_rows:
@@ -110,9 +110,10 @@ def read_counted_batches(
 
 TABLE = "live"
 NO_END = (1 << 63) - 1
-"""`last_batch` of the live generation, which has no end: the largest number of the column's type."""
+"""`last_batch` of the live generation, which has no end; this is the largest number of the column's type."""
 _ATTEMPTS = 5
-"""Each further attempt means that a switch came between; the next refresh completes what these leave."""
+"""Maximum number of attempts of a refresh. Another attempt is needed if a switch came during the previous attempt. The
+next refresh makes the changes that remain."""
 _TEXTS = pa.list_(pa.string())
 _SCHEMA = pa.schema(
     [
@@ -128,10 +129,10 @@ _SCHEMA = pa.schema(
 
 
 def refresh_live_table(warehouse: Tables, model: str) -> bool:
-    """Write a model's rows of the table, a commit each time they have changed; return whether they have.
+    """Write a model's rows of the table `live`, in one commit per change; return whether the rows have changed.
 
-    The generations are read again after each write: rows read before another command's switch, written after its own
-    refresh, would otherwise stay until the next start of a driver.
+    After each write the generations are read again. Otherwise rows that were read before another command's switch, but
+    written after that command's own refresh, would stay until the next start of a driver.
     """
     changed = False
     for _ in range(_ATTEMPTS):
@@ -144,13 +145,13 @@ def refresh_live_table(warehouse: Tables, model: str) -> bool:
         if _read_present_rows(warehouse, model) == rows:
             break
         changed = True
-        with suppress(Conflict):  # another command writes this table at the same time: compare again
+        with suppress(Conflict):  # after a write by another command at the same time, compare again
             replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
     return changed
 
 
 def build_live_rows(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
-    """Return the rows of a model's generations with live micro-batches, the live generation first."""
+    """Return a row for each generation of a model with live micro-batches, the live generation first."""
     by_name = {one.generation: one for one in known}
     specs = {one.snapshot_id: json.loads(one.spec) for one in snapshots}
     segments = [(by_name[name], last) for name, last in trace_live_lineage(known) if last != -1]
@@ -169,7 +170,7 @@ def build_live_rows(known: list[Generation], snapshots: list[Manifest]) -> list[
 
 
 def _read_present_rows(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    """Return a model's rows in the table, in order of place."""
+    """Return the rows of a model in the table, ordered by the column `place`."""
     names = [name for name in _SCHEMA.names if name != "model"]
     found = read_table(warehouse.root, TABLE, names, partition={"model": model})
     rows = [] if found is None else [{"model": model, **row} for row in found.to_pylist()]

@@ -21,22 +21,22 @@ from jobs.supervision.driver_log import DriverLog
 
 
 class ShadowLags(UserError):
-    """A shadow lags the live generation."""
+    """Error: a shadow lags the live generation."""
 
 
 def promote(
     warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
-    """Make a shadow the live generation; return it and the generation that it replaced. Idempotent.
+    """Make a shadow the live generation; return the shadow and the generation that it replaced. Idempotent.
 
     Args:
         warehouse: warehouse of the generations.
         model: name of the model.
-        name: name of the shadow; by default the newest.
-        allow_lag: promote the shadow even if it lags the live generation, so that readers see time go back.
+        name: name of the shadow; None means the newest shadow.
+        allow_lag: whether to promote a shadow that lags the live generation, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow, or the measurements that it has read are not in the table any more.
+        UserError: there is no such shadow, or the table no longer has the measurements that the shadow has read.
         ShadowLags: the shadow lags the live generation.
     """
     found, live, known = _select_promotable(warehouse, model, name)
@@ -50,9 +50,9 @@ def promote(
 def find_promotable(
     warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
-    """Return the generation that `promote` would make live, and the live generation; change nothing.
+    """Return the generation that `promote` would make live, and the live generation, without any change.
 
-    The measurements that the generation has read are not compared with the table here.
+    This function does not compare the measurements that the generation has read with the table.
 
     Raises:
         UserError: there is no such shadow.
@@ -80,7 +80,7 @@ def _select_promotable(
 
 
 def _refuse_other_measurements(warehouse: Tables, found: Generation) -> None:
-    if found.topic is None:  # a position in a topic is compared at the generation's next start
+    if found.topic is None:  # the generation's next start compares a position in a topic
         refuse_other_measurements(warehouse, found, read_origin_manifest(warehouse, found))
 
 
@@ -95,13 +95,13 @@ def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, a
 
 
 def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, Generation | None]:
-    """Make a retired generation live again; return it and the generation that it replaced. Idempotent.
+    """Make a retired generation live again; return this generation and the replaced generation. Idempotent.
 
     The generation resumes from its checkpoint, after the last row that it has read.
 
     Raises:
-        UserError: there is no retired generation to roll back to, its checkpoint is damaged, or the measurements that
-            it has read are not in the table any more.
+        UserError: there is no retired generation to roll back to, its checkpoint is damaged, or the table no longer has
+            the measurements that the generation has read.
     """
     found, live, known = find_rollback_target(warehouse, model, name)
     if found.status == LIVE:
@@ -114,7 +114,7 @@ def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
 def find_rollback_target(
     warehouse: Tables, model: str, name: str | None = None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
-    """Return the generation that `roll_back` would make live, the live one, and all generations; change nothing.
+    """Return the generation that `roll_back` would make live, the live generation, and all generations; change nothing.
 
     Raises:
         UserError: there is no such generation.
@@ -135,10 +135,10 @@ def find_rollback_target(
 def find_retirable(
     warehouse: Tables, model: str, name: str | None = None
 ) -> tuple[Generation, list[Generation]]:
-    """Return the generation that `retire` would retire, or has retired, and all generations; change nothing.
+    """Return the generation that `retire` would retire or has retired, and all generations, without any change.
 
     Raises:
-        UserError: for the reasons of `retire`.
+        UserError: for the same reasons as in `retire`.
     """
     known = generations.read_generations(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -158,13 +158,13 @@ def find_retirable(
 
 
 def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, bool]:
-    """Retire a shadow; return it, and whether this call has retired it.
+    """Retire a shadow; return the shadow, and whether this call has retired it.
 
-    A running driver loses its lease by this commit, and a request in the log of drivers stops it after its micro-batch.
-    Until then it writes estimates of a generation that nobody reads.
+    By this commit a running driver loses its lease, and a request in the log of drivers stops it after its micro-batch.
+    Until it stops, the driver writes estimates of a generation that nobody reads.
 
     Raises:
-        UserError: the generation is live, there is no such shadow, or there are several and `name` is None.
+        UserError: the generation is live, there is no such shadow, or `name` is None and there are several shadows.
     """
     found, known = find_retirable(warehouse, model, name)
     if found.status != SHADOW:
@@ -175,7 +175,7 @@ def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Gene
 
 
 def _ask_to_end(warehouse: Tables, generation: Generation) -> None:
-    """Request in the log that the driver of a generation stop, unless it has ended."""
+    """Ask the driver of a generation, in the log of drivers, to stop, unless the driver has ended."""
     log = DriverLog.of(warehouse, generation.model)
     for drive in log.list_drivers():
         if drive.generation == generation.generation and drive.ended_at is None:

@@ -1,8 +1,8 @@
-"""Replayed late rows: copies of rows that a stream rejected as late, appended for that stream to read.
+"""Replayed late rows: copies of rows that a stream rejected as late, appended so that the same stream reads them.
 
-A late row is already in the measurements table when the stream rejects it; replaying it from quarantine appends a copy.
-The copy is only for the lineage that rejected the row: a batch pass, and a stream that begins from its snapshot, read
-the original in its place. A copy's `_origin` is `late:GENERATION:BATCH:REPLAY`.
+A late row is already in the measurements table when the stream rejects it. Replaying the row from quarantine appends a
+copy. The copy is only for the lineage that rejected the row: a batch pass, and a stream that begins from a snapshot of
+the pass, read the original instead. The `_origin` of a copy is `late:GENERATION:BATCH:REPLAY`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def list_lineages(warehouse: Tables, model: str) -> list[list[LineageSegment]]:
 
 
 def trace_state_lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
-    """Return a generation and the ancestors of its state, each up to the micro-batch that its successor took over.
+    """Return a generation and the ancestors of its state, each with the last micro-batch that its successor took over.
 
-    A generation that began from a batch pass took over no state, so its lineage has no ancestor, even with a parent.
+    A generation that began from a batch pass took over no state. So its lineage has no ancestor, even if it has a
+    parent.
     """
     by_name = {one.generation: one for one in catalog.generations(generation.model)}
     at: Generation | None = generation
@@ -52,7 +53,7 @@ def trace_state_lineage(catalog: Catalog, generation: Generation) -> list[Lineag
 
 
 def is_refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch: int) -> bool:
-    """Return whether all of these lineages (at least one) contain the generation's micro-batch that rejected a row."""
+    """Return whether every lineage (of at least one) contains the generation's micro-batch that rejected a row."""
     return bool(lineages) and all(
         any(
             one.generation == generation and (one.last_batch is None or batch <= one.last_batch)
@@ -68,7 +69,7 @@ def format_origin(replay: str, generation: str, batch: int) -> str:
 
 
 def record_replay(tables: Tables, replay: str, model: str, rows: int) -> None:
-    """Record a replay before its copies are appended, so that readers filter them."""
+    """Record a replay before its copies are appended, so that readers filter these copies."""
     tables.create(TABLE, LATE_COPIES)
     row = {"replay": replay, "model": model, "rows": rows, "replayed_at": NOW}
     put_rows(
@@ -80,7 +81,7 @@ def record_replay(tables: Tables, replay: str, model: str, rows: int) -> None:
 
 
 def drop_late_copies(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
-    """Drop copies of late rows, for a batch pass, which reads the originals."""
+    """Drop copies of late rows in a batch pass, because the pass reads the original rows."""
     if not warehouse.exists(TABLE):
         return rows
     return rows.filter(~F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False)))
@@ -89,9 +90,9 @@ def drop_late_copies(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 def drop_foreign_copies(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
     """Drop copies of late rows that no generation in the lineage of `generation` has rejected.
 
-    The filter is added even if no row was ever replayed: a replay may come while the stream that reads the rows runs.
+    The filter is applied even if no row was ever replayed, because a replay may come while the stream runs.
     """
-    if "_origin" not in rows.columns:  # a table written by another tool
+    if "_origin" not in rows.columns:  # another tool wrote the table
         return rows
     segments = trace_state_lineage(Catalog(warehouse), generation)
     parts = F.split(F.col("_origin"), ":")
@@ -101,7 +102,7 @@ def drop_foreign_copies(warehouse: Warehouse, rows: DataFrame, generation: Gener
 
 
 def _build_lineage_condition(segments: list[LineageSegment], generation: Column, batch: Column) -> Column:
-    """Return the condition that a lineage contains a generation's micro-batch."""
+    """Return the condition that a lineage contains a micro-batch of a generation."""
     result = F.lit(False)
     for name, last_batch in segments:
         mine = generation == name

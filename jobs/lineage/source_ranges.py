@@ -1,9 +1,9 @@
-"""The source range of each micro-batch of a generation, stored in its estimates for as long as these exist.
+"""The source range of each micro-batch of a generation, stored in its estimates for as long as the estimates exist.
 
 Spark keeps the offsets of the last 100 micro-batches in a checkpoint. A generation may continue after a much older
-micro-batch, and readers must then know which estimates are before it. So each estimate has the range of its
-micro-batch, a JSON text that is constant within a commit: the places (`jobs.storage.positions`) after which the
-micro-batch began and at which it ended. A micro-batch without estimates needs no range.
+micro-batch, and readers must then find the estimates before this micro-batch. So each estimate has the range of its
+micro-batch as a JSON text, which is constant within a commit. The range has the places (`jobs.storage.positions`) after
+which the micro-batch began and at which it ended. A micro-batch without estimates needs no range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLACES = "`from` map<string, bigint>, `to` map<string, bigint>"
 
 
 class SourceRange(NamedTuple):
-    """A micro-batch, the place after which it began (None: unknown), and the place at which it ended."""
+    """A micro-batch, the place after which it began (None if unknown), and the place at which it ended."""
 
     batch: int
     start: Place | None
@@ -36,11 +36,11 @@ class SourceRange(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """The micro-batches with a known range that are nearest to a place, or None.
+    """The micro-batches with a known range that are nearest to a place; None if there is no such micro-batch.
 
     before: the last micro-batch that ended at or before the place
-    after: the first micro-batch that ended later
-    lower, upper: the same among the micro-batches that ended at a position
+    after: the first micro-batch that ended after the place
+    lower, upper: as before and after, but only among the micro-batches that ended at a position
     """
 
     before: SourceRange | None = None
@@ -49,7 +49,7 @@ class Nearest(NamedTuple):
     upper: SourceRange | None = None
 
     def joined(self, other: Nearest) -> Nearest:
-        """Return the nearest micro-batches of both results."""
+        """Return the nearest micro-batches in this result and another result."""
         return Nearest(
             _select_later(self.before, other.before),
             _select_earlier(self.after, other.after),
@@ -62,9 +62,9 @@ class NearbyBatches(NamedTuple):
     """A generation's micro-batches around a place.
 
     before: the last micro-batch with estimates that ended at or before the place, or the generation's start as batch -1
-    after: the first micro-batch with estimates that ended later
-    unknown: micro-batches of an earlier release between the two may lie on either side
-    reached: end of the last committed micro-batch; None if the checkpoint is gone
+    after: the first micro-batch with estimates that ended after the place
+    unknown: micro-batches of an earlier release between `before` and `after`, which may be before or after the place
+    reached: the end of the last committed micro-batch; None if the checkpoint is gone
     positions: the nearest positions before and after the place at which a micro-batch ended
     """
 
@@ -76,7 +76,7 @@ class NearbyBatches(NamedTuple):
 
 
 class RangeWriter:
-    """Computes the ranges of a running generation's micro-batches."""
+    """Computes the range of each micro-batch of a running generation."""
 
     def __init__(self, warehouse: Warehouse, generation: Generation) -> None:
         self._checkpoint = Checkpoint(warehouse, generation.checkpoint)
@@ -97,7 +97,7 @@ def find_around(
 ) -> NearbyBatches:
     """Return a generation's micro-batches around a place at or after its start.
 
-    limit: the last micro-batch to include; None: include all.
+    limit: the last micro-batch to include; None includes all micro-batches.
     """
     origin = SourceRange(-1, None, convert_position(generation.start_position))
     batches, unknown, found = _read_batches(warehouse, generation, limit), False, Nearest()
@@ -119,12 +119,12 @@ def find_around(
 
 
 def has_ended_by(place: Place) -> Column:
-    """Return the condition of estimates whose micro-batch ended at or before a place; null: their range is unknown."""
+    """Return the condition that an estimate's micro-batch ended at or before a place; null if its range is unknown."""
     return _is_up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
 
 
 def has_started_from(place: Place) -> Column:
-    """Return the condition of estimates whose micro-batch began at or after a place; null: their range is unknown."""
+    """Return the condition that an estimate's micro-batch began at or after a place; null if its range is unknown."""
     begun = F.from_json(SOURCE_RANGE, _PLACES)["from"]
     if VERSION in place:
         version, files = begun[VERSION], F.coalesce(begun[FILES], F.lit(0))
@@ -137,7 +137,7 @@ def has_started_from(place: Place) -> Column:
 
 
 def find_last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
-    """Return the last committed micro-batch of a generation that ended at a position, or None if unknown."""
+    """Return the last committed micro-batch of a generation that ended at a position; None if it is unknown."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     last = checkpoint.find_last_commit()
     if last is None:
@@ -155,7 +155,7 @@ def find_last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange
 
 
 def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place | None:
-    """Return the end of a micro-batch from its estimates; None without any, or if an earlier release wrote them."""
+    """Return the end of a micro-batch from its estimates; None without estimates that have a range."""
     batches = _read_batches(warehouse, generation, batch)
     row = None if batches is None else batches.filter(F.col("batch_id") == batch).first()
     found = _parse_range(row) if row is not None and row["range"] is not None else None
@@ -163,7 +163,7 @@ def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place
 
 
 def list_retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
-    """Return the ranges of the committed micro-batches whose offsets Spark has kept, oldest first."""
+    """Return the ranges of the committed micro-batches whose offsets are still in the checkpoint, oldest first."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = []
     before = None
@@ -191,7 +191,7 @@ def _read_batches(warehouse: Warehouse, generation: Generation, limit: int | Non
 
 
 def _find_nearest(batches: DataFrame, place: Place) -> Nearest:
-    """Return the micro-batches nearest to a place; batches whose estimates have no range are ignored."""
+    """Return the micro-batches nearest to a place, without micro-batches whose estimates have no range."""
     known, passed = F.col("range").isNotNull(), _is_up_to(F.col("to"), place)
     whole, one = _is_whole(F.col("to")), F.struct("batch_id", "range")
     row = batches.agg(
@@ -205,7 +205,7 @@ def _find_nearest(batches: DataFrame, place: Place) -> Nearest:
 
 
 def _select_nearest(ranges: list[SourceRange], place: Place) -> Nearest:
-    """Return the micro-batches nearest to a place; `ranges` are ordered, oldest first."""
+    """Return the micro-batches nearest to a place; the `ranges` are ordered from oldest to newest."""
     passed = [one for one in ranges if includes(place, one.end)]
     later = [one for one in ranges if not includes(place, one.end)]
     lower, upper = ([one for one in some if is_whole(one.end)] for some in (passed, later))
@@ -226,7 +226,7 @@ def _select_earlier(one: SourceRange | None, other: SourceRange | None) -> Sourc
 
 
 def _is_up_to(end: Column, place: Place) -> Column:
-    """Return the condition that `place` includes the place in a column (`places.includes`)."""
+    """Return the condition that `place` includes the place in a column (`positions.includes`)."""
     if VERSION in place:
         version, files = end[VERSION], F.coalesce(end[FILES], F.lit(0))
         return (version < place[VERSION]) | ((version == place[VERSION]) & (files <= place.get(FILES, 0)))
@@ -239,7 +239,7 @@ def _is_whole(end: Column) -> Column:
 
 
 def _list_unranged_batches(batches: DataFrame, found: Nearest, origin: SourceRange) -> list[int]:
-    """Return the micro-batches between the nearest two whose rows have no range."""
+    """Return the micro-batches that lie between the two nearest and whose estimates have no range."""
     rows = batches.filter(F.col("range").isNull() & (F.col("batch_id") > (found.before or origin).batch))
     if found.after is not None:
         rows = rows.filter(F.col("batch_id") < found.after.batch)

@@ -1,4 +1,4 @@
-"""Choose the generation that a stream drives: the live one, a new one from a snapshot, or one by its name."""
+"""Choose the generation that a stream drives: the live one, a new one from a snapshot, or a named generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StartPoint(NamedTuple):
-    """The generation to drive, the snapshot from which it began, the spec to run, and if this start made it.
+    """The generation to drive, the snapshot from which it began, the spec to run, and whether this start made it.
 
     notes: sentences about differences that wait for an upgrade or a hand-over (`compatibility.check`).
     """
@@ -44,14 +44,15 @@ def resolve(
 
     Checks that need only the tables run before Spark starts.
 
-    The first that applies: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest
-    good snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
+    The first choice that applies is made: the generation named `generation`; a new generation from the snapshot
+    `adopt`; the live generation; a new generation from the newest good snapshot. A generation whose version is below
+    the version of the spec runs with the spec in the manifest of its snapshot.
 
     Args:
         model: the deployed model.
-        adopt: id of a snapshot.
-        generation: name of a generation.
-        allow_missing: adopt the snapshot even if rows before its position would have no live estimate.
+        adopt: id of a snapshot, or None.
+        generation: name of a generation, or None.
+        allow_missing: whether to adopt the snapshot even if rows before its position would have no live estimate.
 
     Raises:
         UserError: there is no snapshot, its state does not fit the spec, rows would have no live estimate, or another
@@ -74,7 +75,7 @@ def resolve(
             manifests.find_newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind)
             is None
         ):
-            raise UserError(_explain_no_snapshot(model))  # before a look at the topic, which needs Spark
+            raise UserError(_explain_no_snapshot(model))  # raised before Spark starts to look at the topic
         deployed = compatibility.describe_deployment(model)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
         manifest = manifests.find_newest_startable(warehouse, spec.name, *known)
@@ -87,7 +88,7 @@ def resolve(
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
-    """Return whether a snapshot needs a new generation: it does unless the live one began from it and can continue.
+    """Return whether a snapshot needs a new generation, because the live one did not begin from it or cannot continue.
 
     A generation cannot continue if its checkpoint is damaged, if the warehouse was moved, or if its states have format
     1, which may lack rows.
@@ -128,8 +129,8 @@ def begin_exported(
 ) -> Generation:
     """Make a generation that continues `source` from its exported (and possibly migrated) state.
 
-    If `source` has committed nothing, its state is still the snapshot from which it began; the new generation then
-    continues from that start.
+    If `source` has committed nothing, its state is still the snapshot from which it began. The new generation then
+    continues from the start of `source`.
     """
     parent = source.generation, -1
     if manifest.generation == source.generation and manifest.batch_id is not None:
@@ -147,7 +148,7 @@ def begin(
 ) -> Generation:
     """Make a generation from a snapshot, with a layout for the number of its keys.
 
-    parent: the generation to continue and its last micro-batch; live: the live generation that the command has read.
+    parent: the generation to continue, and its last live micro-batch. live: the live generation that the command read.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
@@ -189,7 +190,11 @@ def _resume_generation(model: DeployedModel[Warehouse], generation: Generation) 
 
 
 def _check_adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
-    """Return the manifest of a snapshot if, by the manifest, a stream of this spec may start from it."""
+    """Return the manifest of a snapshot from which, by the manifest, a stream of this spec may start.
+
+    Raises:
+        UserError: a stream of this spec may not start from the snapshot.
+    """
     manifest = manifests.find(model.warehouse, snapshot_id)
     if manifest is None or manifest.model != model.name:
         known = [one.snapshot_id for one in manifests.read_manifests(model.warehouse, model.name)]

@@ -1,4 +1,4 @@
-"""The parameters that a model has learned, from its newest snapshot or a named one, read without Spark."""
+"""The parameters that a model has learned, read without Spark from its newest snapshot or a named snapshot."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jobs.storage.tables import SNAPSHOTS
 from jobs.storage.warehouse import Tables
 
 NONE = "none"
-"""Stands for a snapshot's name: use the values in the spec."""
+"""Value in place of a snapshot's name: use the parameter values in the spec."""
 STATE = ("key", "state_index", "event_time", "mean", "covariance", "extras")
-"""Columns of a snapshot's rows that a filter needs to continue a key."""
+"""Columns of a snapshot's rows that a filter needs to continue from the state of a key."""
 
 
 class LearnedParameters(NamedTuple):
-    """The snapshot whose parameters apply; None: the spec's values apply, for the `reason`."""
+    """The snapshot whose parameters apply; None if the values in the spec apply, for the `reason`."""
 
     manifest: Manifest | None
     reason: str | None = None
@@ -41,12 +41,12 @@ class LearnedParameters(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the learned parameters; empty: the spec's values apply."""
+        """Return the learned parameters; an empty result means that the values in the spec apply."""
         return {} if self.manifest is None else self.manifest.parameters
 
 
 class KeyParameters(NamedTuple):
-    """The individual parameters of N keys: the keys' texts, and the field `parameters` (p, N) of their states."""
+    """The individual parameters of N keys: the texts of the keys, and the field `parameters` (p, N) of their states."""
 
     keys: pa.Array
     values: NDArray[np.float64]
@@ -58,8 +58,8 @@ def find_learned_parameters(root: str, spec: ModelSpec, wanted: str | None = Non
     Args:
         root: root of the warehouse.
         spec: spec of the model.
-        wanted: a snapshot id; `none`: the values in the spec; None: the newest good snapshot of exactly this spec.
-            Snapshots from which a stream can start are preferred to history-only snapshots.
+        wanted: a snapshot id; or `none` for the values in the spec; or None for the newest good snapshot of exactly
+            this spec, where snapshots from which a stream can start are preferred to history-only snapshots.
 
     Raises:
         UserError: the named snapshot does not exist, has another spec, or cannot be read without Spark.
@@ -111,14 +111,14 @@ def read_snapshot_rows(
 ) -> pa.Table:
     """Return columns of a snapshot's rows: all rows that the manifest counts, or the rows of the wanted keys.
 
-    A snapshot may have no keys: an upgrade without states drops them.
+    A snapshot may have no keys, because an upgrade without states drops all keys.
 
     Args:
         root: root of the warehouse.
         spec: spec of the model.
-        learned: the snapshot.
-        columns: names from `STATE`.
-        wanted: keys as text; empty: all keys.
+        learned: the learned parameters with the snapshot to read.
+        columns: names of columns, from `STATE`.
+        wanted: texts of the keys to read; empty means all keys.
 
     Raises:
         UserError: the rows cannot be read, or rows are missing.
@@ -132,7 +132,7 @@ def read_snapshot_rows(
     among = ("key", list(wanted)) if wanted else None
     try:
         rows = read_table(root, "snapshots", columns, partition, manifest.snapshots_version, among)
-    except UserError:  # Delta has dropped the version: the rows are the same in the newest version
+    except UserError:  # Delta has dropped the version, but the newest version has the same rows
         rows = read_table(root, "snapshots", columns, partition, None, among)
     found = nothing if rows is None else rows
     if not wanted and found.num_rows != manifest.key_count:

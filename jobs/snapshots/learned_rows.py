@@ -1,7 +1,8 @@
 """The learned parameters of a snapshot and their quality: one row per key, one per group, or one for all keys.
 
-The rows are written before the manifest, which has their digest: an existing snapshot has all its rows. Beside the rows
-of keys there is a row for the population that regularises their fits, or one per group: scope population.
+The rows are written before the manifest, which has their digest, so an existing snapshot has all its rows. If there are
+rows of keys, there is also a row with scope `population` for the population that regularises the fits of the keys, or
+one such row per group.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 
 TABLE = "learned"
 COLUMNS = tuple(parse_arrow_schema(LEARNED).names[2:])
-"""The columns of the table without the snapshot and the model."""
+"""The columns of the table except the snapshot and the model."""
 KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
-"""Values of the column `scope`: the subject of a row."""
+"""Values of the column `scope`, which describes the subject of a row."""
 FIT_ROWS = (
     "struct<key_group: string, outcome: string, reason: string, rows: bigint, log_likelihood: double, "
     "parameters: map<string, double>, standard_errors: map<string, double>, own: double, nis: double, "
     "ljung_box: double>"
 )
-"""The columns of a key's row that its fit fills; workers return them as one struct column."""
+"""The columns that a key's fit fills in the key's row; workers return these columns as one struct column."""
 FIT = parse_arrow_schema(f"fit {FIT_ROWS}").field("fit").type
-"""The same as Arrow has it."""
+"""The Arrow type of the struct column `FIT_ROWS`."""
 
 
 class Entry(NamedTuple):
-    """A row made by the driver: for all keys, a group, or a population; None and NaN: unknown."""
+    """A row made by the driver for all keys, a group, or a population; None and NaN mark unknown values."""
 
     scope: str
     group: str | None
@@ -60,7 +61,7 @@ class Entry(NamedTuple):
 
 
 def flatten_parameters(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of parameters by names such as R[1][0]; a 1 x 1 matrix has the plain name."""
+    """Return the numbers in parameters, with names such as R[1][0]; a 1 x 1 matrix has its plain name."""
     result: dict[str, float] = {}
     for name, value in values.items():
         found = list(_iterate_entries(name, value))
@@ -77,7 +78,7 @@ def _iterate_entries(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def fit_array(fit: KeyFit, places: Mapping[str, Any], group: Iterable[str | None]) -> pa.StructArray:
-    """Return the fits of K keys as Arrow structs (`FIT`). places: `Learner.places`; group: group name of each key."""
+    """Return the fits of K keys as Arrow structs (`FIT`); places: `Learner.places`; group: group name of each key."""
     names = {name: int(place) for name, place in flatten_parameters(places).items()}
     places_of = list(names.values())
     outcomes = [FitOutcome(code).name.lower() for code in fit.outcome.tolist()]
@@ -101,7 +102,7 @@ def _build_numbers(values: Any) -> pa.Array:
 
 
 def _build_maps(names: list[str], values: np.ndarray) -> pa.MapArray:
-    """Return maps from names to values (d, K)."""
+    """Return a map from names to values for each key; values: (d, K)."""
     d, keys = values.shape
     offsets = pa.array(np.arange(keys + 1, dtype=np.int32) * np.int32(d))
     return pa.MapArray.from_arrays(
@@ -110,7 +111,7 @@ def _build_maps(names: list[str], values: np.ndarray) -> pa.MapArray:
 
 
 def build_key_rows(rows: DataFrame) -> DataFrame:
-    """Return the rows of keys, given their columns `key` and `fit` (`FIT_ROWS`)."""
+    """Return rows of the table for keys; rows: the columns `key` and `fit` (`FIT_ROWS`) of each key."""
     fit = F.col("fit")
     a_row = F.when(fit["rows"] > 0, fit["log_likelihood"] / fit["rows"])
     given = {name: fit[name] for name in FIT.names} | {
@@ -131,7 +132,7 @@ def _build_schema() -> StructType:
 
 
 def build_driver_rows(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
-    """Return the driver's entries as rows."""
+    """Return the driver's entries as rows of the table."""
     schema = _build_schema()
     wanted = StructType([schema[name] for name in COLUMNS])
     rows = []
@@ -166,12 +167,12 @@ def _select_finite(value: float | None) -> float | None:
 
 
 def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's rows, and replace rows of a killed attempt; return the digest of the rows for the manifest."""
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
 def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return a snapshot's rows (`COLUMNS`), pinned and verified; None: nothing was learned, or it is unknown.
+    """Return a snapshot's rows (`COLUMNS`), pinned and verified; None if nothing was learned or this is unknown.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -185,7 +186,8 @@ def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> DataFrame | N
 def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
     """Return the populations of a snapshot's fits by group name; the name None stands for all keys.
 
-    A snapshot that was made from another snapshot has the populations of that snapshot. Empty: unknown.
+    A snapshot that was made from another snapshot has the populations of the other snapshot. The result is empty if the
+    populations are unknown.
     """
     found: Manifest | None = manifest
     while found is not None and found.learned is None:

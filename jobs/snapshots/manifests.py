@@ -1,4 +1,4 @@
-"""Manifests: the commit point of a snapshot, and functions that find manifests."""
+"""Manifests, whose commit makes a snapshot exist, and functions that find manifests."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from jobs.storage.warehouse import Tables
 KEYS = ("snapshot_id",)
 """Key columns of the table."""
 GOOD, REMOVED = "good", "removed"
-"""`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
+"""`removed`: `maintain` has removed the snapshot's rows. The manifest stays, because generations refer to it."""
 WITHOUT_STATE = "-empty"
 """Suffix of the id of a snapshot without states, from which a generation begins anew."""
 IMPORTED = "-imported-"
-"""Part of the id of a snapshot that was imported from a user's table; a digest of the content follows."""
+"""Part of the id of a snapshot that was imported from a user's table; a digest of the table's content follows."""
 _JSON = ("parameters", "position", "waiting", "inputs", "learned")
 """Columns that store a dictionary as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The description of a snapshot: its row in `manifests`."""
+    """The description of a snapshot, stored as a row in `manifests`."""
 
     snapshot_id: str
     model: str
@@ -55,13 +55,13 @@ class Manifest:
     parent: str | None = None
     committed_at: datetime | None = None
     waiting: dict[str, Any] | None = None
-    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
+    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if rows wait for a watermark."""
     inputs: dict[str, Any] | None = None
-    """The version of the inputs' table at the last rows (`inputs_table.Version`), if the model has inputs."""
+    """The version of the table of inputs at the last rows (`inputs_table.Version`), if the model has inputs."""
     learned: dict[str, Any] | None = None
-    """A digest of the learned rows (`jobs.snapshots.learned_rows`); None: no rows, or unknown (earlier releases)."""
+    """A digest of the learned rows (`jobs.snapshots.learned_rows`); None without rows, or in earlier releases."""
     numerics: int = FIRST_NUMERICS
-    """The numerics that filtered the history, if `pretrain` made the snapshot. Stored in the position's JSON."""
+    """The version of the numerics with which `pretrain` filtered the history; stored in the JSON of the position."""
 
     @property
     def version(self) -> int:
@@ -70,7 +70,7 @@ class Manifest:
 
     @property
     def preference(self) -> tuple[bool, int, int]:
-        """Return the order among snapshots that fit, the best last: by position, after those with a cut."""
+        """Return the sort key of snapshots that fit, the best last: first by having no cut, then by position."""
         return self.cut is None, self.version, self.snapshots_version
 
     @property
@@ -84,7 +84,7 @@ class Manifest:
         return IMPORTED in self.snapshot_id
 
     def model_spec(self, folder: str | None = None) -> ModelSpec:
-        """Return the spec with which the snapshot was made; it gives the states their meaning.
+        """Return the spec with which the snapshot was made, and which gives the states their meaning.
 
         Args:
             folder: folder of the model's functions (`ModelSpec.folder`); a spec that names functions needs it.
@@ -99,7 +99,7 @@ def find(warehouse: Tables, snapshot_id: str) -> Manifest | None:
 
 
 def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, also if it was removed; None if the snapshot never existed."""
+    """Return the manifest of a snapshot, including a removed snapshot; None if the snapshot never existed."""
     if not warehouse.exists("manifests"):
         return None
     rows = warehouse.rows("manifests", {"snapshot_id": snapshot_id})
@@ -124,10 +124,10 @@ def find_newest_startable(
     table: str | None = None,
     topic_id: str | None = None,
 ) -> Manifest | None:
-    """Return the good snapshot with this fingerprint and the furthest position for a stream's start, or None.
+    """Return the good snapshot with this fingerprint and the furthest position from which a stream can start, or None.
 
-    table and topic_id: ids of the measurements table and the topic; they exclude snapshots of former tables or topics
-    of the same name. Snapshots of commits that the table lost when it was restored from a backup are excluded too.
+    table, topic_id: ids of the measurements table and of the topic; they exclude snapshots of former tables or topics
+    of the same name. A snapshot is also excluded if the table lost its commit when it was restored from a backup.
     """
     fit = [
         one
@@ -144,7 +144,7 @@ def find_newest_startable(
 
 
 def build_manifest_row(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest as a row of its table, with dictionaries as JSON."""
+    """Return a manifest as a row of its table, in which dictionaries are JSON."""
     values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__ if name != "numerics"}
     values["position"] = with_numerics(manifest.position, manifest.snapshot_id, manifest.numerics)
     texts = {name: None if values[name] is None else json.dumps(values[name]) for name in _JSON}

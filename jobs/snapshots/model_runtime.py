@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRuntime:
-    """A spec, its learned parameters, and the schema of its measurements; the rest is derived on first use."""
+    """A spec, its learned parameters and the schema of its measurements; all other values are derived on first use."""
 
     spec: ModelSpec
     parameters: Mapping[str, Any]
@@ -64,7 +64,7 @@ class ModelRuntime:
         kernel = kalman.build(self.definition, self.parameters)
         if self.spec.forecast is None or follows_from_moments(kernel):
             return kernel
-        return StateOutput(kernel)  # `skill` forecasts from it
+        return StateOutput(kernel)  # `skill` forecasts from the state in the estimates
 
     @cached_property
     def kind(self) -> KeyKind:
@@ -72,7 +72,7 @@ class ModelRuntime:
 
     @cached_property
     def rows(self) -> RowFormat:
-        """Return the format of rows, without the inputs of their keys."""
+        """Return the format of rows without the inputs of their keys."""
         return build_row_format(self.spec, self.kind, self.schema)
 
     @cached_property
@@ -104,7 +104,7 @@ class ModelRuntime:
 
     @cached_property
     def begin(self) -> GroupBegin | None:
-        """Return the initial states by group, or None if no group has learned parameters."""
+        """Return the initial states of keys by group; None if no group has learned parameters."""
         return group_begin(self.kind, self.definition, self.parameters)
 
     def build_event_time_policy(self, manifest: Manifest | None = None) -> EventTimePolicy:
@@ -140,7 +140,7 @@ class ModelRuntime:
 def build_initial_state(
     warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: DataFrame, routing: Routing
 ) -> DataFrame:
-    """Return the stateful operator's initial state, as packets: a snapshot's states, waiting rows and row ids."""
+    """Return the initial state of the stateful operator as packets of a snapshot's states, waiting rows and row ids."""
     timed = runtime.spec.timed
     seeds = _pack_states(states, runtime, routing, timed)
     held = waiting_rows.read_waiting_rows(warehouse, manifest) if timed else None
@@ -155,7 +155,7 @@ def build_initial_state(
 
 
 def hash_meaning(fingerprint: str, parameters: Mapping[str, Any]) -> str:
-    """Return the digest of a model's fingerprint and parameters, which give its states their meaning."""
+    """Return a digest of a model's fingerprint and parameters, which together give its states their meaning."""
     text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -163,9 +163,9 @@ def hash_meaning(fingerprint: str, parameters: Mapping[str, Any]) -> str:
 def is_importing_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     """Return whether a generation imports new keys. The spec decides this once, when the generation begins.
 
-    Spark's checkpoint holds an offset for each source, so no source can be added later. If an earlier generation
-    imported keys, later generations do so whatever their spec has. Their state may descend from it and reflect marked
-    rows after its position, which would then be counted twice.
+    Spark's checkpoint has an offset for each source, so no source can be added later. If an earlier generation imported
+    keys, later generations also import keys, whatever the spec says. The state of a later generation may descend from
+    the earlier generation and reflect marked rows after its position, which would otherwise be counted twice.
     """
     sources = checkpoint.sources()
     if sources is not None:
@@ -174,10 +174,10 @@ def is_importing_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: Mo
 
 
 def read_offered_states(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> DataFrame:
-    """Return a streaming frame of packets with the pretrained states offered to this model and parameters."""
+    """Return a streaming frame of packets with the pretrained states that are offered to this model and parameters."""
     spec = runtime.spec
     table = create_new_keys_table(warehouse, spec.name)
-    # All files in one micro-batch: a key must be known before its first row.
+    # All files are in one micro-batch, because a key must be known before its first row.
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))
     mine = rows.filter(F.col("meaning") == hash_meaning(spec.fingerprint(), runtime.parameters))

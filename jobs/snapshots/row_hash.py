@@ -1,8 +1,8 @@
 """The 64-bit hash of state rows in NumPy, equal to Spark's `xxhash64`, which earlier releases used.
 
-Spark folds a row's columns in turn, each with the hash so far as its seed. A null leaves the hash unchanged, an array
-is the fold of its elements, a map is the fold of its keys and values in their order. One value is hashed by xxHash64
-(Y. Collet, xxHash fast digest algorithm, doc/xxhash_spec.md, "XXH64 algorithm description").
+Spark folds the columns of a row one after the other, and the seed of each column is the hash so far. A null leaves the
+hash unchanged. An array is folded element by element, a map key by key and value by value, in their order. One value is
+hashed by xxHash64 (Y. Collet, xxHash fast digest algorithm, doc/xxhash_spec.md, "XXH64 algorithm description").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Hashes = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
 SEED = 42
-"""Spark's seed for a row."""
+"""The seed with which Spark begins a row."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -47,7 +47,7 @@ def compute_row_hashes(columns: list[pa.Array]) -> Hashes:
 
 
 def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
-    """Fold the values of a column into the hashes of their `rows`, one value per row."""
+    """Fold the values of a column into the hashes of the given `rows`; each of these rows has one value."""
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         column, rows = column.filter(pa.array(valid)), rows[valid]
@@ -90,18 +90,18 @@ def _fold_lists(found: Hashes, column: pa.Array, rows: Ints) -> None:
 
 
 def _find_extents(column: pa.Array) -> tuple[Ints, Ints]:
-    """Return the start of each list or map in the values, and its number of elements."""
+    """Return the first place of each list or map in the column's values, and the number of its elements."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     return offsets[:-1], np.diff(offsets)
 
 
 def _convert_words(column: pa.Array) -> Hashes:
-    """Return values without nulls as the 64 bits that Spark hashes."""
+    """Return values, without nulls, as the 64-bit words that Spark hashes."""
     if not pa.types.is_floating(column.type):
         return column.cast(pa.int64()).to_numpy().view(np.uint64)
     numbers = column.to_numpy()
     words = numbers.view(np.uint64)
-    # Spark hashes both zeros alike, and all NaNs alike.
+    # Spark gives both zeros the same hash, and all NaNs the same hash.
     return np.where(numbers == 0, np.uint64(0), np.where(numbers != numbers, _NAN, words))
 
 
@@ -114,7 +114,7 @@ def _round(lane: Hashes, words: Hashes) -> Hashes:
 
 
 def _hash_words(words: Hashes, seeds: Hashes) -> Hashes:
-    """Return the hashes of 8-byte values, each with its seed."""
+    """Return the hash of each 8-byte value, which begins with the seed of the value."""
     return _avalanche(_mix_word(seeds + _P5 + np.uint64(8), words))
 
 
@@ -142,7 +142,7 @@ def _hash_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
 
 
 def _hash_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
-    """Return the hashes of texts (N, length) of the same length."""
+    """Return the hashes of texts of the same length; raw: the bytes (N, length)."""
     count, length = raw.shape
     words = np.ascontiguousarray(raw[:, : length // 8 * 8]).view("<u8")
     stripes = length // _STRIPE

@@ -1,7 +1,7 @@
-"""The remembered ids at a snapshot's position: part of the snapshot, in a separate table with one id per row.
+"""The remembered row ids at a snapshot's position, which are part of the snapshot in a separate table, one row per id.
 
-A row after the position may repeat a row before it. Without these entries, a stream that begins from the snapshot would
-process the row twice.
+A row after the position may repeat a row before the position. Without the remembered ids, a stream that begins from the
+snapshot would process the repeated row a second time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _ROWS = ", ".join(f"{name} bigint" for name in COLUMNS)
 
 
 def extract_from_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
-    """Return the entries of bucketed rows that a later row may repeat.
+    """Return an entry for each of the bucketed rows that a later row may repeat.
 
     Args:
         packed: packets of rows, one partition per bucket.
         fmt: format of the rows.
-        floor: event time (microseconds) before which no later row can be.
+        floor: event time (microseconds); no later row can have an earlier event time.
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -51,7 +51,7 @@ def extract_from_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFram
 
 
 def extract_from_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int) -> DataFrame:
-    """Return the entries in blocks of the stream's state (column `ids`) that a later row may repeat."""
+    """Return the entries that a later row may repeat, from blocks of the stream's state (column `ids`)."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -62,7 +62,7 @@ def extract_from_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, 
 
 
 def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's entries, in place of entries of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's entries, and replace entries of a killed attempt; return their digest for the manifest."""
     return write_rows(warehouse, TABLE, REMEMBERED_IDS, manifest, entries, COLUMNS)
 
 

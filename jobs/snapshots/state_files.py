@@ -1,4 +1,4 @@
-"""A snapshot's state rows as files of their table, which tasks write, read and sum up (decision 0045).
+"""A snapshot's state rows as files of their table; tasks write, read and sum up these rows (decision 0045).
 
 The checksum of rows is the sum, modulo 2^64, of the 64-bit hashes of all rows, so the order of rows does not change it.
 """
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
-"""A snapshot is always read as a whole, so per-file minima and maxima of columns would be useless."""
+"""Table property without statistics: a snapshot is read as a whole, so minima and maxima per file would be useless."""
 _COLUMNS = ["key", *(field.name for field in STATE_COLUMNS)]
 _BATCH_ROWS = 65_536
 SUMS = "keys bigint, hash bigint, rows bigint"
-"""Columns of a task's sums."""
+"""Columns with the sums of a task, as DDL."""
 
 
 def select_hashed_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return the columns of a state row's hash, in its order."""
+    """Return the columns that the hash of a state row covers, in the order of hashing."""
     columns = {field.name: batch.column(field.name).cast(field.type) for field in STATE_COLUMNS}
     return {"key": batch.column("key").cast(pa.string()), **columns}
 
 
 class StateRowSums:
-    """The sums of a task's state rows so far."""
+    """The sums of the state rows that a task has processed so far."""
 
     def __init__(self) -> None:
         self.keys = self._hash = self._rows = 0
@@ -70,14 +70,14 @@ class Measured(NamedTuple):
 
 
 def add_sums(parts: Iterable[Any]) -> Measured:
-    """Add up the sums of all tasks, which are rows with the columns `SUMS`."""
+    """Return the total of the sums of all tasks; parts: rows with the columns `SUMS`."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
     return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
 
 
 class CommittedStates(NamedTuple):
-    """The table version of committed state rows, and their sums."""
+    """The table version in which state rows were committed, and the sums of these rows."""
 
     version: int
     measured: Measured
@@ -91,7 +91,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     Args:
         warehouse: warehouse of the snapshot.
         manifest: manifest of the snapshot.
-        states: rows of the snapshot, with the columns of their table after `model_version`.
+        states: state rows of the snapshot, with the columns that their table has after `model_version`.
 
     Raises:
         UserError: the table cannot take the files, or the commit failed.
@@ -101,7 +101,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     schema = to_arrow_schema(parse_struct(SNAPSHOTS), timezone="UTC")
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
-    make = made.make  # tasks get no DataFrame
+    make = made.make  # a local name, because the tasks must not get the DataFrame in `made`
     values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
     constants = {**values, "model_version": manifest.model_version}
 
@@ -124,7 +124,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
 
 
 def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
-    """Return a snapshot's state rows at a version of their table, as `StateRows` that reading tasks can process.
+    """Return a snapshot's state rows at a version of their table, as `StateRows` that the reading tasks can process.
 
     Raises:
         UserError: the log does not have the version, or the rows cannot be read from the table's files.
@@ -155,7 +155,7 @@ def read_stored_batches(tables: Tables, manifest: Manifest, version: int) -> Ite
 
 
 def measure_rows(rows: StateRows) -> Measured:
-    """Return the number of keys, the checksum and the number of measurements of rows; tasks of Spark compute them."""
+    """Return the number of keys, the checksum and the number of measurements of state rows, computed by Spark tasks."""
     return add_sums(rows.through(_sum, SUMS).collect())
 
 
@@ -181,7 +181,7 @@ def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _convert_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a file with the key and then the columns and types of `STATE_COLUMNS`."""
+    """Return rows of a file with the key column first, then the columns and types of `STATE_COLUMNS`."""
     columns = [batch.column("key").cast(pa.string())]
     for field in STATE_COLUMNS:
         column = batch.column(field.name)

@@ -1,4 +1,4 @@
-"""The state rows of a snapshot, one per key in plain typed columns, and their packets for a stream's initial state."""
+"""The state rows of a snapshot, one typed row per key, and their packets for the initial state of a stream."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STATE_ROWS = (
     "extras map<string, array<double>>"
 )
 STATE_COLUMNS = tuple(parse_arrow_schema(STATE_ROWS))
-"""The same as Arrow has them."""
+"""The columns of `STATE_ROWS` as Arrow fields."""
 
 
 def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
-    """Convert state records to Arrow rows with the key and then the columns of `STATE_ROWS`."""
+    """Convert state records to Arrow rows with the key column first, then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
@@ -56,10 +56,10 @@ Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class StateRows(NamedTuple):
-    """State rows that tasks make from source rows; the same tasks can process them further.
+    """State rows that tasks compute from source rows; the same tasks can process the state rows further.
 
-    source: the source rows; make: function from batches of these to batches of state rows (key, then `STATE_COLUMNS`);
-    integer: whether the keys in the batches are integers, not texts
+    source: the source rows. make: function from batches of source rows to batches of state rows (key, then
+    `STATE_COLUMNS`). integer: whether the keys in the batches are integers instead of texts.
     """
 
     source: DataFrame
@@ -78,24 +78,24 @@ class StateRows(NamedTuple):
         return restore_types(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
 
     def then(self, further: Make) -> StateRows:
-        """Return the state rows after a further function in the same tasks; their keys are texts."""
+        """Return the state rows after another function in the same tasks; the keys of the result are texts."""
         make = self.make
         return StateRows(self.source, lambda batches: further(make(batches)), False)
 
     def through(self, further: Make, schema: str) -> DataFrame:
-        """Return the result of a further function in the same tasks, with columns `schema`."""
+        """Return the result of another function that runs in the same tasks, with the columns `schema`."""
         make = self.make
         return self.source.mapInArrow(lambda batches: further(make(batches)), schema)
 
 
 def build_untyped_columns() -> list[Column]:
-    """Return expressions of a snapshot's columns after the key, with the types of `STATE_COLUMNS`."""
+    """Return expressions for the columns of a snapshot after the key, with the types of `STATE_COLUMNS`."""
     at = F.unix_micros("event_time").alias("event_time")
     return [at if field.name == "event_time" else F.col(field.name) for field in STATE_COLUMNS]
 
 
 def restore_types(rows: DataFrame) -> DataFrame:
-    """Return state rows with the types of a snapshot: the key as text, the event time as a timestamp."""
+    """Return state rows with the column types of a snapshot: the key is a text, the event time a timestamp."""
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
         "event_time", F.timestamp_micros("event_time")
     )
@@ -109,7 +109,7 @@ def pack_seeds(
     routing: Routing,
     typed: bool = False,
 ) -> DataFrame:
-    """Pack a snapshot's rows into packets of state records for the initial state; `typed` packets carry a kind."""
+    """Pack the rows of a snapshot into packets of state records for the initial state; `typed` packets have a kind."""
     widths, n = find_state_extras_widths(kernel), len(kernel.states)
     columns = rows.select(
         *build_identity_columns(kind, F.col("key")),
@@ -138,7 +138,7 @@ def pack_seeds(
 
 
 def find_state_extras_widths(kernel: Filter) -> dict[str, int]:
-    """Return the number of values per key in each state field besides mean and covariance."""
+    """Return the number of values per key in each state field except mean and covariance."""
     _, _, extras = kernel.snapshot(kernel.initial(1))
     return {name: array.shape[0] for name, array in extras.items()}
 
@@ -149,7 +149,7 @@ def split_extras(widths: dict[str, int]) -> list[Column]:
 
 
 def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """Replace the map `extras` in rows by columns `x0`, `x1`, ..., one for each field in `names`."""
+    """Replace the map `extras` of the rows by columns `x0`, `x1`, ..., one column for each field in `names`."""
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     columns = {name: batch.column(name) for name in batch.schema.names if name != "extras"}
     for i, name in enumerate(names):
@@ -160,7 +160,7 @@ def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
 def parse_states(
     batch: pa.RecordBatch, n: int, widths: dict[str, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return the means (n, K), the covariances (n*n, K) and the extras (d, K) by name of K rows."""
+    """Return the means (n, K), the covariances (n*n, K) and the extras by name, each (d, K), of K rows."""
     extras = {
         name: build_matrix(batch.column(f"x{i}"), width, name)
         for i, (name, width) in enumerate(widths.items())
@@ -170,7 +170,7 @@ def parse_states(
 
 
 def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
-    """Turn named (d, N) arrays into N maps from name to d numbers; all null without arrays."""
+    """Return N maps from each name to d numbers; extras: (d, N) arrays by name; without arrays, all maps are null."""
     kind = pa.map_(pa.string(), pa.list_(pa.float64()))
     if not extras:
         return pa.nulls(size, kind)

@@ -1,4 +1,4 @@
-"""Write, verify and remove snapshots: state rows first, then the manifest row that makes the snapshot exist."""
+"""Write, verify and remove snapshots; the state rows are written first, then the manifest makes the snapshot exist."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def write(
 ) -> Manifest:
     """Write a snapshot's rows, then its manifest; return the written manifest. Rows of a killed attempt are replaced.
 
-    After a kill before the manifest's commit, the snapshot does not exist, and the next attempt overwrites its rows. A
-    snapshot that exists with damaged rows gets new rows, and one commit points its manifest to them.
+    After a kill before the manifest's commit, the snapshot does not exist, and the next attempt overwrites its rows. If
+    a snapshot exists with damaged rows, new rows are written, and one commit points the manifest to the new rows.
 
     Args:
         warehouse: warehouse of the snapshot.
-        manifest: describes the snapshot. Count, checksum and table version are filled in here; the given `key_count` is
-            the approximate number of expected keys.
-        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or `StateRows`.
-        held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
-        learned: rows with `learned_rows.COLUMNS`, if parameters were learned.
-        check: called with the manifest before its commit; if it raises, the rows stay without a manifest.
+        manifest: description of the snapshot. This function fills in count, checksum and table version; the given
+            `key_count` is an estimate of the number of keys.
+        states: rows with key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or `StateRows`.
+        held: waiting rows and remembered ids, for a model whose rows wait for a watermark; None without a watermark.
+        learned: rows with `learned_rows.COLUMNS`; None if no parameters were learned.
+        check: function called with the manifest before its commit; if it raises an error, the rows stay without a
+            manifest. None means no check.
     """
     with choose_codegen(warehouse.spark, manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
@@ -62,11 +63,11 @@ def write(
 def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
     """Commit the manifest of a snapshot whose rows are written, and return the stored manifest.
 
-    A new manifest, or the manifest of a removed snapshot, is written as a whole. An existing manifest is pointed to the
-    rows, which were written again.
+    A new manifest, or the manifest of a removed snapshot, is written as a whole. If a manifest exists, only its
+    references to the rows are changed, because the rows were written again.
     """
     warehouse.create("manifests", MANIFESTS)
-    add_columns(warehouse, "manifests", MANIFESTS)  # a table of an earlier release may lack some
+    add_columns(warehouse, "manifests", MANIFESTS)  # a table of an earlier release may lack some columns
     row = {**build_manifest_row(manifest), "committed_at": NOW}
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
     names += [name for name in ("waiting", "learned") if row[name] is not None]
@@ -84,9 +85,9 @@ def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
 
 
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
-    """Remove snapshots: first mark their manifests, in one commit, so that no valid manifest lacks its rows.
+    """Remove snapshots: first mark their manifests as removed, in one commit, so that no valid manifest lacks its rows.
 
-    After a kill in between, the next call removes the rows of the marked manifests.
+    After a kill before the rows are removed, the next call removes the rows of the marked manifests.
     """
     if not warehouse.exists("manifests"):
         return
@@ -99,7 +100,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest if it exists and its rows are whole; None: the snapshot must be written."""
+    """Return the manifest of a snapshot if its rows are whole; None means that the snapshot must be written."""
     found = find(warehouse, snapshot_id)
     try:
         if found is not None:
@@ -111,7 +112,7 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 
 def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
-    """Return a snapshot's state rows, pinned to a version of their table, after checking that they are whole.
+    """Return a snapshot's state rows, pinned to a version of their table, after a check that the rows are whole.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -124,12 +125,12 @@ def find_whole_states(
     manifest: Manifest,
     measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
 ) -> int:
-    """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.whole_version`).
+    """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.find_whole_version`).
 
     Args:
         warehouse: warehouse of the snapshot.
         manifest: manifest of the snapshot.
-        measure: reads the rows, like `measure_batches` in this process; None: tasks of Spark read them.
+        measure: function that reads and measures the rows; None means that tasks of Spark do this.
 
     Raises:
         UserError: rows are missing, doubled or changed.

@@ -1,4 +1,4 @@
-"""Rows of a snapshot in their tables: written once, pinned to a version, and verified by their checksum."""
+"""Rows of a snapshot in their tables; they are written once, pinned to a version, and verified by their checksum."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 STATES = "snapshots"
-"""The table of state rows."""
+"""Name of the table of state rows."""
 PARTITION = ("model", "snapshot_id")
 """The partition columns of all tables with rows of snapshots."""
 _UNREADABLE = (PySparkException, Py4JJavaError, OSError, UserError)
-"""Errors of a read at a removed version; in Spark a missing file raises the second."""
+"""Errors that a read at a removed version may raise; in Spark a missing file raises Py4JJavaError."""
 
 
 class RowsDigest(NamedTuple):
-    """The digest of a snapshot's rows: their number, a checksum that ignores their order, the table's version."""
+    """The digest of a snapshot's rows: number of rows, a checksum that ignores their order, and the table's version."""
 
     rows: int
     checksum: str
@@ -39,14 +39,14 @@ class RowsDigest(NamedTuple):
 def write_rows(
     warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest.
+    """Write a snapshot's rows, and replace rows of a killed attempt; return the digest of the rows for the manifest.
 
     Args:
         warehouse: warehouse of the snapshot.
         table: name of the table; it is created with the columns `schema` if it does not exist.
         schema: columns and types as text.
         manifest: manifest of the snapshot.
-        rows: rows that have the columns.
+        rows: rows that have these columns.
         columns: names of the columns to write.
     """
     warehouse.create(table, schema, partition_by=PARTITION)
@@ -66,7 +66,7 @@ def read_verified_rows(
     columns: Sequence[str],
     what: str,
 ) -> DataFrame:
-    """Return a snapshot's rows, pinned to a version of their table (`whole_version`).
+    """Return a snapshot's rows, pinned to a version of their table (`find_whole_version`).
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -89,16 +89,16 @@ def find_whole_version(
 ) -> int:
     """Return a version of a table in which a snapshot's rows are whole.
 
-    This is the written version. After 30 days Delta has dropped it, and the latest version is used: rows of a snapshot
-    are written once, and the checksum shows that they are unchanged.
+    This is the version in which the rows were written. After 30 days Delta has dropped this version, and the latest
+    version is used. The rows of a snapshot are written once, and the checksum shows that they are unchanged.
 
     Args:
         tables: tables of the warehouse.
         table: name of the table with the rows.
         snapshot_id: id of the snapshot.
         digest: digest of the rows in the manifest.
-        measure: returns the number and the checksum of the snapshot's rows at a version of the table.
-        what: name of the rows for messages.
+        measure: function that returns the number and checksum of the snapshot's rows at a version of the table.
+        what: name of the rows for error messages.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -127,13 +127,13 @@ def find_whole_version(
 def read_rows(
     warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None, table: str = STATES
 ) -> DataFrame:
-    """Read a snapshot's rows in a table, by default its state rows, at a version or at the newest version."""
+    """Read a snapshot's rows in a table, by default its state rows, at the given version or at the newest version."""
     mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
     return warehouse.read(table, version).filter(mine)
 
 
 def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
-    """Return the number of rows, and the sum, modulo 2^64, of their 64-bit hashes."""
+    """Return the number of rows, and the sum, modulo 2^64, of the rows' 64-bit hashes."""
     hashed = [  # Spark cannot hash maps, but it can hash their entries
         F.map_entries(name) if isinstance(rows.schema[name].dataType, MapType) else F.col(name)
         for name in columns

@@ -1,6 +1,6 @@
-"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a separate table.
+"""The rows that wait for the watermark at a snapshot's position, which are part of the snapshot in a separate table.
 
-A snapshot reflects each row up to its position exactly once: in a key's state or in this table.
+A snapshot reflects each row up to its position exactly once, either in the state of a key or in this table.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
 ROW_ID_COLUMN = "row_id"
-"""An additional column with the id as text, for models whose rows have ids."""
+"""An additional column with the id of a row as text, for models whose rows have ids."""
 
 
 class Held(NamedTuple):
-    """Waiting rows, the current watermark, and the maximum event time, both in microseconds.
+    """Waiting rows, the current watermark, and the maximum event time; both times are in microseconds.
 
     ids: the remembered ids (`jobs.snapshots.row_ids`), for models that detect duplicates by id.
     """
@@ -68,7 +68,7 @@ def build_from_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
 
 
 def extract_from_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
-    """Return the rows in parts of the stream's state (column `rows`) with the columns of waiting rows."""
+    """Return the rows in parts of the stream's state (column `rows`), converted to the columns of waiting rows."""
     kind, columns = fmt.kind, _list_columns(fmt.row_id is not None)
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -95,7 +95,7 @@ def extract_from_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) ->
 
 
 def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
-    """Write a snapshot's waiting rows and ids, in place of rows of a killed attempt; return `Manifest.waiting`."""
+    """Write a snapshot's waiting rows and ids, and replace those of a killed attempt; return `Manifest.waiting`."""
     with_ids = ROW_ID_COLUMN in held.rows.columns
     wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _list_columns(with_ids))
     none = held.watermark == NEVER
@@ -122,7 +122,7 @@ def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
 
 
 def pack_waiting_rows(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
-    """Pack waiting rows for the stream's initial state."""
+    """Pack waiting rows into packets for the initial state of a stream."""
     numbers = [
         F.get(name, F.lit(i)).alias(f"n{at + i}")
         for name, at, width in (

@@ -1,7 +1,8 @@
-"""Compile the Java classes of the project (`jobs/spark/java`) into a jar, by Spark's own compiler.
+"""Compile the Java classes of the project (`jobs/spark/java`) into a jar, with Spark's own compiler.
 
-Spark compiles its plans by Janino, which needs only a Java runtime. Its output depends only on the sources, so the
-jar's SHA-256 is known in advance, as that of every other jar. The jar's name contains a digest of the sources.
+Spark compiles its plans with Janino, which needs only a Java runtime. Janino's output depends only on the sources, so
+the SHA-256 of the jar is known in advance, like that of every other jar. The name of the jar has a digest of the
+sources.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.spark.doctor import find_java
 
 GROUP = "kalman"
-"""The Maven group of jars that are compiled here instead of downloaded."""
+"""The Maven group of the jars that are compiled here instead of being downloaded."""
 SOURCES = Path(__file__).with_name("java")
 _COMPILER = ("janino-", "commons-compiler-")
 _MAIN = "org.codehaus.commons.compiler.samples.CompilerDemo"
@@ -27,7 +28,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def compute_source_digest() -> str:
-    """Return a short digest of the sources, used as their version."""
+    """Return a short digest of the sources, which serves as their version."""
     digest = hashlib.sha256()
     for file in sorted(SOURCES.rglob("*.java")):
         digest.update(f"{file.relative_to(SOURCES).as_posix()}\n".encode())
@@ -40,10 +41,10 @@ def compile_jar(jar: Path, class_path: Sequence[Path]) -> None:
 
     Args:
         jar: path of the jar to write.
-        class_path: jars with the classes that the sources use, and with the compiler.
+        class_path: jars with the compiler, and with the classes that the sources use.
 
     Raises:
-        UserError: the compiler is not among the jars, or refuses the sources.
+        UserError: the compiler is not among the jars, or cannot compile the sources.
     """
     compiler = [path for path in class_path if path.name.startswith(_COMPILER)]
     if len(compiler) < len(_COMPILER):
@@ -73,7 +74,7 @@ def compile_jar(jar: Path, class_path: Sequence[Path]) -> None:
         if done.returncode or not classes:
             said = (done.stdout + done.stderr).strip()[:400] or "the compiler said nothing"
             raise UserError(f"our classes for Spark could not be compiled: {said}", RUN_FAILED)
-        # Without times and compression, which differ between releases, the jar is the same everywhere.
+        # Times and compression differ between releases; without them, the jar is the same everywhere.
         with zipfile.ZipFile(jar, "w", zipfile.ZIP_STORED) as packed:
             for file in classes:
                 entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), _LONG_AGO)

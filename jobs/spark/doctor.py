@@ -1,7 +1,7 @@
-"""Check before installation that this machine has the Python and the Java that the pipeline needs.
+"""Check, before the installation, that this machine has the Python and the Java that the pipeline needs.
 
-Run it as `python jobs/spark/doctor.py` with any Python from 3.6 on. It imports only the standard library and uses old
-syntax: a Python that is too old can run it and report the problem.
+Run it as `python jobs/spark/doctor.py` with Python 3.6 or later. It imports only the standard library and uses old
+syntax, so that a Python that is too old can still run it and report the problem.
 """
 
 import os
@@ -17,7 +17,7 @@ JAVA_MODULE = "jdk.incubator.vector"  # Spark requires it; Java runtimes from Py
 
 
 def find_python_problem() -> str:
-    """Describe the problem of this Python and the package that solves it; an empty text without a problem."""
+    """Return the problem of this Python and the package that solves it; an empty text if there is no problem."""
     if sys.version_info[:2] < PYTHON_AT_LEAST:
         found = "{}.{}".format(*sys.version_info[:2])
         return (
@@ -35,7 +35,7 @@ def find_python_problem() -> str:
 
 
 def find_java() -> str:
-    """Return the `java` that Spark will start: from JAVA_HOME, else from PATH; empty if there is none."""
+    """Return the path of the `java` that Spark will start, from JAVA_HOME or else from PATH; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     if home:
         command = os.path.join(home, "bin", "java")
@@ -44,14 +44,14 @@ def find_java() -> str:
 
 
 def find_java_problem() -> str:
-    """Describe the problem of Spark's Java and the package that solves it; an empty text without a problem."""
+    """Return the problem of Spark's Java and the package that solves it; an empty text if there is no problem."""
     command = find_java()
     if not command:
         home = os.environ.get("JAVA_HOME")
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
         return f"Java 17 or 21 is needed, and {where}: {_format_install_hint()}"
     match = re.search(r'version "(\d+)(?:\.(\d+))?', _run([command, "-version"]))
-    if not match:  # macOS ships a java that only prints that there is no Java
+    if not match:  # the `java` of macOS may only print that Java is not installed
         return f"Java 17 or 21 is needed, and {command} does not run: {_format_install_hint()}"
     major = int(match.group(2) or 0) if match.group(1) == "1" else int(match.group(1))
     if major not in JAVA_VERSIONS:

@@ -1,6 +1,7 @@
-"""Files by Spark.
+"""Access files through Spark.
 
-Paths for its readers, and small files in a store that only Spark can access, by Hadoop's file system.
+The module returns paths that Spark's readers accept, and accesses small files, in a store that only Spark can access,
+through Hadoop's file system.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from jobs.core.settings import find_local_path
 from jobs.storage.object_files import FileStamp
 
 _BLOCK = 16_384
-"""Bytes per read while looking for the end of a line."""
+"""Number of bytes per read in the search for the end of a line."""
 
 
 class HadoopFiles:
-    """A folder of the warehouse, accessed by the JVM through Spark's file system.
+    """A folder of the warehouse, which the JVM accesses through Spark's file system.
 
-    Used for local folders, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
+    The class is also used for local folders, because Hadoop writes a checksum beside each file and verifies it on
+    reading.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -68,7 +70,7 @@ class HadoopFiles:
                 stream.hsync()
         finally:
             stream.close()
-        if not self._files.rename(draft, path):  # HDFS cannot rename a file to an existing name
+        if not self._files.rename(draft, path):  # HDFS cannot rename a file to the name of an existing file
             self._files.delete(path, False)
             self._files.rename(draft, path)
 
@@ -86,7 +88,7 @@ class HadoopFiles:
         return FileStamp(str(status.getModificationTime()), int(status.getLen()))
 
     def read_modified_time(self, name: str) -> datetime:
-        """Return when a file was last modified."""
+        """Return the time of the last change of a file."""
         status = self._files.getFileStatus(self._path(name))
         return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
 
@@ -111,14 +113,14 @@ class HadoopFiles:
 
 
 ENCODED = re.compile(r"[^\w!$&'()+,./:;=@~-]")
-"""Characters that Spark misreads in a path: Java encodes them in a URI, or they are glob characters."""
+"""Characters that Spark misreads in a path, because Java encodes them in a URI or they are glob characters."""
 
 
 def convert_path(spark: SparkSession, path: str) -> str:
-    """Return a path with which Spark's file readers find a file or folder, whatever its name.
+    """Return a path by which Spark's file readers find a file or folder, whatever its name.
 
-    Spark reads a name with one of `*?[]{}` as a glob, which may match other files, and its state reader encodes a path
-    twice. If all processes run on this machine, they get a link; otherwise a backslash escapes glob characters.
+    Spark reads a name with one of `*?[]{}` as a glob, which may match other files, and Spark's state reader encodes a
+    path twice. If all processes run on this machine, the path is a link. Otherwise a backslash escapes glob characters.
     """
     if not ENCODED.search(path):
         return path
@@ -130,7 +132,7 @@ def convert_path(spark: SparkSession, path: str) -> str:
 
 @cache
 def _make_link(path: str) -> str:
-    """Make a link to a file or folder that lasts until this process ends, and return its path."""
+    """Make a link to a file or folder, which lasts until this process ends; return the path of the link."""
     folder = tempfile.mkdtemp(prefix="kalman-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.symlink(path, f"{folder}/link")

@@ -1,6 +1,6 @@
-"""Fetch the jars that Spark needs besides its own, also those of object stores, once.
+"""Fetch, once, the jars that Spark needs besides its own, including jars for object stores.
 
-So that every later start is offline and fast.
+Every later start then works offline and is fast.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from jobs.spark.doctor import find_java, find_java_problem
 MANIFEST = "manifest.json"
 DIGESTS = Path(__file__).with_name("jars.sha256")
 HOW_TO_FETCH = "run `make setup` (or `python -m jobs.spark.jars`)"
-_ATTEMPTS = 2  # the second attempt continues the downloads of the first
+_ATTEMPTS = 2  # the second attempt continues the downloads of the first attempt
 _SECONDS = 900
 
 
 class Coordinate(NamedTuple):
-    """A Maven artifact; `without` lists its dependencies that the pipeline does not need."""
+    """A Maven artifact; `without` lists those of its dependencies that the pipeline does not need."""
 
     group: str
     artifact: str
@@ -47,8 +47,8 @@ class Coordinate(NamedTuple):
 
 
 COORDINATES: tuple[Coordinate, ...] = (
-    # Delta's kernel and Unity Catalog's client serve tables managed by a catalog server; the warehouse consists of
-    # folders. Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tested without them.
+    # Delta's kernel and Unity Catalog's client are for tables managed by a catalog server, but the warehouse consists
+    # of folders. Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tested without these jars.
     Coordinate(
         "io.delta",
         "delta-spark_4.2_2.13",
@@ -68,8 +68,8 @@ COORDINATES: tuple[Coordinate, ...] = (
 _AWS = "2.35.4"
 OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
     "kafka": (
-        # Some mirrors lack the token provider of the connector's release. It only serves delegation tokens and has not
-        # changed since 4.0.0.
+        # Some mirrors lack the token provider in the connector's release. The token provider only serves delegation
+        # tokens, and has not changed since 4.0.0.
         Coordinate(
             "org.apache.spark",
             "spark-sql-kafka-0-10_2.13",
@@ -82,7 +82,7 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
             "4.0.0",
             without=("kafka-clients",),
         ),
-        Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),  # only from_avro, the same in 4.2
+        Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),  # only for from_avro, the same as in 4.2
     ),
     "broker": (
         Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),
@@ -99,7 +99,8 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
     ),
     "s3": (
-        # Amazon's bundle has 640 MB; these are the parts that a file system needs, in the release that Hadoop names.
+        # Amazon's bundle has 640 MB. These are only the parts that a file system needs, in the release that Hadoop
+        # names.
         Coordinate("org.apache.hadoop", "hadoop-aws", "3.5.0", without=("bundle", "wildfly-openssl")),
         Coordinate("software.amazon.awssdk", "s3", _AWS),
         Coordinate("software.amazon.awssdk", "s3-transfer-manager", _AWS),
@@ -107,20 +108,20 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("software.amazon.awssdk", "apache-client", _AWS),
     ),
     "azure": (
-        # Without the dependencies that only the former `wasb://` needs.
+        # These exclude the dependencies that only the former `wasb://` needs.
         Coordinate(
             "org.apache.hadoop", "hadoop-azure", "3.5.0", without=("azure-storage", "azure-keyvault-core")
         ),
     ),
     "google": (Coordinate("org.apache.hadoop", "hadoop-gcp", "3.5.0"),),
 }
-"""Sets of jars that only some models need, by the name of their folder."""
+"""Sets of jars that only some models need; each set has a folder of the same name."""
 _ALONE = {"broker"}
-"""Sets of programs that run without Spark, and so also need jars that PySpark contains."""
+"""Sets that run without Spark, and so also need jars that PySpark contains."""
 
 
 def find_jar_folder() -> Path:
-    """Return the folder of the jars: KALMAN_JARS, else a folder inside this Python environment."""
+    """Return the folder of the jars: the value of KALMAN_JARS, or else a folder inside this Python environment."""
     given = os.environ.get("KALMAN_JARS")
     return Path(given or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").expanduser().absolute()
 
@@ -129,7 +130,7 @@ def list_jars() -> list[str]:
     """Return the paths of the fetched jars, sorted.
 
     Raises:
-        UserError: the jars are missing, incomplete, of another release, or have other content.
+        UserError: the jars are missing, incomplete, from another release, or have other content.
     """
     folder = find_jar_folder()
     names = _list_fetched(folder, COORDINATES)
@@ -145,10 +146,10 @@ def read_known_digests() -> dict[str, str]:
 
 
 def _check_jars(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return the paths of jars after a check of their content.
+    """Return the paths of jars after a check of the jars' content.
 
     Raises:
-        UserError: the content of a jar is not that of the release.
+        UserError: the content of a jar differs from the content in the release.
     """
     known = read_known_digests()
     for name in names:
@@ -164,9 +165,9 @@ def fetch_optional_jars(part: str) -> list[str]:
     """Return the paths of a set of `OPTIONAL`, sorted; fetch missing jars.
 
     Raises:
-        UserError: the jars that every job needs are missing, or these cannot be fetched.
+        UserError: the jars that every job needs are missing, or the jars of the set cannot be fetched.
     """
-    list_jars()  # checked first: `fetch` refuses a folder with other content
+    list_jars()  # checked first, because `fetch_jars` refuses a folder with other content
     folder, coordinates = find_jar_folder() / part, OPTIONAL[part]
     names = _list_fetched(folder, coordinates)
     if names is None:
@@ -178,12 +179,13 @@ def fetch_optional_jars(part: str) -> list[str]:
 def fetch_jars(
     coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
 ) -> bool:
-    """Fetch the jars into `folder` and return True; return False if it already has them with the right content.
+    """Fetch the jars into `folder` and return True; return False if the folder has them with the right content.
 
-    Jars that PySpark contains are left out, unless the set runs `alone`. The folder appears complete or not at all.
+    Jars that PySpark contains are left out, unless the set runs `alone`. The folder appears as a whole or not at all.
 
     Raises:
-        UserError: no Java, no network, a folder with other content, or a jar whose content is not that of the release.
+        UserError: there is no Java or no network, the folder has other content, or the content of a jar differs from
+            the content in the release.
     """
     target = folder or find_jar_folder()
     if _list_fetched(target, coordinates, check_content=True) is not None:
@@ -214,7 +216,7 @@ def fetch_jars(
 def _list_fetched(
     folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False
 ) -> list[str] | None:
-    """Return the names of the jars in `folder`, or None if some are missing or differ."""
+    """Return the names of the jars in `folder`; None if some jars are missing or differ."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         jars: dict[str, str] = manifest["jars"]
@@ -233,7 +235,7 @@ def _list_wanted(coordinates: Iterable[Coordinate]) -> list[str]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    # The folder is replaced as a whole, so it must be empty or made by `fetch`.
+    # The folder is replaced as a whole, so it must be empty or made by `fetch_jars`.
     if (
         folder.exists()
         and not (folder / MANIFEST).is_file()
@@ -287,7 +289,7 @@ def _run(command: Sequence[str]) -> tuple[str, bool]:
 
 
 def _build_ivy_settings(cache: Path) -> str:
-    # A resolver without a root means Ivy's default, Maven Central. No other repository is needed.
+    # Without a root, the resolver uses Ivy's default, Maven Central. No other repository is needed.
     return f"""<ivysettings>
   <settings defaultResolver="central"/>
   <caches defaultCacheDir={quoteattr(str(cache))}/>
@@ -302,7 +304,7 @@ def _build_ivy_settings(cache: Path) -> str:
 
 
 def _build_ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
-    """Return the Ivy module that depends on `coordinates`, without the jars that PySpark contains."""
+    """Return an Ivy module that depends on `coordinates`, without the jars that PySpark contains."""
     lines = ['<ivy-module version="2.0">', '  <info organisation="kalman-pipeline" module="jars"/>']
     lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
     for coordinate in coordinates:
@@ -317,7 +319,7 @@ def _build_ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> s
 
 
 def _list_pyspark_jars() -> list[Path]:
-    # Looked up, not imported: importing PySpark takes a second.
+    # The folder is looked up without importing PySpark, because the import takes a second.
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("PySpark is not installed in this Python: run `make setup`")
@@ -329,16 +331,16 @@ def _list_pyspark_jars() -> list[Path]:
 
 
 def _parse_artifact_name(file_name: str) -> str:
-    """Return the name of a jar's artifact: `jackson-core` of `jackson-core-2.21.2.jar`."""
+    """Return the artifact name in the file name of a jar, such as `jackson-core` for `jackson-core-2.21.2.jar`."""
     return re.sub(r"-\d[^/]*$", "", file_name.removesuffix(".jar"))
 
 
 def _build_proxy_options() -> list[str]:
-    """Return Java's options for the proxy in the environment variables, which Java does not read."""
+    """Return the Java options for the proxy in the environment variables, which Java does not read."""
     options = []
     for scheme, address in urllib.request.getproxies().items():
         proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
-        with contextlib.suppress(ValueError):  # Java also reports a port that is not a number
+        with contextlib.suppress(ValueError):  # Java itself reports a port that is not a number
             if scheme in ("http", "https") and proxy.hostname:
                 options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
                 options.append(f"-D{scheme}.proxyPort={proxy.port or 80}")
@@ -346,7 +348,7 @@ def _build_proxy_options() -> list[str]:
 
 
 def _explain_failure(output: str) -> str:
-    """Return the cause of a failure, from Ivy's output, and the remedy in one sentence."""
+    """Return one sentence with the cause of a failure, taken from Ivy's output, and the remedy."""
     where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
     if re.search(
         r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access",
@@ -377,7 +379,7 @@ def _swap(complete: Path, target: Path, scratch: Path) -> None:
     try:
         complete.rename(target)
     except OSError:
-        # Another process fetched the jars first; its folder is used if it is complete.
+        # Another process fetched the jars first. Its folder is used if it is complete.
         if not (target / MANIFEST).is_file():
             raise
 
@@ -388,7 +390,7 @@ def _hash_file(path: Path) -> str:
 
 
 def main(parts: Sequence[str] = ()) -> int:
-    """Fetch missing jars, also those of the named sets, and print their folders."""
+    """Fetch missing jars, including the jars of the named sets, and print the folders of the jars."""
     began = time.monotonic()
     try:
         unknown = [part for part in parts if part not in OPTIONAL]
@@ -412,11 +414,11 @@ _CLIENTS = {
     "abfss": _AZURE,
     "gs": ("google", "Google's store"),
 }
-"""Set of jars and name of a store, by its scheme."""
+"""For each scheme of a store, the set of jars and the name of the store."""
 
 
 def store_jars(root: str) -> list[str]:
-    """Return the paths of the jars for a warehouse's store, fetched if necessary; none for a folder.
+    """Return the paths of the jars for a warehouse's store, fetched if necessary; a local folder needs no jars.
 
     Raises:
         UserError: the jars are missing and cannot be fetched.
@@ -425,7 +427,7 @@ def store_jars(root: str) -> list[str]:
     if client is None:
         return []
     part, store = client
-    list_jars()  # the error for jars that every job needs stays as it is
+    list_jars()  # outside the block below, so that its own error message is not replaced
     try:
         return fetch_optional_jars(part)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Spark's jobs: their labels in the UI, and the number of finished tasks of the running stages."""
+"""Labels of Spark's jobs in the UI, and the number of finished tasks in the running stages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DESCRIPTION, NAME = "spark.job.description", "callSite.short"
 
 
 def set_label(spark: SparkSession, subject: str, step: str | None = None, between: str = ": ") -> None:
-    """Label the next jobs of this thread: `walk-g0001: micro-batch 12, estimates to Delta`.
+    """Label the next jobs of this thread, for example `walk-g0001: micro-batch 12, estimates to Delta`.
 
     Args:
         spark: the session.
-        subject: the owner of the jobs, such as a generation, or a verb and its model.
-        step: the purpose of the jobs.
-        between: separator of subject and step.
+        subject: owner of the jobs, such as a generation, or a verb and its model.
+        step: purpose of the jobs; None adds no step.
+        between: text between subject and step.
     """
     text = subject if step is None else f"{subject}{between}{step}"
     for name in (DESCRIPTION, NAME):
@@ -39,14 +39,14 @@ def label_jobs(spark: SparkSession, subject: str, step: str | None = None) -> It
         yield
     finally:
         for name, value in before.items():
-            # None removes a property, although the annotation does not allow None
+            # None removes a property, although the type annotation does not allow None.
             context.setLocalProperty(name, value)  # pyright: ignore[reportArgumentType]
 
 
 def label_batches(
     function: Callable[[DataFrame, int], None], subject: str
 ) -> Callable[[DataFrame, int], None]:
-    """Wrap the function that a query calls with each micro-batch: its jobs get the micro-batch's number as a label."""
+    """Wrap the function that a query calls with each micro-batch, so that its jobs are labelled with the number."""
 
     def labelling(rows: DataFrame, batch_id: int) -> None:
         set_label(rows.sparkSession, subject, f"micro-batch {batch_id}")
@@ -56,7 +56,7 @@ def label_batches(
 
 
 def build_task_counter(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
-    """Return a function that counts the finished tasks, and all tasks, of the running stages."""
+    """Return a function that returns the numbers of finished tasks and of all tasks in the running stages."""
 
     def count() -> tuple[int, int]:
         if not warehouse.has_spark:

@@ -1,7 +1,7 @@
 """Kafka's brokers: their settings, the id and offsets of a topic, and a check that messages after a position exist.
 
-The brokers are a setting of the machine, not of a model. KALMAN_KAFKA has their addresses; KALMAN_KAFKA_PROPERTIES may
-name a file of Kafka's client properties, such as those for TLS and SASL.
+The brokers are a setting of the machine, not of a model. KALMAN_KAFKA has the addresses of the brokers.
+KALMAN_KAFKA_PROPERTIES may name a file with properties of Kafka's clients, such as the properties for TLS and SASL.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Offsets = dict[int, int]
 
 
 ISOLATION, COMMITTED = "isolation.level", "read_committed"
-"""The property of Kafka's consumers that hides messages of open and aborted transactions, and its value here."""
+"""The consumer property that hides messages of open and aborted transactions, and the value used here."""
 
 
 class Bounds(NamedTuple):
-    """Offsets of a partition: its first message, its end for readers (`end`), and the next message written (`written`).
+    """Offsets of a partition: first message, end of the readable messages (`end`), and next message (`written`).
 
-    While a transaction is open, readers of committed messages cannot pass its first message, so `end` is before
-    `written`.
+    Readers of committed messages cannot pass the first message of an open transaction. So while a transaction is open,
+    `end` is before `written`.
     """
 
     first: int
@@ -51,7 +51,7 @@ class Bounds(NamedTuple):
 class Topic(NamedTuple):
     """A topic: its name, the bounds of its partitions, and its id (None if the brokers do not report ids).
 
-    A topic that is deleted and made anew has the same name, another id, and offsets that begin at 0.
+    A topic that was deleted and made anew has the same name, but another id, and offsets that begin at 0.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Topic(NamedTuple):
     bounds: dict[int, Bounds]
 
     def reaches(self, offsets: Mapping[int, int]) -> bool:
-        """Return whether the topic has these partitions up to these offsets; a topic made anew may be shorter."""
+        """Return whether the topic has these partitions up to these offsets; a topic made anew may be too short."""
         return all(
             number in self.bounds and self.bounds[number].written >= at for number, at in offsets.items()
         )
 
 
 def read_client_properties() -> dict[str, str]:
-    """Return the properties of Kafka's clients.
+    """Return the properties of Kafka's clients, from the environment and from the file of properties.
 
     Raises:
         UserError: no address is set, or the file of properties cannot be read.
@@ -111,12 +111,12 @@ def build_reading_options() -> dict[str, str]:
 
 
 def stream_reader(spark: SparkSession, max_offsets: int | None) -> DataStreamReader:
-    """Return a stream's reader of topics with its options, without the topics and their starting offsets.
+    """Return a stream reader with the options for topics, without the topics and their starting offsets.
 
-    max_offsets: maximum number of messages in a micro-batch; None: no limit.
+    max_offsets: maximum number of messages in a micro-batch; None means no limit.
     """
     stream = spark.readStream.format("kafka").option("failOnDataLoss", "true")
-    # The reader waits a minute for a broker that restarts.
+    # With these options, the reader waits a minute for a broker that restarts.
     stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
     if max_offsets is not None:
         stream = stream.option("maxOffsetsPerTrigger", max_offsets)
@@ -163,7 +163,7 @@ def read_topic_id(spark: SparkSession, name: str) -> str | None:
 
 
 def read_topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the ids of the topics that exist; each is None if the brokers do not report ids.
+    """Return the id of each of the topics that exist; an id is None if the brokers do not report ids.
 
     Raises:
         UserError: the brokers do not answer.
@@ -194,7 +194,7 @@ def _describe_topic(jvm: Any, client: Any, name: str) -> Any:
 
 
 def _request_descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:
-    """Request the descriptions of topics at once; return a future for each."""
+    """Request the descriptions of all topics at once; return a future for each topic."""
     wanted = jvm.java.util.ArrayList()
     for name in names:
         wanted.add(name)
@@ -219,11 +219,11 @@ def _read_ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | No
 
 
 class TopicWatch:
-    """Repeated check that a topic still has a known id, with one open client.
+    """Repeated check, with one open client, that a topic still has a known id.
 
-    Spark notices a topic that was made anew only if its offsets go backwards. It does not notice if the topic has grown
-    past them by the next micro-batch. An id never comes back. So if the topic still has the known id after a
-    micro-batch was read, the whole micro-batch came from the known topic.
+    Spark notices a topic that was made anew only if the offsets go backwards. Spark does not notice if the new topic
+    has grown past the former offsets by the next micro-batch. An id is never reused. So if the topic still has the
+    known id after a micro-batch was read, the whole micro-batch came from the known topic.
     """
 
     def __init__(self, spark: SparkSession, name: str, known: str | None, way_out: str) -> None:
@@ -238,7 +238,7 @@ class TopicWatch:
         self._open.close()
 
     def check(self) -> None:
-        """Raise an error if the topic was made anew; not if its id is unknown or the brokers do not answer.
+        """Raise an error if the topic was made anew; do nothing if its id is unknown or the brokers do not answer.
 
         Raises:
             UserError: the topic was made anew.
@@ -249,7 +249,7 @@ class TopicWatch:
             self._client = self._open.enter_context(open_admin(self._spark))
         try:
             now = _read_ids(self._spark._jvm, self._client, [self._name]).get(self._name)
-        except UserError:  # Spark waits for absent brokers, and the next micro-batch checks again
+        except UserError:  # Spark waits for brokers that do not answer, and the next micro-batch checks again
             return
         refuse_recreated(self._name, self._known, now, self._way_out)
 
@@ -268,7 +268,7 @@ def open_admin(spark: SparkSession) -> Iterator[Any]:
         properties.put(name, value)
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-    except Py4JJavaError as error:  # an unknown host, or a property that is not valid
+    except Py4JJavaError as error:  # the host is unknown, or a property is not valid
         cause = str(error.java_exception.getCause() or error.java_exception).splitlines()[0]
         where = read_client_properties()["bootstrap.servers"]
         raise NoAnswer(f"no client can be made for Kafka at {where}: {cause}") from error
@@ -279,11 +279,11 @@ def open_admin(spark: SparkSession) -> Iterator[Any]:
 
 
 class NoAnswer(UserError):
-    """The brokers do not answer, or none listen at the address."""
+    """The brokers do not answer, or no broker listens at the address."""
 
 
 class NoSuchTopic(UserError):
-    """The brokers have no topic of this name."""
+    """The brokers have no topic with this name."""
 
 
 def _answer(future: Any, topic: str) -> Any:
@@ -298,13 +298,13 @@ def _answer(future: Any, topic: str) -> Any:
 
 
 def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str) -> None:
-    """Refuse a topic that was deleted and made anew: its offsets mean other messages.
+    """Refuse a topic that was deleted and made anew, because its offsets belong to other messages.
 
     Args:
         name: name of the topic.
-        known: id of the topic when the position was recorded; None: unknown.
-        now: present id of the topic; None: unknown.
-        way_out: sentence with the remedy.
+        known: id of the topic when the position was recorded; None if unknown.
+        now: present id of the topic; None if unknown.
+        way_out: sentence with the remedy, for the error message.
 
     Raises:
         UserError: the ids differ.
@@ -317,17 +317,17 @@ def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str
 
 
 def refuse_lost(topic: Topic, needed: Mapping[int, int], what: str, way_out: str) -> None:
-    """Refuse to resume from a position whose next messages the topic has lost, or whose last messages it lacks.
+    """Refuse to resume from a position if the topic has lost the next messages or does not reach the position.
 
     Args:
         topic: present state of the topic.
-        needed: offset of the next message, by partition.
+        needed: offset of the next message to process, by partition.
         what: reader of the topic, such as "the stream of walk".
         way_out: sentence with the remedy for lost messages.
 
     Raises:
-        UserError: messages are gone; it names them for each partition. Or an earlier reader has read messages of a
-            transaction that is still open.
+        UserError: messages are gone, and the error names them for each partition; or an earlier reader has read
+            messages of a transaction that is still open.
     """
     problems, early = [], []
     for number, offset in sorted(needed.items()):

@@ -1,4 +1,4 @@
-"""Start streaming queries with one plan, wait for their end, and find the cause of a failure."""
+"""Start streaming queries whose rows are planned once, wait for their end, and find the cause of a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_SECONDS = 0.2
 _TRACEBACK = "Traceback (most recent call last):\n"
 _DETAILS = "\n=== Streaming Query ==="
 _AFTER = r"^(?: SQLSTATE: |\tat |== DataFrame ==|Driver stacktrace:|Caused by: |\s*$)"
-"""The first line after the message of an exception."""
+"""Regular expression for the first line after the message of an exception."""
 _CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling "
 _CAPTURED = "pyspark.errors.exceptions.captured."
 
@@ -31,14 +31,14 @@ STATE_LOST = "CANNOT_LOAD_STATE_STORE"
 """Spark's error class for missing or damaged files of its state."""
 
 LOG_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
-"""Spark's error class for a micro-batch that another driver has planned or committed first."""
+"""Spark's error class if another driver has planned or committed a micro-batch first."""
 
 FINISH_SECONDS = 120.0
-"""Seconds for which a stop waits for the running micro-batch before interrupting it, which loses nothing."""
+"""Seconds for which a stop waits for the running micro-batch before it interrupts it; an interruption loses nothing."""
 
 
 def set_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWriter:
-    """Return the writer with a micro-batch every so many seconds; None: process the available rows, then end."""
+    """Return the writer with the interval of micro-batches; None means to process the available rows and then end."""
     if seconds is None:
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{seconds} seconds")
@@ -103,7 +103,7 @@ def _find_last_batch(query: StreamingQuery) -> int:
 
 
 def find_cause(error: BaseException) -> str:
-    """Return the most informative part of an error: the last exception raised in Python, else the first line."""
+    """Return the most informative part of an error: the last exception raised in Python, or else the first line."""
     if is_full(error):
         return FULL
     if is_busy(error):
@@ -116,9 +116,9 @@ def find_cause(error: BaseException) -> str:
 
 
 def _find_python_error(text: str) -> str | None:
-    """Return type and message of the last traceback's exception in a text of Spark's, in one line.
+    """Return type and message of the exception in the last traceback of a text from Spark, as one line.
 
-    A worker's traceback comes after the driver's, which only reports that a task has failed.
+    The traceback of a worker comes after the traceback of the driver, which only reports that a task has failed.
     """
     *_, last = text.partition(_DETAILS)[0].rpartition(_TRACEBACK)
     found = re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", last, re.MULTILINE)  # the first line that is not indented
@@ -126,16 +126,16 @@ def _find_python_error(text: str) -> str | None:
         return None
     said = re.split(_AFTER, last[found.start() :], maxsplit=1, flags=re.MULTILINE)[0]
     raised, _, java = said.partition(_CALLED)
-    if java:  # Java's message follows the name of the call
+    if java:  # the message from Java comes after the name of the call
         raised = java.partition("\n: ")[2]
     return re.sub(r" SQLSTATE: \w+", "", " ".join(raised.split())).removeprefix(_CAPTURED)
 
 
 def plan_once(spark: SparkSession, rows: DataFrame) -> DataFrame:
-    """Return the same rows as a DataFrame whose plan is hidden from queries that contain it.
+    """Return the same rows as a DataFrame whose plan is hidden from the queries that contain the DataFrame.
 
     Spark plans each micro-batch of a stream anew, including the initial state, which only the first micro-batch reads.
-    A table there would cost a read of its log each time, a tenth of a second.
+    If the initial state contained a table, each plan would read the table's log, which takes a tenth of a second.
     """
     java: Any = rows._jdf
     session: Any = spark._jsparkSession  # type: ignore[attr-defined]

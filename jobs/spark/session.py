@@ -1,4 +1,4 @@
-"""Start the Spark session that every job uses, without useless lines on standard error."""
+"""Start the Spark session that every job uses, and keep useless lines away from standard error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jobs.storage.table_rows import measure_files
 from jobs.storage.tables import measurements
 
 LAST_WORDS_SECONDS = 0.1
-"""Seconds for which the end of this process waits for remaining lines."""
+"""Seconds for which this process, at its end, waits for remaining lines."""
 
 _NOISE = (
     b"Starting Streaming TransformWithStateInPandas",
@@ -38,15 +38,15 @@ _NOISE = (
 
 @contextmanager
 def filter_output() -> Iterator[None]:
-    """Filter the standard error of the processes that are started in the block.
+    """Filter the standard error of processes that are started in the `with` block.
 
-    They keep the filter for life. Lines that they write after the end of this process are lost.
+    These processes keep the filter until they end. Lines that they write after the end of this process are lost.
     """
     console = os.dup(2)
     read, write = os.pipe()
     os.dup2(write, 2)
     os.close(write)
-    # The thread ends with the last process that has the pipe: at once if no process was started.
+    # The thread ends with the last process that has the pipe; without such a process, it ends at once.
     reader = threading.Thread(target=_forward, args=(read, os.dup(console)), name="java output", daemon=True)
     reader.start()
     atexit.register(reader.join, LAST_WORDS_SECONDS)
@@ -62,13 +62,13 @@ def _forward(read: int, console: int) -> None:
     with os.fdopen(read, "rb") as lines, os.fdopen(console, "wb", buffering=0) as out:
         for line in lines:
             noise = line.startswith(_NOISE)
-            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each such line
+            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each filtered line
                 out.write(line)
             after_noise = noise
 
 
 QUICK_BYTES = 16 << 20
-"""Size of measurements, about a million rows, that are read within seconds."""
+"""Size of the measurements, in bytes, that are read within seconds (about a million rows)."""
 
 
 def open_warehouse(
@@ -78,15 +78,15 @@ def open_warehouse(
     kafka: bool = False,
     reads_all_of: str | None = None,
 ) -> Warehouse:
-    """Return the warehouse of a command, which starts Spark (`spark_session`) when its session is first needed.
+    """Return the warehouse of a command; it starts Spark (`spark_session`) when its session is first needed.
 
     Args:
         settings: settings of the command.
         app: name of the session.
-        conf: settings of the session, besides those of every job.
+        conf: settings of the session in addition to the settings of every job.
         kafka: whether the session needs Kafka's connector.
-        reads_all_of: model of which the command reads all measurements; if they are few, Java starts as for a short
-            command.
+        reads_all_of: model whose measurements the command reads completely; if there are few measurements, Java starts
+            as for a short command. None means no such model.
     """
 
     def start() -> SparkSession:
@@ -104,19 +104,19 @@ def open_warehouse(
 def spark_session(
     settings: Settings, app: str, conf: Mapping[str, str] | None = None, kafka: bool = False
 ) -> SparkSession:
-    """Start or return the session named `app` on the configured master; with `kafka`, including Kafka's connector.
+    """Start or return the session named `app` on the configured master; `kafka` adds Kafka's connector.
 
-    Under `spark-submit` the master and the jars come from its command line; otherwise from `settings` and from the jars
-    that set-up has fetched.
+    Under `spark-submit`, the master and the jars come from its command line. Otherwise they come from `settings` and
+    from the jars that the installation has fetched.
 
     Raises:
-        UserError: Java is missing, the jars have not been fetched, a cluster's master does not take this driver, or the
-            warehouse's store has no client here or is not safe.
+        UserError: Java is missing, the jars have not been fetched, a cluster's master does not accept this driver, or
+            the store of the warehouse has no client here or is not safe.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     jars = [] if submitted else _list_jars(kafka, settings.warehouse)
     ensure_probed(settings.warehouse)
-    # PySpark logs each exception as JSON with its stack trace; the command already prints it as a sentence.
+    # PySpark logs each exception as JSON with a stack trace, although the command prints the exception as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -132,7 +132,7 @@ def spark_session(
         if os.environ.get("LC_ALL") in (
             "C",
             "POSIX",
-        ):  # otherwise Java finds no file with a name outside ASCII
+        ):  # otherwise Java cannot find files with names outside ASCII
             os.environ["LC_ALL"] = "C.UTF-8"
     try:
         with filter_output(), _interrupt_kept():
@@ -168,6 +168,6 @@ def _interrupt_kept() -> Iterator[None]:
 
 
 def _list_jars(kafka: bool, root: str) -> list[str]:
-    # A running session takes no more jars; KALMAN_KAFKA_JARS=1 adds them to a session that several jobs share.
+    # No jars can be added to a running session; KALMAN_KAFKA_JARS=1 adds them to a session that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
     return [*list_jars(), *(fetch_optional_jars("kafka") if wanted else []), *store_jars(root)]

@@ -1,6 +1,6 @@
-"""The functions that a spec names as `module:function`: find their files and send them to Spark's workers.
+"""Find the files of the functions that a spec names as `module:function`, and send the files to Spark's workers.
 
-Specs, fingerprints and the data sent to workers contain only the functions' names.
+Specs, fingerprints and the data sent to workers contain only the names of the functions.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def list_function_files(names: Iterable[str], folder: str | None) -> list[Path]:
-    """Return the files of the modules of named functions, except those of installed packages.
+    """Return the files with the modules of the named functions, except modules of installed packages.
 
-    A package is zipped in a temporary folder. A module's imports of modules in the same folder are not followed: make a
-    package of them.
+    A package is zipped in a temporary folder. If a module imports other modules from its folder, these are not
+    included; the modules must then be made a package.
 
     Raises:
         ModelError: a function does not exist.
@@ -47,7 +47,7 @@ def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
 
 
 def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
-    """Send the files of named functions to the session's workers, as `ship` does.
+    """Send the files of the named functions to the session's workers, as `ship` does.
 
     Raises:
         ModelError: a function does not exist.

@@ -1,4 +1,4 @@
-"""The Delta tables below one root: read, append, replace and upsert rows, in one commit each."""
+"""The Delta tables below one root; rows are read, appended, replaced and upserted, in one commit per change."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _WRITE = "spark.databricks.delta.write"
 class Warehouse(Tables):
     """The tables below one root, a local folder or a URI that Spark can access, with a Spark session.
 
-    A warehouse that is given a function to start Spark calls it when the session is first needed. Requests that the
-    tables alone can answer or refuse do not start Spark.
+    `spark` may be a function that starts Spark; the warehouse calls the function when the session is first needed. A
+    request that the tables alone can answer or refuse does not start Spark.
     """
 
     def __init__(self, spark: SparkSession | Callable[[], SparkSession], root: str) -> None:
@@ -50,14 +50,14 @@ class Warehouse(Tables):
         return Warehouse(lambda: self.spark, root)
 
     def setting(self, name: str) -> str | None:
-        """Return a setting of the session; None if this version of Spark does not know it."""
+        """Return a setting of the session; None if this version of Spark does not have the setting."""
         try:
             return str(self.spark.conf.get(name))
         except PySparkException:
             return None
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
-        """Read a table, at a version or the latest."""
+        """Read a table at the given version, or at the latest version."""
         reader = self.spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
@@ -70,18 +70,19 @@ class Warehouse(Tables):
         transaction: tuple[str, int] | None = None,
         more_columns: bool = False,
     ) -> int | None:
-        """Append rows in one commit; with a `transaction` (application, number), retries append them once.
+        """Append rows in one commit; with a `transaction` (application, number), retries append the rows only once.
 
-        After a kill before the commit the table is unchanged: VACUUM removes files that no commit names.
+        After a kill before the commit the table is unchanged, because VACUUM removes the files that no commit names.
 
         Args:
-            frame: rows with columns of the table, possibly not all.
-            table: name of the table, made if it does not exist.
-            transaction: skip the append if the table has this transaction, or a later one of its application.
-            more_columns: add to the table the columns that it lacks.
+            frame: rows with columns of the table; columns may be missing.
+            table: name of the table; the table is made if it does not exist.
+            transaction: application and number; the append is skipped if the table has this or a later number of the
+                application. None means that the append is never skipped.
+            more_columns: whether to add the columns that the table lacks.
 
         Returns:
-            The version that the commit made, or None if it was skipped.
+            The version that the commit made; None if the append was skipped.
 
         Raises:
             UserError: the table does not take such rows, or the commit failed.
@@ -96,10 +97,10 @@ class Warehouse(Tables):
         )
 
     def mark(self, table: str, columns: StructType, transaction: tuple[str, int]) -> None:
-        """Commit a transaction without rows, unless the table has it or a later one of its application.
+        """Commit a transaction without rows, unless the table has this transaction or a later one of the application.
 
         Args:
-            table: name of the table, made with the columns if it does not exist.
+            table: name of the table; the table is made with the columns if it does not exist.
             columns: columns of the rows that are usually appended.
             transaction: application and number.
 
@@ -109,13 +110,13 @@ class Warehouse(Tables):
         self._open_or_make(columns, table).commit([], transaction)
 
     def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
-        """Replace the rows of a filter by other rows in one commit; return the version that it made.
+        """Replace the rows of a filter by other rows in one commit; return the version that the commit made.
 
-        After a kill before the commit the table is unchanged: VACUUM removes files that no commit names. With nothing
-        to add, remove or note there is no commit, and the newest version is returned.
+        After a kill before the commit the table is unchanged, because VACUUM removes the files that no commit names. If
+        there is nothing to add, remove or note, there is no commit, and the newest version is returned.
 
         Args:
-            frame: the new rows. The table gets the columns that it lacks.
+            frame: the new rows. Columns that the table lacks are added.
             table: name of the table, which must exist.
             rows: filter of the rows to remove.
             detail: text stored in the commit (`LogEntry.detail` if it is JSON).
@@ -136,7 +137,7 @@ class Warehouse(Tables):
         return version
 
     def _open_or_make(self, columns: StructType, table: str) -> FileTable:
-        """Return the log of a table, made with the columns if it does not exist."""
+        """Return the log of a table; the table is made with the columns if it does not exist."""
         if not self.exists(table):
             self.make(table, Schema.from_json(columns.json()))
         return FileTable(self, table)
@@ -150,9 +151,10 @@ class Warehouse(Tables):
     ) -> None:
         """Merge rows into a table by a condition on t (the table) and s (the rows), once per `transaction`.
 
-        The table gets the columns that it lacks.
+        Columns that the table lacks are added.
 
-        Only this thread may use the frame's session, since Delta reads a merge's transaction from the session.
+        No other thread may use the frame's session meanwhile, because Delta reads a merge's transaction from the
+        session.
         """
         session = frame.sparkSession
         merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
@@ -162,7 +164,7 @@ class Warehouse(Tables):
 
 
 def parse_struct(columns: str) -> StructType:
-    """Return the Spark type of a row with columns given as DDL."""
+    """Return the Spark type of a row whose columns are given as DDL."""
     found = StructType.fromDDL(columns)
     assert isinstance(found, StructType)
     return found
@@ -181,9 +183,9 @@ def _build_metadata(detail: str | None) -> dict[str, str]:
 
 @contextmanager
 def set_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
-    """Attach a transaction to a merge in this session, so that retries merge once.
+    """Attach a transaction to a merge in this session, so that retries merge the rows once.
 
-    Delta reads the transaction from the session's settings, so no other write may use the session meanwhile.
+    Delta reads the transaction from the settings of the session, so no other write may use the session meanwhile.
     """
     settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
     try:

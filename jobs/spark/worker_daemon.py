@@ -1,9 +1,9 @@
 """A daemon for Spark's Python workers that has already loaded everything that the operators import.
 
-Spark forks its Python workers from a daemon. Spark's daemon loads next to nothing, so every new worker imports NumPy,
-pandas, Arrow and the filters. That takes longer than filtering a million rows (docs/decisions/0018). This daemon
-imports them once, and its forks share them; otherwise it is Spark's daemon. `spark.python.daemon.module` selects it
-(`jobs.spark.conf`).
+Spark forks its Python workers from a daemon. Spark's own daemon loads almost nothing, so every new worker imports
+NumPy, pandas, Arrow and the filters, which takes longer than filtering a million rows (docs/decisions/0018). This
+daemon imports these modules once, and its forks share them; in all other respects it is Spark's daemon. The setting
+`spark.python.daemon.module` selects this daemon (`jobs.spark.conf`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODULES = (
     "pyspark.sql.streaming.proto.StateMessage_pb2",
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.stateful_processor_util",
-    "pyspark.testing.utils",  # the state client uses it in every call
+    "pyspark.testing.utils",  # every call of the state client uses this module
     "kalman",
     "jobs.state.encoding.estimates",
     "jobs.batch.batch_filter",
@@ -29,11 +29,11 @@ MODULES = (
     "jobs.streaming.operators.processor",
     "jobs.streaming.operators.wrappers",
 )
-"""The modules that a worker of the stream or of a batch pass needs; they import the others."""
+"""The modules that a worker of a stream or a batch pass needs; these modules import all others."""
 
 
 def load_modules() -> None:
-    """Load the modules and exclude them from garbage collection, which runs after each task of a worker."""
+    """Load the modules, and exclude them from garbage collection, which runs after each task of a worker."""
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()

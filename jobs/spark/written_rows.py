@@ -1,4 +1,4 @@
-"""Write the rows of a DataFrame as files of a Delta table: tasks write them, and one commit by delta-rs names them.
+"""Write the rows of a DataFrame as files of a Delta table; tasks write the files, and one delta-rs commit names them.
 
 After a kill before the commit the table is unchanged, and VACUUM removes the files.
 """
@@ -32,7 +32,7 @@ Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class TaskSums(Protocol):
-    """Sums that a task computes of its written rows."""
+    """Sums that a task computes over the rows that it writes."""
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows with the columns of the table."""
@@ -44,7 +44,7 @@ class TaskSums(Protocol):
 
 
 class TaskFiles(NamedTuple):
-    """Files written by tasks but not committed yet, and the sums of each task."""
+    """Files that tasks have written but that are not committed yet, and the sums of each task."""
 
     parts: list[PartFile]
     sums: list[dict[str, int]]
@@ -59,9 +59,10 @@ def write_files(
 
     Args:
         source: input rows of the tasks.
-        make: function from batches of the source to batches of rows with the table's and the partitions' columns.
+        make: function from batches of the source to batches of rows with the columns of the table and of its
+            partitions.
         table: the table.
-        sums: constructor of a task's sums; None: no sums.
+        sums: function that makes the sums of a task; None means no sums.
     """
     folder, attempt, by = table.path, uuid.uuid4().hex, table.partition_by
     options = {"full": table.file_bytes, "indexed": table.indexed}
@@ -99,9 +100,9 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     """Let tasks write rows as files of an existing table; return the files, which are not committed yet.
 
     Args:
-        rows: rows with columns of the table, possibly not all.
+        rows: rows with columns of the table; columns may be missing.
         table: the table.
-        more_columns: add to the table the columns that it lacks; otherwise refuse them.
+        more_columns: whether to add the columns that the table lacks; otherwise rows with such columns are refused.
 
     Raises:
         UserError: the table does not take such rows.
@@ -119,7 +120,7 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
 
 
 def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], KeptRows]:
-    """Return a function by which tasks rewrite files without the rows that go (`ReplacingTable.replace_rows`).
+    """Return a function by which tasks rewrite files without the removed rows (`ReplacingTable.replace_rows`).
 
     The new files have all columns of the table, while files of earlier versions of a model may lack some.
     """
@@ -141,10 +142,10 @@ def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[
 
 
 def _match_columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
-    """Return the columns of rows with the table's names, types and order, followed by columns that it lacks.
+    """Return the columns of rows with the table's names, types and order, followed by the columns that the table lacks.
 
     Raises:
-        UserError: the table lacks a column.
+        UserError: the table lacks a column, and `more_columns` is false.
     """
     given = {one.name.casefold(): one for one in to_arrow_schema(rows.schema, timezone="UTC")}
     found = []

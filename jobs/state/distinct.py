@@ -12,7 +12,7 @@ from jobs.state.encoding.rows import KeyedRows, RowFormat, group_by_bucket, unpa
 
 
 def build_marks(keyed: KeyedRows) -> tuple[Marks, Ints]:
-    """Return the marks of the rows with an id, and the positions of these rows among all rows."""
+    """Return the marks of the rows that have an id, and the positions of these rows among all rows."""
     assert keyed.ids is not None
     named = np.flatnonzero(keyed.ids.arrays["named"])
     return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
@@ -32,7 +32,7 @@ def remove_duplicates(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
 
 
 def select_rows(keyed: KeyedRows, which: Ints) -> KeyedRows:
-    """Return the rows at positions `which`, in their order, and the keys with rows."""
+    """Return the rows at positions `which`, in this order, and the keys that have any of these rows."""
     rows = keyed.rows
     present, code = np.unique(rows.key[which], return_inverse=True)
     keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)

@@ -1,7 +1,7 @@
-"""Keys that expire by event time: a key that has been silent for too long begins as a new key. Pure functions.
+"""Keys that expire by event time: a key that was silent for too long begins again as a new key. Pure functions.
 
-A key ends between two of its rows that are further apart than the idle time, wherever micro-batches were cut. So only
-the rows decide where a key ends; the watermark decides when the end of a silent key is known.
+A key expires between two of its rows that are further apart than the idle time, wherever micro-batches were cut. So
+only the rows decide where a life of a key ends. The watermark decides when the end of a silent key is known.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Good = NDArray[np.bool_]
 Found = TypeVar("Found")
 
 ROWS_AT_ONCE = 1 << 17
-"""Number of rows that are filtered at once if only their flags are kept."""
+"""Number of rows that are filtered at once if only their flags are needed."""
 
 
 class Lives(NamedTuple):
-    """K keys after some rows, each in its last life.
+    """K keys after some rows, each with the state of its last life.
 
-    ended: last states of the E lives that ended among the rows; ended_keys: (E,) key of each ended life.
+    ended: last states of the E lives that ended among the rows. ended_keys: (E,) key of each ended life.
     """
 
     after: KeyStates
@@ -41,14 +41,14 @@ class Lives(NamedTuple):
 def run_lives(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> Lives:
-    """Filter rows; begin a new life of a key after a silence longer than `idle`.
+    """Filter rows; a key begins a new life after a silence longer than `idle`.
 
     Args:
         row_filter: the filter.
         before: states of the K keys.
         fresh: initial states for a new life of each key.
         rows: the rows, sorted.
-        idle: microseconds.
+        idle: maximum silence within a life, in microseconds.
     """
 
     def filtered(states: KeyStates, part: SortedRows) -> tuple[Good, tuple[KeyStates, Outputs]]:
@@ -60,7 +60,7 @@ def run_lives(
     last = find_starts(key_of_life[::-1])[::-1]
     for field, new in zip(final, after, strict=True):
         field[..., key_of_life[last]] = new[..., last]
-    # A life that ended before the first of these rows ended with the stored state.
+    # A life that ended before the first of these rows ended with the stored state of its key.
     first = np.flatnonzero(begins & find_starts(key_of_life))
     held = first[before.count[key_of_life[first]] > 0]
     through = np.flatnonzero(~last & (after.count > 0))
@@ -74,7 +74,7 @@ def run_lives(
 def split_lives(
     kernel: Filter, fresh: KeyStates, rows: SortedRows, unit: float, idle: int
 ) -> tuple[SortedRows, NDArray[np.int64]]:
-    """Return the rows of new keys with each life as a separate key, and the key (L,) of each life.
+    """Return the rows of new keys, in which each life is a separate key, and the key (L,) of each life.
 
     fresh: initial states for the lives of each key.
     """
@@ -87,7 +87,7 @@ def split_lives(
 def split_lives_from(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> tuple[SortedRows, KeyStates]:
-    """Return the rows with each life as a separate key, and the initial states of these L lives.
+    """Return the rows, in which each life is a separate key, and the initial states of these L lives.
 
     The parameters are those of `run_lives`.
     """
@@ -105,14 +105,15 @@ def _settle_lives(
     idle: int,
     filtered: Callable[[KeyStates, SortedRows], tuple[Good, Found]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], Found]:
-    """Return the lives (`_lives`), and the second result of `filtered` for their rows.
+    """Return the lives (`_number_lives`), and the second result of `filtered` for their rows.
 
-    filtered: filters rows from initial states; returns which rows are good (a sign of life), and another result.
+    filtered: function that filters rows from initial states; it returns which rows are good (a sign of life), and
+    another result.
     """
     good = np.ones(len(rows.key), bool)
     while True:
         # A flagged row is not a sign of life, and only the filter decides which rows are flagged. Each pass settles
-        # one more life of every key, so the number of passes is small.
+        # another life of every key, so the number of passes is small.
         restarts = _find_silent(before, rows, good, idle)
         life, key_of_life, begins = _number_lives(rows, restarts)
         states = before.take(key_of_life)
@@ -124,12 +125,12 @@ def _settle_lives(
 
 
 def _find_good_rows(outputs: Outputs) -> Good:
-    """Return which rows (N,) have changed the state of their key."""
+    """Return a mask (N,) of the rows that have changed the state of their key."""
     return (outputs.flag == 0) & ~outputs.late
 
 
 def _build_sign_finder(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Good, None]]:
-    """Return a function that finds the good rows; its memory does not grow with their number."""
+    """Return a function that finds the good rows, with memory that does not grow with the number of rows."""
     plain = row_filter._replace(beside=())
 
     def filtered(states: KeyStates, rows: SortedRows) -> tuple[Good, None]:
@@ -150,7 +151,7 @@ def _build_sign_finder(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows
 def _find_silent(
     before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int
 ) -> NDArray[np.bool_]:
-    """Return which rows (N,) come after a silence of their key longer than `idle`."""
+    """Return a mask (N,) of the rows that follow a silence of their key longer than `idle`."""
     if len(rows.key) == 0:
         return np.zeros(0, bool)
     at = np.arange(len(rows.key))
@@ -166,6 +167,6 @@ def _find_silent(
 def _number_lives(
     rows: SortedRows, restarts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin after a silence."""
+    """Return the life of each row (N,), the key of each life (L,), and a mask (L,) of lives that follow a silence."""
     starts = find_starts(rows.key) | restarts
     return np.cumsum(starts) - 1, rows.key[starts], restarts[starts]

@@ -1,4 +1,4 @@
-"""Apply rows to the states of their keys: the one step that batch, stream and replay share. No Spark, no clock."""
+"""Apply rows to the states of their keys, in one step that batch, stream and replay share, without Spark or a clock."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, initial_states
 
 Begin = Callable[[KeyedRows], NDArray[np.float64]]
-"""Returns the initial states (size, K) for the keys of some rows."""
+"""Function that returns the initial states (size, K) of the K keys of some rows."""
 
 _STATE = ("event_time", "count", "log_likelihood", "values")
 
 
 class StepResult(NamedTuple):
-    """All state records after some rows, ordered by route, and the filter's outputs for the rows.
+    """All state records after the rows were applied, ordered by route, and the filter's outputs for the rows.
 
-    ended: last states of keys that expired among the rows (`jobs.state.expiry`); None if keys do not expire.
+    ended: last states of the keys that expired among the rows (`jobs.state.expiry`); None if keys do not expire.
     """
 
     records: Records
@@ -48,10 +48,10 @@ def filter_step(
         layout: layout of state records (`block_format.build_state_layout`).
         known: state records ordered by route; may be empty.
         keyed: the rows and their K keys.
-        apply_late: apply a row that is older than its key's state as if it had come at the state's time, instead of
-            refusing it.
-        begin: (size, K) initial states of new keys; by default the model's initial state.
-        idle: microseconds of silence after which a key begins anew.
+        apply_late: whether a row that is older than the state of its key is applied as if it had come at the state's
+            time, instead of being refused.
+        begin: (size, K) initial states of new keys; None means the model's initial state.
+        idle: microseconds of silence after which a key begins anew; None means never.
     """
     at = match(known, keyed.keys)
     new = at < 0
@@ -71,10 +71,10 @@ def filter_step(
         if len(ended_keys):
             identities = keyed.keys.take(ended_keys)
             ended = Records({**identities.arrays, **ended_states._asdict()}, identities.text)
-    # A new key whose rows were all refused still has no state and is not kept.
+    # If all rows of a new key were refused, the key still has no state, and is not kept.
     keep = ~new | (after.count > 0)
     records = put(known, keyed.keys, at, after, keep)
-    if ended is not None:  # an expired key may have come back with refused rows alone
+    if ended is not None:  # all new rows of an expired key may have been refused
         records = records.take(np.flatnonzero(records.arrays["count"] > 0))
     return StepResult(records, outputs, ended)
 
@@ -82,14 +82,14 @@ def filter_step(
 def put(
     known: Records, keys: Records, at: NDArray[np.int64], states: KeyStates, keep: NDArray[np.bool_]
 ) -> Records:
-    """Replace or add the states of K keys in the known state records; return all, ordered by route.
+    """Replace or add the states of K keys in the known state records; return all records, ordered by route.
 
     Args:
         known: state records, ordered by route.
         keys: identities of the K keys, ordered by route.
-        at: (K,) positions of the keys among the known records, -1 for new keys.
+        at: (K,) positions of the keys among the known records; -1 for a new key.
         states: states of the K keys.
-        keep: (K,) which of the new keys are added.
+        keep: (K,) mask of the new keys that are added.
     """
     new = at < 0
     changed = {name: np.array(known.arrays[name]) for name in _STATE}
@@ -111,7 +111,7 @@ def put(
 
 
 def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
-    """Return the states of K keys: known records at positions `at`, and fresh states where `new` is set."""
+    """Return the states of K keys: the known records at positions `at`, or the fresh state where `new` is set."""
     if new.all():
         return fresh
     states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})
@@ -122,9 +122,9 @@ def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh:
 
 
 def find_newest_times(keys: Records, *states: Records) -> NDArray[np.int64]:
-    """Return the event time (K,) of the newest row in each key's state, `NEVER` for a key without a state.
+    """Return the event time (K,) of the newest row in the state of each key; `NEVER` for a key without a state.
 
-    If several `states` have a key, the last is used.
+    If several of the `states` have a key, the last of them is used.
     """
     newest = np.full(keys.size, NEVER)
     for records in states:

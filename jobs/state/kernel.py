@@ -1,4 +1,4 @@
-"""Check a model spec with the numerics: the checks that the light room `specs` cannot make."""
+"""Check a model spec with the numerics, for the checks that the package `specs` cannot make without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kalman.filters.linear import LinearFilter, check_length
 from kalman.learning.learners import learnable
 
 SURELY_FEW = 20
-"""Number of states up to which the program of a filter's step is never too long, whatever the model's matrices."""
+"""Number of states up to which the program of a filter step is never too long, for any matrices of the model."""
 
 
 def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
@@ -47,7 +47,7 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
 
 
 def _suggest_word(field: str, problem: str, remedy: str) -> str:
-    """Return `did you mean 'x'?` if the remedy lists the known words."""
+    """Return the phrase `did you mean 'x'?` if the remedy lists the known words."""
     listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
     written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
     word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]

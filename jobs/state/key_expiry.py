@@ -1,6 +1,7 @@
-"""Expire a bucket's keys: note when each key was last seen, archive expired keys, restore keys that come back.
+"""Expire the keys of a bucket: note when each key was last seen, archive expired keys, restore keys that come back.
 
-Silence is measured by event time against the watermark, or by the machine's clock. No Spark.
+Silence is measured either in event time, against the watermark, or by the machine's clock. The module works without
+Spark.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class KeyExpiry:
 
     @property
     def deadline(self) -> int | None:
-        """Return the earliest processing time at which a key may expire; None: no key expires by that clock."""
+        """Return the earliest processing time at which a key may expire; None if keys do not expire by this clock."""
         idle, oldest = self.policy.idle, self.index.oldest
         if not self.policy.processing_time or idle is None or oldest is None:
             return None
         return oldest + idle + 1
 
     def expire_by_clock(self, now: int) -> Iterator[Packet]:
-        """Expire keys by the machine's clock, in microseconds, if the policy measures silence by it."""
+        """Expire keys by the time `now` (microseconds) of the machine's clock, if the policy measures silence by it."""
         if self.policy.processing_time and self.policy.idle is not None:
             yield from self._expire(now - self.policy.idle)
 
@@ -57,7 +58,7 @@ class KeyExpiry:
         return self.archive.absent(offered) if self.policy.archive and offered.size else offered
 
     def restore(self, known: Records, keyed: KeyedRows) -> Records:
-        """Move the states of archived keys with new rows out of the archive; return them with the known states."""
+        """Take the states of archived keys with new rows out of the archive; return them with the known states."""
         if not self.policy.archive:
             return known
         new = keyed.keys.take(np.flatnonzero(match(known, keyed.keys) < 0))
@@ -85,8 +86,8 @@ class KeyExpiry:
         Args:
             present: numbers of the blocks.
             records: all state records of the blocks.
-            keys: keys with rows in this micro-batch; None together with `now`: all keys that were not known.
-            now: time of the machine's clock; None: no key has a row.
+            keys: keys with rows in this micro-batch; None means all keys without a last-seen time.
+            now: time of the machine's clock; None if no key has a row.
         """
         if self.policy.idle is None:
             return

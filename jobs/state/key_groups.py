@@ -1,4 +1,4 @@
-"""Groups of keys with the same values in some key columns, and the initial states of each group."""
+"""Groups of keys that share the values of some key columns, and the initial states of each group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKEN = r'"(?:[^"\\]|\\.)*"|null'
 
 
 class Grouping(NamedTuple):
-    """The number (K,) of each key's group, and the name of each group: a JSON array of its columns' texts."""
+    """The number (K,) of the group of each key, and the name of each group, a JSON array of its columns' texts."""
 
     code: NDArray[np.int64]
     names: list[str]
@@ -34,7 +34,7 @@ def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
         coded = build_key_array(keys).dictionary_encode()
         return Grouping(_read_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
     assert keys.text is not None
-    # A key's text is a JSON array. Its items are cut out as text, and only distinct items are parsed.
+    # The text of a key is a JSON array. Its items are cut out as text, so that only distinct items are parsed.
     tokens = (f"(?P<c{i}>{_TOKEN})" for i in range(len(kind.columns)))
     found = pc.extract_regex(keys.text, r"^\[" + ",".join(tokens) + r"\]$")  # type: ignore[attr-defined]
     code: NDArray[np.int64] = np.zeros(keys.size, np.int64)
@@ -49,16 +49,16 @@ def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
 
 
 def format_group_name(values: list[str]) -> str:
-    """Return the name of the group whose columns have these texts."""
+    """Return the name of the group whose columns have the given texts."""
     return json.dumps(values)
 
 
 @dataclass(frozen=True)
 class GroupBegin:
-    """The initial states of new keys by their groups. Picklable.
+    """The initial states of new keys, by group. Picklable.
 
-    states: (size, G + 1) initial states of the known groups, and in the last column of all other groups; place: column
-    of each group.
+    states: (size, G + 1) initial states of the G known groups, and in the last column the initial state of all other
+    groups. place: column of each group.
     """
 
     kind: KeyKind
@@ -71,7 +71,7 @@ class GroupBegin:
         return self._of(keyed.keys)
 
     def build_from_texts(self, keys: pa.StringArray) -> NDArray[np.float64]:
-        """Return the initial states (size, K) of keys given as texts."""
+        """Return the initial states (size, K) of keys that are given as texts."""
         return self._of(Records({"route": np.zeros(len(keys), np.uint64)}, keys))
 
     def _of(self, keys: Records) -> NDArray[np.float64]:

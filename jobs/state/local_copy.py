@@ -1,18 +1,18 @@
 """A copy of a bucket's states in local files, so that a micro-batch reads only the states of its keys.
 
-Spark's state is the truth, and the copy is a function of it: it is valid only if its token equals the token in the mark
-of Spark's state (`changes`). A copy that is lost, stale, from another machine, damaged or incomplete costs only the
-time to make it anew:
+Spark's state is authoritative, and the copy is a function of it. The copy is valid only if its token equals the token
+in the mark of Spark's state (`changes`). If a copy is lost, stale, damaged, incomplete or from another machine, it only
+takes time to make the copy anew:
 
-- The token is erased before any change, and written last. A task that dies in between leaves a copy without a token.
-- Different states have different tokens. So a copy written by a failed or second attempt of a task is valid only if
-  Spark's state has the same values.
-- A lock on the file of the copy gives it to one task at a time.
-- Each read is compared with a checksum: that of the header, and those of the runs (`sorted_run`).
+- The token is erased before any change, and written last. A task that ends in between leaves a copy without a token.
+- Different states have different tokens. So the copy of a failed or second attempt of a task is valid only if Spark's
+  state has the same values.
+- A lock on the file of the copy gives the copy to one task at a time.
+- Each read is compared with a checksum: the header with its own, and the runs with theirs (`sorted_run`).
 
-Records are kept in two runs, each ordered by route: `base`, and `new` with the keys that came since the base was
-written, some per cent of it. They are arrays that are mapped into memory, so that only the pages of the wanted keys are
-touched. Files are allocated before they are mapped: a full disk is an error, not a signal.
+The records are in two runs, each ordered by route: `base`, and `new` with the keys that came after the base was written
+(a few per cent of its number). The runs are memory-mapped arrays, so that only the pages of the wanted keys are read.
+Files are allocated before they are mapped, so that a full disk raises an error instead of a signal.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from jobs.state.encoding.packets import Layout, Records, merge_records
 from jobs.state.encoding.sorted_run import SortedRun, split_records
 
 CLEAN = np.iinfo(np.int64).max
-"""In `since`: the block includes all changes."""
+"""Value in `since` of a block that includes all changes."""
 NEW_KEYS = 32
-"""Up to 1/`NEW_KEYS` of the keys may be in the run of new keys; beyond that the run is merged into the base."""
+"""Up to 1/`NEW_KEYS` of the keys may be in the run of new keys; a larger run is merged into the base."""
 SMALL_RUN = 4096
 """A run of new keys up to this size is not merged into the base."""
 ABANDONED_SECONDS = 24 * 3600.0
-"""Copies unused for this time are removed: their queries have ended."""
+"""Age at which unused copies are removed, because their queries have ended."""
 
 _HEADER = struct.Struct("<16sQQQQQQ")  # token, checksum, generation, keys of base and new, changes, credit
 _SUMMED = 24
-"""Offset in the header after token and checksum; the checksum covers the bytes from here on."""
+"""Offset in the header after the token and the checksum; the checksum covers the bytes from this offset on."""
 _NO_TOKEN = bytes(16)
 
 
@@ -55,7 +55,7 @@ class LocalCopy:
     """The states of a bucket in files of one folder.
 
     since: (blocks,) number of the oldest change that each block lacks, or `CLEAN`
-    changes: (2, C) numbers of the changes in Spark's state, in order, and the record count of each
+    changes: (2, C) the numbers of the changes in Spark's state, in order, and the number of records in each change
     credit: number of block records that may still be written (`key_states`)
     """
 
@@ -69,7 +69,7 @@ class LocalCopy:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, blocks: int, token: bytes) -> LocalCopy | None:
-        """Open the copy in a folder; return None if no copy has this token, or another task has the copy."""
+        """Open the copy in a folder; return None if it lacks this token, or if another task has locked it."""
         if token == _NO_TOKEN or not (folder / "header").exists():
             return None
         copy = cls._open_locked(folder, layout, blocks)
@@ -79,7 +79,7 @@ class LocalCopy:
             if copy._load(token):
                 return copy
         except (OSError, ValueError):
-            pass  # truncated or missing files: treat the copy as missing
+            pass  # files are truncated or missing, so the copy counts as missing
         copy.close()
         return None
 
@@ -87,9 +87,9 @@ class LocalCopy:
     def create(
         cls, folder: Path, layout: Layout, blocks: int, keys: int, parts: Iterable[Records]
     ) -> LocalCopy | None:
-        """Make a copy of the records of `keys` keys; the parts are in the order of their routes.
+        """Make a copy with the records of `keys` keys; the parts are ordered by route.
 
-        Returns None if another task has the copy, or the disk is full.
+        Return None if another task has locked the copy, or the disk is full.
         """
         try:
             remove_abandoned(folder.parent.parent)
@@ -121,7 +121,7 @@ class LocalCopy:
         return self.base.size + self.new.size
 
     def find(self, route: NDArray[np.uint64]) -> Records:
-        """Return the records (K) of ordered routes, ordered by route.
+        """Return the records (K) of the given routes; the routes and the records are ordered by route.
 
         Raises:
             Damaged: the copy is damaged and cannot be used any more.
@@ -132,7 +132,7 @@ class LocalCopy:
         return merge_records(base, new) if base.size else new
 
     def read_blocks(self, numbers: NDArray[np.int64]) -> Records:
-        """Return the records of blocks by their ordered numbers, ordered by route.
+        """Return the records, ordered by route, of the blocks with these ordered numbers.
 
         Raises:
             Damaged: the copy is damaged and cannot be used any more.
@@ -142,11 +142,11 @@ class LocalCopy:
         return found[0] if len(found) == 1 else merge_records(*found)
 
     def begin(self) -> None:
-        """Erase the token: the copy is invalid until `seal`."""
+        """Erase the token, so that the copy is invalid until `seal`."""
         os.pwrite(self._lock, _NO_TOKEN, 0)
 
     def update(self, records: Records) -> None:
-        """Replace or add the records of some keys; the result is ordered by route.
+        """Replace or add the records of some keys, which are ordered by route.
 
         Raises:
             OSError: the disk is full, or the copy is damaged; the copy cannot be used any more.
@@ -169,7 +169,7 @@ class LocalCopy:
             self.new = SortedRun.write(self._path("new"), self.layout, added.size, split_records(added))
 
     def seal(self, token: bytes) -> None:
-        """Write the token of the version of Spark's state that the copy equals."""
+        """Write the token of the version of Spark's state to which the copy is equal."""
         sizes = self.base.size, self.new.size, self.changes.shape[1], max(0, self.credit)
         head = _HEADER.pack(_NO_TOKEN, 0, self._generation, *sizes)
         body = head[_SUMMED:] + self.since.tobytes() + self.changes.tobytes()
@@ -188,7 +188,7 @@ class LocalCopy:
         return None if lock is None else cls(folder, layout, blocks, lock)
 
     def _load(self, token: bytes) -> bool:
-        """Map the files; return whether they have this token."""
+        """Map the files; return whether their token equals this token."""
         head = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
         if len(head) < _HEADER.size or head[:16] != token:
             return False
@@ -214,10 +214,10 @@ class LocalCopy:
 
 
 def remove_abandoned(copies: Path) -> None:
-    """Remove an executor's copies of queries that have long ended, and the copies of executors that were killed.
+    """Remove an executor's copies of queries that ended long ago, and the copies of executors that were killed.
 
-    copies: the executor's folder; it has a folder per query, with a folder per bucket. Folders of other executors have
-        the same name, below siblings of its parent folder.
+    copies: the executor's folder, which has a folder per query with a folder per bucket. Folders of other executors
+        have the same name, below siblings of the parent folder of `copies`.
     """
     with suppress(OSError):
         for others in copies.parent.parent.glob(f"*/{copies.name}"):
@@ -227,7 +227,7 @@ def remove_abandoned(copies: Path) -> None:
 
 
 def _remove_ended(copies: Path, executor: bool) -> None:
-    """Remove all copies of an executor that has ended, or only the copies of queries that have long ended."""
+    """Remove all copies of an executor that has ended, or only the copies of queries that ended long ago."""
     if executor:
         _remove(copies, list(copies.glob("*/*/header")))
         return
@@ -250,20 +250,20 @@ def _remove(folder: Path, headers: list[Path]) -> None:
 
 
 def _lock(header: Path) -> int | None:
-    """Open and lock the header of a copy; closing it unlocks it. Return None if another task has the lock."""
+    """Open and lock the header of a copy; closing it unlocks it. Return None if another task has locked it."""
     lock = os.open(header, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), os.stat(header)):
             return lock
-    except (BlockingIOError, FileNotFoundError):  # not found: removed before it was locked
+    except (BlockingIOError, FileNotFoundError):  # a missing file was removed before it was locked
         pass
     os.close(lock)
     return None
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether no other user could have created a folder, as a trick to make us remove something else."""
+    """Return whether no other user can have created a folder in order to make this process remove other files."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
@@ -275,11 +275,11 @@ def _identify_executor() -> str:
 
 
 def _has_ended(copies: Path) -> bool:
-    """Return whether the executor of some copies has certainly ended; in other containers this cannot be known."""
+    """Return whether the executor of a folder of copies has certainly ended; in another container, this is unknown."""
     try:
         *numbers, parent, started = json.loads((copies / "owner").read_text())
         return len(numbers) > 0 and numbers == _read_process_scope() and read_start_time(parent) != started
-    except (OSError, ValueError, TypeError):  # the file is incomplete, or has another content
+    except (OSError, ValueError, TypeError):  # the file is incomplete, or has other content
         return False
 
 

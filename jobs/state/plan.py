@@ -1,4 +1,4 @@
-"""The plan of a stream's operator: all facts about its model, and the packets of its output."""
+"""The plan of a stream's operator, with all facts about its model, and the packets of its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jobs.state.event_time_policy import EventTimePolicy
 
 Packet = tuple[OutputPacket, int, bytes]
-"""An output of the operator: kind, number of rows, payload."""
+"""An output of the operator: the kind of packet, the number of rows, and the payload."""
 
 
 class Plan(NamedTuple):
@@ -36,11 +36,11 @@ class Plan(NamedTuple):
     blocks: int
     apply_late: bool = False
     begin: Begin | None = None
-    """Returns the initial states of new keys; None: the model's initial state."""
+    """Function that returns the initial states of new keys; None means the model's initial state."""
     event_time: EventTimePolicy | None = None
-    """The policy of the operator `EventTimeProcessor`; None: rows are applied as they arrive (`FilterProcessor`)."""
+    """The policy of `EventTimeProcessor`; None means that `FilterProcessor` applies the rows as they arrive."""
     text: bool = True
-    """State values are text (`jobs.state.spark_values`); in a checkpoint of the first release they are bytes."""
+    """Whether state values are text (`jobs.state.spark_values`); checkpoints of the first release have bytes."""
 
     @property
     def row_filter(self) -> RowFilter:
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 def build_output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:
-    """Yield the packets of filtered rows: estimates and refused rows."""
+    """Yield the packets for filtered rows: estimates of the accepted rows, and the refused rows."""
     late = outputs.late
     bad = find_without_state(outputs)
     for count, packet in time_items(PACK_ESTIMATES, estimate_packets(plan, keyed, outputs, bad)):
@@ -63,7 +63,7 @@ def build_output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iter
 def estimate_packets(
     plan: Plan, keyed: KeyedRows, outputs: Outputs, bad: NDArray[np.bool_]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of rows and the packet of the estimates of accepted rows; `bad`: see `find_without_state`."""
+    """Yield packets of the estimates of accepted rows, with row counts; bad: result of `find_without_state`."""
     kept = outputs._replace(late=outputs.late | bad) if bad.any() else outputs
     yield from pack_estimates(plan.estimates, keyed, kept)
 
@@ -76,14 +76,14 @@ def build_row_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: ND
 def build_duplicate_packet(
     plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]
 ) -> Packet:
-    """Return a packet of duplicates, or only their number if the policy drops them."""
+    """Return a packet with duplicates, or only with their number if the policy drops duplicates."""
     if plan.event_time is not None and plan.event_time.drop_duplicates:
         return OutputPacket.DROPPED, len(which), b""
     return build_row_packet(plan, kind, keyed, which)
 
 
 def find_without_state(outputs: Outputs) -> NDArray[np.bool_]:
-    """Return which rows (N,), except late rows, have a key whose state is not a number: no filter can cause that."""
+    """Return a mask (N,) of the rows, except late rows, whose key's state is NaN, which no filter can cause."""
     return ~np.isfinite(outputs.mean).all(axis=0) & ~outputs.late
 
 
@@ -95,7 +95,7 @@ def select_row_records(keyed: KeyedRows, which: NDArray[np.int64]) -> Records:
 
 
 def build_row_records(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
-    """Return rows of these keys as records of measurement rows, with their ids if they have any."""
+    """Return rows of these keys as records of measurement rows, with the ids of the rows if there are any."""
     owners = keys.take(rows.key)
     arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
     if rows.u.shape[0]:

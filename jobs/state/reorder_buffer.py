@@ -1,8 +1,8 @@
 """The reorder buffer of a bucket: rows that wait for the watermark, in parts by event time.
 
-Time is cut into slots of a quarter of the watermark's delay. The rows of one micro-batch and slot form a part, which
-is one value in the store; an index of the parts finds the due parts. So a row is written about once and read when it is
-due. The cost of a micro-batch depends neither on the number of waiting rows nor on the number of keys.
+Time is cut into slots of a quarter of the watermark's delay. The rows of one micro-batch and slot form a part, which is
+one value in the store. An index finds the parts that are due. So a row is written about once, and read when it is due.
+The cost of a micro-batch depends neither on the number of waiting rows nor on the number of keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 SLOTS = 4
-"""Number of slots in the delay."""
+"""Number of slots in the watermark's delay."""
 MANY = 32
-"""Number of parts of a slot from which they are joined into one."""
+"""Number of parts in a slot from which the parts are joined into one part."""
 
 PARTS = Layout(
     (
@@ -35,12 +35,12 @@ PARTS = Layout(
     ),
     text=False,
 )
-"""The index: each part's number in the store, its slot, its earliest event time and its number of rows."""
+"""The index with, for each part, its number in the store, its slot, its earliest event time and its number of rows."""
 
 
 @dataclass
 class ReorderBuffer:
-    """Waiting rows.
+    """The waiting rows of a bucket.
 
     Attributes:
         store: store of the parts.
@@ -76,7 +76,7 @@ class ReorderBuffer:
             self._put(number, part)
 
     def release(self, before: int) -> Records:
-        """Remove the rows with an event time before `before`, and return them in any order."""
+        """Remove the rows whose event time is before `before`, and return these rows in any order."""
         due = self.parts.arrays["first"] < before
         if not due.any():
             return self.fmt.layout.empty()
@@ -93,7 +93,7 @@ class ReorderBuffer:
         return join_records(ready)
 
     def _remove(self, which: NDArray[np.bool_]) -> list[Records]:
-        """Read and remove the parts that `which` (P,) marks."""
+        """Read and remove the parts under the mask `which` (P,)."""
         removed = []
         for number in self.parts.arrays["part"][which].tolist():
             value = self.store.get(number)

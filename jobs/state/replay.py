@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 class RewoundRows(NamedTuple):
     """The replay window of K keys.
 
-    head: newest states; base: states before the kept rows, or the newest state of a key without kept rows; rows: the
+    head: newest states. base: states before the kept rows, or the newest state of a key without kept rows. rows: the
     kept rows, sorted.
     """
 
@@ -34,11 +34,11 @@ class RewoundRows(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """K keys after N new rows, some of them late.
+    """K keys after N new rows, of which some may be late.
 
     window: the window after the rows
-    beyond, repeats: (N,) which new rows are older than the window, and which repeat another row
-    rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: which rows had an estimate before
+    beyond, repeats: (N,) masks of the new rows that are older than the window, and that repeat another row
+    rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: mask of rows that had an estimate
     """
 
     window: RewoundRows
@@ -52,9 +52,9 @@ class Replayed(NamedTuple):
 def replay(
     row_filter: RowFilter, window: RewoundRows, new: SortedRows, length: int, distinct: bool = False
 ) -> Replayed:
-    """Apply new rows, and apply again the kept rows that come after them.
+    """Apply new rows, and apply the kept rows again that come after the new rows.
 
-    A kept row at the time of a new row, or after it, gets a new estimate. Readers use the estimates of the latest
+    A kept row at the same time as a new row, or later, gets a new estimate. Readers use the estimates of the latest
     micro-batch for each key and time.
 
     Args:
@@ -62,7 +62,7 @@ def replay(
         window: the window before the rows.
         new: new rows, sorted.
         length: number of rows per key that a window keeps.
-        distinct: keep only the first row to arrive of each key and time.
+        distinct: whether only the first row to arrive of each key and time is kept.
     """
     head, base, ring = window
     keys = len(head.count)
@@ -96,7 +96,7 @@ def replay(
 
 
 def _merge_rows(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
-    """Return kept and new rows together, sorted, and which of them are kept rows."""
+    """Return kept and new rows together, sorted, and a mask of the kept rows."""
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     y, u = np.concatenate([ring.y, new.y], axis=1), np.concatenate([ring.u, new.u], axis=1)
     order = order_rows(key, time, y, u)
@@ -105,17 +105,17 @@ def _merge_rows(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
 
 
 def _is_newest(key: Ints, keys: int, length: int) -> Bools:
-    """Return which of sorted rows (N,) are among the last `length` of their key."""
+    """Return a mask (N,) of the sorted rows that are among the last `length` rows of their key."""
     stop = np.cumsum(np.bincount(key, minlength=keys))
     return stop[key] - np.arange(len(key)) <= length
 
 
 def _find_repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) -> Bools:
-    """Return which new rows repeat a kept row, the newest row of the base, or another new row."""
+    """Return a mask of the new rows that repeat a kept row, the newest row of the base, or another new row."""
     again = find_repeated(new, np.where(base.count > 0, base.event_time, NEVER))
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     kept = np.arange(len(key)) < len(ring.key)
-    order = np.lexsort((~kept, time, key))  # a kept row comes before new rows of its time
+    order = np.lexsort((~kept, time, key))  # a kept row comes before the new rows with the same time
     starts = find_starts(key[order], time[order])
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)

@@ -1,4 +1,4 @@
-"""The filter with the options that batch, stream, replay and offline share."""
+"""The filter with the options that batch, stream, replay and offline commands share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Indices = NDArray[np.int64]
 class RowFilter(NamedTuple):
     """A filter, the model's unit of time in microseconds, and the names of extra outputs.
 
-    beside: names of extra outputs (`jobs.state.encoding.extras.COMPUTED`). All except the state's index need a second
-    prediction of each row, which they share.
+    beside: names of extra outputs (`jobs.state.encoding.extras.COMPUTED`). All of these except the state's index need a
+    second prediction of each row, which is computed once.
     """
 
     kernel: Filter
@@ -50,7 +50,7 @@ class RowFilter(NamedTuple):
     def smooth_in_pieces(
         self, states: KeyStates, rows: SortedRows
     ) -> Iterator[tuple[Indices, Outputs, Smoothed]]:
-        """Yield the results of `smoothed` in pieces, each with the indices (N,) of its rows, in bounded memory.
+        """Yield the results of `smoothed` in parts, each with the indices (N,) of its rows, with limited memory.
 
         Raises:
             ModelError: the filter cannot be smoothed.
@@ -62,13 +62,13 @@ class RowFilter(NamedTuple):
 
     @property
     def _figures(self) -> list[str]:
-        """Return the extras that need a second prediction of each row."""
+        """Return the names of the extra outputs that need a second prediction of each row."""
         return [name for name in self.beside if name != STATE_INDEX]
 
     def _add_outputs(
         self, states: KeyStates, rows: SortedRows, outputs: Outputs, found: dict[str, NDArray[np.float64]]
     ) -> Outputs:
-        """Return the outputs of rows with the outputs `beside` added; `states` are those before the rows."""
+        """Return the outputs of rows, with the outputs `beside` added; states: the states before the rows."""
         if STATE_INDEX in self.beside:
             found = {**found, STATE_INDEX: compute_state_indices(states, rows, outputs)}
         return outputs._replace(extra={**outputs.extra, **found}) if found else outputs
@@ -77,7 +77,7 @@ class RowFilter(NamedTuple):
 def compute_state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDArray[np.float64]:
     """Return the number of the key's rows in the state after each row (1, N); NaN for a late row.
 
-    states: states before the rows. A flagged row is not in the state, so it has the number of the row before it.
+    states: states before the rows. A flagged row does not enter the state, so it has the number of the previous row.
     """
     applied = np.cumsum((outputs.flag == 0) & ~outputs.late)
     starts = np.flatnonzero(find_starts(rows.key))

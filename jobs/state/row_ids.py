@@ -1,9 +1,9 @@
 """The ids of the rows that a bucket has applied, as far back as a duplicate may still come.
 
-An entry is a key, an id and a time. A duplicate also makes an entry, as the next duplicate is compared with it. Entries
-have the same block numbers as the states of their keys, so a micro-batch reads and writes only entries of its keys. An
-entry is removed when no future row can be near enough in time. A longer life of an entry changes nothing, since times
-are compared.
+An entry is a key, an id and a time. A duplicate also makes an entry, because the next duplicate is compared with this
+entry. Entries have the same block numbers as the states of their keys, so a micro-batch reads and writes only the
+entries of its keys. An entry is removed when no future row can be near enough in time. Keeping an entry for longer
+changes no result, because times are compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def build_ids_layout(kind: KeyKind, row_id: RowId) -> Layout:
 
 
 def build_ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
-    """Return the storage format of a model's row ids in the stream's state, or None if its rows have no ids."""
+    """Return the storage format of a model's row ids in the stream's state; None if the rows have no ids."""
     if fmt.row_id is None:
         return None
     meaning = {
@@ -63,7 +63,7 @@ def build_ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
 
 
 def build_entries(keyed: KeyedRows, which: Bools | None = None) -> Records:
-    """Return the entries of the rows with an id, ordered by route; the mask `which` selects rows."""
+    """Return entries for the rows with an id, ordered by route; a mask `which` selects rows, None means all rows."""
     assert keyed.ids is not None
     named = keyed.ids.arrays["named"].astype(bool)
     taken = np.flatnonzero(named if which is None else named & which)
@@ -73,20 +73,20 @@ def build_entries(keyed: KeyedRows, which: Bools | None = None) -> Records:
 
 
 def is_in_reach(entries: Records, within: int, floor: int, floors: Ints | None = None) -> Bools:
-    """Return which entries (N,) a future row may repeat; `entries` has all entries of its keys.
+    """Return a mask (N,) of the entries that a future row may repeat.
 
     Args:
-        entries: entries ordered by route.
-        within: maximum difference between the times of a row and its duplicate, in microseconds.
-        floor: no future row is earlier than this time; `NEVER` if unknown.
-        floors: (N,) the same limit for each entry's key; by default the key's newest entry.
+        entries: all entries of some keys, ordered by route.
+        within: maximum difference between the event times of a row and its duplicate, in microseconds.
+        floor: event time; no future row is earlier. `NEVER` if unknown.
+        floors: (N,) the same limit for the key of each entry; None means the time of the key's newest entry.
     """
     time = entries.arrays["time"]
     if len(time) == 0:
         return np.zeros(0, bool)
     if floors is None:
-        # Entries of keys that share a route may alternate; each run of equal keys then counts as a key, and more
-        # entries are kept.
+        # Entries of keys that share a route may alternate. Then each run of equal keys counts as a separate key, and
+        # more entries are kept.
         starts = find_starts(*(entries.arrays[name] for name in ("route", "check") if name in entries.arrays))
         newest = np.maximum.reduceat(time, np.flatnonzero(starts))
         floors = newest[np.cumsum(starts) - 1]
@@ -95,12 +95,12 @@ def is_in_reach(entries: Records, within: int, floor: int, floors: Ints | None =
 
 
 class IdComparison(NamedTuple):
-    """Rows that were compared with the entries of their keys.
+    """Rows after a comparison with the entries of their keys.
 
     rows: N rows of K keys
-    floors: (K,) event time before which a row of each key is late, or `NEVER`
-    repeats: (N,) which rows repeat another row
-    present, entries: block numbers of the keys, and the entries of the blocks
+    floors: (K,) event time before which a row of the key is late, or `NEVER`
+    repeats: (N,) whether the row repeats another row
+    present, entries: block numbers of the keys, and the entries in these blocks
     """
 
     rows: KeyedRows
@@ -111,12 +111,12 @@ class IdComparison(NamedTuple):
 
     @property
     def late(self) -> Bools:
-        """Return which rows (N,) are late."""
+        """Return a mask (N,) of the late rows."""
         return self.rows.rows.time < self.floors[self.rows.rows.key]
 
 
 class Checked(NamedTuple):
-    """Rows after the check: the `kept` rows, packets of the duplicates, and the comparison for `remember`."""
+    """Rows after the check: the `kept` rows, packets with the duplicates, and the comparison for `remember`."""
 
     kept: KeyedRows
     duplicates: Sequence[Packet] = ()
@@ -124,24 +124,25 @@ class Checked(NamedTuple):
 
 
 class RowIdCheck:
-    """The check for rows without ids: it keeps all rows and remembers nothing."""
+    """The check for a model whose rows have no ids; it keeps all rows and remembers nothing."""
 
     index = LastSeenIndex()
-    """Time of the oldest entry of each block."""
+    """Time of the oldest entry in each block."""
 
     def seed(self, packets: Iterable[bytes]) -> None:
-        """Add the entries of a snapshot."""
+        """Add the entries in a snapshot's packets."""
 
     def check_late(self, rows: Records) -> tuple[Records, Sequence[Packet]]:
-        """Return the late rows that repeat no other, and packets of the duplicates."""
+        """Return the late rows that repeat no other row, and packets with the duplicates."""
         return rows, ()
 
     def check(self, keyed: KeyedRows, *states: Records) -> Checked:
-        """Compare rows with remembered rows and with each other.
+        """Compare rows with the remembered rows and with each other.
 
         Args:
-            keyed: the rows.
-            states: state records; a row older than its key's state is late. If several have a key, the last is used.
+            keyed: the rows to check.
+            states: state records; a row older than the state of its key is late. If several records have the same key,
+                the last record is used.
         """
         return Checked(keyed)
 
@@ -150,29 +151,29 @@ class RowIdCheck:
 
         Args:
             checked: the result of `check`.
-            keyed: the filtered rows.
+            keyed: the rows that the filter has applied or refused.
             outputs: the filter's outputs for these rows.
-            floor: no future row is earlier than this time; None: the state of each key sets its limit.
+            floor: event time; no future row is earlier. None means that the state of each key sets the limit.
         """
 
     def sweep(self, floor: int) -> None:
-        """Remove entries of silent keys; no future row is earlier than the time `floor`."""
+        """Remove entries of silent keys; no future row is earlier than the event time `floor`."""
 
 
 class DuplicateIds(RowIdCheck):
-    """The check of a bucket's rows by their ids, over blocks of entries (`jobs.state.row_ids`)."""
+    """The check of a bucket's rows by their ids, with blocks of entries (`jobs.state.row_ids`)."""
 
     def __init__(self, plan: Plan, blocks: Blocks, within: int, index: LastSeenIndex) -> None:
         self.plan, self.blocks, self.within, self.index = plan, blocks, within, index
 
     def seed(self, packets: Iterable[bytes]) -> None:
-        """Add the entries of a snapshot."""
+        """Add the entries in a snapshot's packets."""
         decoded = [self.blocks.state.layout.decode(packet) for packet in packets]
         if decoded:
             self._update(*self.blocks.add(join_records(decoded)))
 
     def check_late(self, rows: Records) -> tuple[Records, Sequence[Packet]]:
-        """Return the late rows that repeat no other, and packets of the duplicates."""
+        """Return the late rows that repeat no other row, and packets with the duplicates."""
         keyed = sort_by_key(rows, self.plan.rows)
         repeats = self._compare(keyed, np.full(keyed.keys.size, np.iinfo(np.int64).max)).repeats
         if not repeats.any():
@@ -180,7 +181,7 @@ class DuplicateIds(RowIdCheck):
         return select_row_records(keyed, np.flatnonzero(~repeats)), [self._packet(keyed, repeats)]
 
     def check(self, keyed: KeyedRows, *states: Records) -> Checked:
-        """Compare rows with remembered rows and with each other."""
+        """Compare rows with the remembered rows and with each other."""
         compared = self._compare(keyed, find_newest_times(keyed.keys, *states))
         repeats = compared.repeats
         if not repeats.any():
@@ -193,7 +194,7 @@ class DuplicateIds(RowIdCheck):
         assert checked.compared is not None
         compared = checked.compared
         rows, present = compared.rows, compared.present
-        # Rows of a key without a state are refused, and so are their duplicates.
+        # A row of a key without a state is refused, and so are the duplicates of this row.
         routes = keyed.keys.arrays["route"][keyed.rows.key[find_without_state(outputs)]]
         bad = np.isin(rows.keys.arrays["route"], routes)[rows.rows.key]
         entries = merge_records(compared.entries, build_entries(rows, ~compared.late & ~bad))
@@ -208,7 +209,8 @@ class DuplicateIds(RowIdCheck):
     def sweep(self, floor: int) -> None:
         """Remove entries of silent keys.
 
-        A block is read when its oldest entry is more than twice `within` older than `floor`: at most once in `within`.
+        A block is read when its oldest entry is more than twice `within` older than `floor`, so at most once in a time
+        span of `within`.
         """
         present = self.index.expired_before(NEVER if floor == NEVER else floor - 2 * self.within)
         if len(present) == 0:
@@ -237,7 +239,7 @@ class DuplicateIds(RowIdCheck):
 
 
 def build_row_id_check(plan: Plan, stores: Stores, index: LastSeenIndex) -> RowIdCheck:
-    """Return the check of a bucket's rows."""
+    """Return the check for the rows of a bucket: `DuplicateIds` if the rows have ids, else `RowIdCheck`."""
     row_id, policy = plan.rows.row_id, plan.event_time
     if row_id is None or policy is None or policy.id_format is None or stores.row_ids is None:
         return RowIdCheck()

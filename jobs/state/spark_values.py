@@ -1,6 +1,6 @@
-"""Values in Spark's state: pipelined calls of a map, and values as compressed text. Private protocol and format.
+"""Values in Spark's state: pipelined calls of a map, and values as compressed text.
 
-See docs/decisions/0052.
+Both use a protocol and a format that are private to Spark (docs/decisions/0052).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 256
-"""Number of requests that are sent before answers are read. Requests or answers are short, so this number does not fill
-the socket's buffers in both directions, which would be a deadlock."""
+"""Number of requests that are sent before their answers are read. Requests or answers are short, so these requests do
+not fill the socket's buffers in both directions, which would be a deadlock."""
 
 _OK, _EMPTY = 0, b""
 
 
 def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
-    """Yield values of a map of one integer to one column in the order of `keys`, None for a missing key."""
+    """Yield the values of a map from one integer to one column, in the order of `keys`; None for a missing key."""
     client = find_client(state)
     if client is None:
         for key in keys:
@@ -43,7 +43,7 @@ def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
 
 
 def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
-    """Set values of a map of one integer to one column."""
+    """Set values of a map from one integer to one column."""
     client = find_client(state)
     if client is None:
         for key, value in values:
@@ -59,7 +59,7 @@ def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
 
 
 def find_client(state: MapState) -> Any:
-    """Return the client of a map, or None if it lacks the expected methods."""
+    """Return the client of a map; None if the client lacks the expected methods."""
     client = getattr(getattr(state, "_mapStateClient", None), "_stateful_processor_api_client", None)
     known = ("sockfile", "pickleSer", "_receive_proto_message")
     return client if all(hasattr(client, name) for name in known) else None
@@ -80,7 +80,7 @@ def _ask(client: Any, state: MapState, requests: Iterator[dict[str, Any]]) -> It
             write_int(len(message), client.sockfile)
             client.sockfile.write(message)
         client.sockfile.flush()
-        # All answers are read before any is used: a consumer that stops early must not leave answers in the socket.
+        # All answers are read before the first is used, because a consumer that stops early would leave answers behind.
         answers = [client._receive_proto_message() for _ in batch]
         for status, error, value in answers:
             if status != _OK:
@@ -92,8 +92,8 @@ _CODEC = "lz4_raw"
 _SIZES = struct.Struct("<II")
 _GROUP = 7
 
-# Spread the 56 low bits of eight bytes to seven bits per byte, by halves: mask of the bits that stay, mask of the bits
-# that move up, and the number of places.
+# Spread the low 56 bits of eight bytes to seven bits per byte, by halves. Each entry has the mask of the bits that
+# stay, the mask of the bits that move up, and the number of places.
 _HALVES = tuple(
     (np.uint64(stays), np.uint64(moves), np.uint64(by))
     for stays, moves, by in (
@@ -105,7 +105,7 @@ _HALVES = tuple(
 
 
 class DamagedText(ValueError):
-    """A text of the state is damaged, or was not made by `to_text`."""
+    """Error: a text of the state is damaged, or was not made by `to_text`."""
 
 
 def to_text(value: bytes) -> str:
@@ -134,10 +134,10 @@ def from_text(text: str) -> bytes:
 
 
 def decode_stored(stored: str | bytes) -> bytes:
-    """Return the bytes of a value of the state, stored as text or as bytes.
+    """Return the bytes of a state value that is stored as text or as bytes.
 
     Raises:
-        DamagedText: see `from_text`.
+        DamagedText: the text is cut short, or was not made by `to_text`.
     """
     return from_text(stored) if isinstance(stored, str) else bytes(stored)
 
@@ -155,7 +155,7 @@ def _spread(value: bytes) -> str:
 
 
 def _gather(text: str) -> bytes:
-    """Invert `_spread`; return the bytes with the padding."""
+    """Return the bytes, with the padding, from which `_spread` made a text."""
     bits: NDArray[np.uint64] = np.frombuffer(text.encode("ascii"), "<u8")
     for stays, moves, by in reversed(_HALVES):
         bits = (bits & stays) | ((bits >> by) & moves)

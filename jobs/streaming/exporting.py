@@ -1,4 +1,4 @@
-"""Read a generation's state from its checkpoint, and export it as a snapshot unless it lacks rows."""
+"""Read a generation's state from its checkpoint, and export the state as a snapshot unless it lacks rows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read_states(
 def read_waiting(
     model: DeployedModel[Warehouse], generation: Generation, origin: Manifest, batch: int
 ) -> Held:
-    """Return the waiting rows in a generation's state at the end of a committed micro-batch, and its watermark.
+    """Return the waiting rows in a generation's state at the end of a committed micro-batch, and the watermark.
 
     Raises:
         UserError: the state cannot be read, or belongs to another model.
@@ -130,7 +130,7 @@ def read_state_variable(
 def _build_unpacker(
     kernel: Filter, state: StateFormat
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function from the values of whole buckets to the rows of their keys' states.
+    """Return a function from the values of whole buckets to the state rows of the buckets' keys.
 
     All values of a bucket are in one partition of the state, and so in one task. Changes may come before or after the
     blocks that they change.
@@ -161,10 +161,10 @@ class MissingRows(NamedTuple):
 
 
 def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> None:
-    """Refuse a generation whose state, written as snapshot `end`, lacks rows, or whose ancestors' states lack rows.
+    """Refuse a generation if its state, written as snapshot `end`, or the state of an ancestor lacks rows.
 
     Raises:
-        UserError: rows are missing; the message has the command that computes the state anew.
+        UserError: rows are missing; the message has the command that computes the state again.
     """
     found = find_missing_rows(warehouse, generation, end)
     if found is None:
@@ -179,10 +179,10 @@ def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manif
 
 
 def find_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> MissingRows | None:
-    """Return the rows that a generation's state lacks, or else those that its ancestors' handed-over states lacked.
+    """Return the rows that a generation's state lacks, or else the rows that an ancestor's handed-over state lacked.
 
-    end: the snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are
-    not compared: their attempts always wrote the same files.
+    end: snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are not
+    compared, because all attempts of their micro-batches wrote the same files.
     """
     catalog = Catalog(warehouse)
     manifest: Manifest | None = end
@@ -199,7 +199,7 @@ def find_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifes
 def _compare_missing_rows(
     warehouse: Warehouse, generation: Generation, origin: Manifest | None, end: Manifest
 ) -> MissingRows | None:
-    """Compare the rows in a state, less the rows in the snapshot at its start, with the generation's estimates."""
+    """Compare the number of rows that entered a state since its start with the generation's estimates."""
     table, batch = estimates(generation.model), end.batch_id
     if (
         batch is None
@@ -211,8 +211,8 @@ def _compare_missing_rows(
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
     estimated = warehouse.read(table).filter(
         mine & F.col("flags").isNull()
-    )  # a flagged row does not change its key's state
-    # Newly pretrained keys bring rows that this generation has not estimated: then each key is compared.
+    )  # a flagged row does not change the state of its key
+    # Newly pretrained keys bring rows that this generation has not estimated, so each key is compared.
     if (
         Checkpoint(warehouse, generation.checkpoint).sources() == 1
         and end.rows - origin.rows >= estimated.count()
@@ -234,7 +234,7 @@ def _compare_missing_rows(
 
 
 def _suggest_remedy(live: Generation, hurt: Generation) -> str:
-    """Return the command that computes a state anew from a snapshot and the rows after it."""
+    """Return the command that computes a state again from a snapshot and the rows after it."""
     if live.fingerprint == hurt.fingerprint:
         how = f"`kalman-pipeline stream --model {live.model} --adopt {hurt.snapshot_id}` computes"
     else:
@@ -254,16 +254,16 @@ def export(
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
-    A generation that has committed nothing has the state of its starting snapshot. By default the micro-batch is the
-    last one that completes a version of the measurements. With `allow_missing_rows` the export does not compare a state
-    of format 1 with its estimates.
+    A generation that has committed nothing has the state of its starting snapshot. By default, the micro-batch is the
+    last that completes a version of the measurements. With `allow_missing_rows`, the export does not compare a state
+    of format 1 with the estimates.
 
     Raises:
         UserError: the generation is removed or damaged, its measurements have changed, the micro-batch does not exist,
             or the state lacks rows that were estimated.
     """
     warehouse = model.warehouse
-    if generation.status == REMOVED:  # its checkpoint may be partly deleted
+    if generation.status == REMOVED:  # the checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
     refuse_damaged(warehouse, generation)
@@ -333,9 +333,9 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
 
 
 def find_last_whole_batch(checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """Return the last committed micro-batch that completes a version, and that version; None if there is none.
+    """Return the last committed micro-batch that completes a version, and this version; None if there is none.
 
-    Several micro-batches may share a version that has many files.
+    A version with many files may be divided into several micro-batches.
     """
     for batch in reversed(checkpoint.commits()):
         if not checkpoint.has(batch):

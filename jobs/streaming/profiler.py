@@ -1,11 +1,11 @@
-"""Profile a running stream: measure each micro-batch's times, which `jobs.supervision.batch_profile` combines.
+"""Profile a running stream by measuring the times of each micro-batch, which `jobs.supervision.batch_profile` combines.
 
 The sink times its steps. Python workers add their seconds to a Spark accumulator, whose value is complete when the
-action ends. The thread that records progress reads Spark's times. Without `--profile` only the step marks in our
-functions remain, and they do nothing.
+action ends. The thread that records progress reads Spark's times. Without `--profile`, only the step marks in the
+project's functions remain, and they do nothing.
 
-`profiling` sets the profiler for the driver's thread. The parts of the query, which may run in other threads, keep the
-`profiler()` that was current when they were constructed.
+`profile_stream` sets the profiler for the driver's thread. The parts of the query may run in other threads; each part
+keeps the `profiler()` that was current when the part was constructed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 KEPT = 200
-"""Number of micro-batches that are reported one by one; the mean covers all micro-batches."""
+"""Number of micro-batches that are reported individually; the mean covers all micro-batches."""
 
 
 class StepSeconds(AccumulatorParam[Seconds]):
@@ -45,19 +45,19 @@ class StepSeconds(AccumulatorParam[Seconds]):
         return {}
 
     def addInPlace(self, value1: Seconds, value2: Seconds) -> Seconds:  # noqa: N802
-        """Return the sum as a new value: the driver may be reading the old one."""
+        """Return the sum as a new value, because the driver may be reading the old value."""
         return add_seconds(value1, value2)
 
 
 class TimedProcessor(DelegatingProcessor):
-    """Wrapper that times the model's processor step by step, without the time spent waiting for rows."""
+    """Wrapper that times the steps of the model's processor, without the time spent waiting for rows."""
 
     def __init__(self, inner: Any, into: Into) -> None:
         super().__init__(inner)
         self._into = into
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the processor import the snapshot; time outside of any step counts as writing state."""
+        """Let the processor import the snapshot; time outside of all steps counts as writing state."""
 
         def take_over(_: Iterator[None]) -> Iterator[None]:
             self.inner.handleInitialState(key, initialState, timerValues)
@@ -89,11 +89,11 @@ class NoProfiler:
     """Profiler that does nothing, for a stream without a profile."""
 
     def operator(self, processor: StatefulProcessor) -> StatefulProcessor:
-        """Return the stateful processor, timed."""
+        """Return the stateful processor, wrapped to be timed if there is a profile."""
         return processor
 
     def time_packing(self, pack: Packer) -> Packer:
-        """Return the function that packs rows, timed."""
+        """Return the function that packs rows, wrapped to be timed if there is a profile."""
         return pack
 
     def step(self, batch_id: int, name: str) -> AbstractContextManager[None]:
@@ -101,14 +101,14 @@ class NoProfiler:
         return nullcontext()
 
     def started(self, query: StreamingQuery) -> None:
-        """Restrict the profile to the jobs of this query."""
+        """Restrict the profile to the jobs of the query."""
 
     def take(self, progress: Sequence[dict[str, Any]], rows: Sequence[int]) -> None:
-        """Add finished micro-batches, oldest first: Spark's progress of each, and its number of rows."""
+        """Add finished micro-batches, oldest first, each with Spark's progress and its number of rows."""
 
     @property
     def found(self) -> Profiled | None:
-        """Return the profile so far, or None if no micro-batch has finished."""
+        """Return the profile so far; None if no micro-batch has finished."""
         return None
 
 
@@ -142,7 +142,7 @@ class Profiler(NoProfiler):
             self._laps.setdefault(batch_id, []).append(Lap(name, (began, ended), marks))
 
     def started(self, query: StreamingQuery) -> None:
-        self._group = str(query.runId)  # the job group that Spark gives the jobs of a query
+        self._group = str(query.runId)  # the job group that Spark gives to the jobs of a query
 
     def take(self, progress: Sequence[dict[str, Any]], rows: Sequence[int]) -> None:
         self._jobs += self._times.fresh(self._group)
@@ -167,13 +167,13 @@ _profiler: ContextVar[NoProfiler] = ContextVar("profiler", default=_NOTHING)
 
 
 def profiler() -> NoProfiler:
-    """Return the profiler of this thread's stream."""
+    """Return the profiler of the stream that this thread drives."""
     return _profiler.get()
 
 
 @contextmanager
 def profile_stream(warehouse: Warehouse, wanted: bool) -> Iterator[None]:
-    """Profile the stream that this thread drives inside the context, if `wanted`."""
+    """Profile the stream that this thread drives in the `with` block, if `wanted`."""
     token = _profiler.set(Profiler(warehouse.spark) if wanted else _NOTHING)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Record a stream's progress in a separate thread: no failure here stops or delays the query.
+"""Record the progress of a stream in a separate thread, so that no failure in it stops or delays the query.
 
-Once a second the thread checks whether the sink has written micro-batches that are not recorded. Only then it asks
-Spark for their progress. No listener stands between the query and its next micro-batch.
+Once per second, the thread checks whether the sink has written micro-batches that are not recorded yet, and only then
+reads their progress from Spark. No listener runs between one micro-batch of the query and the next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 PERIOD = 1.0
 FINISH_SECONDS = 10.0
-"""Maximum wait of an ending run for its last records."""
+"""Maximum time that the end of a run waits for its last records."""
 
 Outlet = Callable[[list[dict[str, Any]]], None]
 
 
 class Recorder:
-    """Context around a query's life that writes each micro-batch's record to outlets."""
+    """Context manager around a query that writes the record of each micro-batch to outlets."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Recorder:
         first: Callable[[], None] = lambda: None,
         last: Callable[[], None] = lambda: None,
     ) -> None:
-        """Record `query`, whose writer counts in `totals`.
+        """Record the progress of `query`, whose writer adds its counts to `totals`.
 
-        The recording thread calls `first` before it begins, and `last` when all outlets have all records.
+        The recording thread calls `first` before it begins, and `last` after all outlets have all records.
         """
         self._query, self._totals, self._generation = query, totals, generation
         self._lag, self._outlets = lag, outlets
@@ -60,7 +60,7 @@ class Recorder:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._work, name="progress", daemon=True)
         self.problem: str | None = None
-        """The last failure, if any."""
+        """The last failure, or None."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -96,7 +96,7 @@ class Recorder:
             return
         try:
             lag = self._lag((fresh[-1].get("sources") or [{}])[0])
-        except Exception as problem:  # a record without lag is better than none
+        except Exception as problem:  # a record without a lag is better than no record
             lag, self.problem = Lag(), extract_first_line(problem)
         names = (self._generation.model, self._generation.generation, self._run)
         records = [
@@ -109,7 +109,7 @@ class Recorder:
         self._try(lambda: self._profiler.take(fresh, [one["rows"] for one in records]))
 
     def _fresh(self) -> list[dict[str, Any]]:
-        """Return Spark's progress of the unrecorded micro-batches, oldest first."""
+        """Return Spark's progress of the micro-batches that are not recorded yet, oldest first."""
         query: Any = self._query
         recent = query._jsq.recentProgress()
         fresh: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ def build_recorder(
     generation: Generation,
     outlets: list[Outlet],
 ) -> Recorder:
-    """Return the recorder of a generation's query; it writes to `outlets`, then to the warehouse."""
+    """Return the recorder of a generation's query, which writes to the `outlets`, and then to the warehouse."""
     waiting: list[Writer] = []
 
     def write(records: list[dict[str, Any]], last: bool = False) -> None:

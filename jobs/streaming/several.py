@@ -1,9 +1,9 @@
-"""Run the streams of several models in one Spark application, on one JVM with shared memory and slots.
+"""Run the streams of several models in one Spark application, on one JVM with shared memory and task slots.
 
-As if it ran alone, each stream has a separate lease, checkpoint and SQL settings. Each also has a pool in Spark's fair
-scheduler, so that a large micro-batch of one stream does not delay the others. A stream that fails, is stopped or loses
-its lease ends alone. When the process dies, all streams end. Each resumes from its checkpoint, in one application or in
-several.
+Each stream has a separate lease, checkpoint and SQL settings, as if it ran alone. Each stream also has a pool in
+Spark's fair scheduler, so that a large micro-batch of one stream does not delay the other streams. If a stream fails,
+is stopped or loses its lease, only this stream ends. If the process is killed, all streams end. Each stream resumes
+from its checkpoint, in the same application or in another application.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def run(
         settings: settings of the command.
         models: names of the models, or paths of their specs.
         trigger: `available-now`, or seconds between micro-batches (until SIGTERM).
-        metrics_port: port of the first model's Prometheus metrics; the second model gets the next port, and so on.
-        metrics_file: file to write metrics to instead; `{model}` is replaced by the model's name.
+        metrics_port: port of the Prometheus metrics of the first model; the second model gets the next port, and so on.
+        metrics_file: file for the metrics instead of a port; `{model}` is replaced by the name of the model.
         profile: whether to report the time of each stream's micro-batches by step.
         metrics_host: address at which metrics are served.
 
@@ -79,7 +79,7 @@ def run(
             need_measurements(shared, name)
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
-            # Each stream changes SQL settings for its query, so it needs a separate Spark session.
+            # Each stream changes SQL settings for its query, so each stream needs a separate Spark session.
             session = set_local_paths(shared.spark.newSession(), settings.warehouse)
             model = DeployedModel(spec, Warehouse(session, settings.warehouse))
             port = None if metrics_port is None else metrics_port + number
@@ -93,11 +93,11 @@ def run(
 
 @dataclass
 class _Stream:
-    """One stream, and the thread that runs it until it ends, fails, or is asked to stop."""
+    """One stream, and the thread that runs it until it ends, fails, or receives a stop request."""
 
     driver: Driver
     lock: ExitStack
-    """Locks the stream on this machine until it ends."""
+    """The lock on the stream on this machine, which is released when the stream ends."""
     profile: bool
     report: Report | None = None
     error: str | None = None
@@ -108,7 +108,7 @@ class _Stream:
     def work(self) -> None:
         spark = self.driver.model.warehouse.spark
         try:
-            # The pool is a property of this thread; Spark passes it on to the query's thread, which this thread starts.
+            # The pool is a property of this thread; Spark copies it to the query's thread, which this thread starts.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
             with profile_stream(self.driver.model.warehouse, self.profile):
                 self.report = self.driver.drive()
@@ -122,14 +122,14 @@ class _Stream:
 
 
 class _Display(Progress):
-    """Progress of all streams in one line."""
+    """Progress of all streams, shown in one line."""
 
     def __init__(self, quiet: bool) -> None:
         super().__init__("streams", None, quiet)
         self._notes: dict[str, str] = {}
 
     def of(self, model: str) -> Progress:
-        """Return the progress of one stream, shown as a part of this line."""
+        """Return the progress of one stream, which is shown as a part of the line."""
         return _StreamProgress(model, self)
 
     def show(self, model: str, text: str) -> None:
@@ -152,7 +152,7 @@ class _StreamProgress(Progress):
 
 
 def _await_all(streams: Sequence[_Stream], stop: threading.Event) -> None:
-    """Run all streams until they end; a stop signal stops each of them after its micro-batch."""
+    """Run all streams until they end; a stop signal stops each stream after its micro-batch."""
     threads = [threading.Thread(target=one.work, name=f"stream {one.model}") for one in streams]
     try:
         for thread in threads:

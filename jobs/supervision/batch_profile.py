@@ -1,4 +1,4 @@
-"""Profiles of a micro-batch and of a verb: the wall time, divided into steps and a rest."""
+"""Profiles of a micro-batch and of a verb, in which the wall time is divided into steps and a rest."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
-"""Steps of the sink that are divided further: the Spark action that runs the filter; the write of the estimates."""
+"""Steps of the sink that are divided further: the Spark action that runs the filter, and the write of the estimates."""
 
 OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE)
-"""Steps of the operator's tasks."""
+"""The steps inside the tasks of the operator."""
 
 PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, COMMIT, COMMIT_LOG, REST = (
     "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "commit",
@@ -69,11 +69,11 @@ _PHASES = {
 }
 _WHOLE, _SINK = "triggerExecution", "addBatch"
 DELTA = "Delta:"
-"""Prefix of the descriptions of Delta's internal jobs on its log; our description follows."""
+"""Prefix of the descriptions of Delta's internal jobs on its log; the description of the step follows the prefix."""
 
 
 class Lap(NamedTuple):
-    """A step of the sink: its span, and the seconds that the marks in Python workers recorded during it."""
+    """A step of the sink: its time span, and the seconds that the marks in Python workers recorded in this span."""
 
     step: str
     span: Span
@@ -81,7 +81,7 @@ class Lap(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """The wall time of a micro-batch, and the seconds of each step; steps and rest add up to the wall time."""
+    """The wall time of a micro-batch, and the seconds of each step; the steps and the rest add up to the wall time."""
 
     batch_id: int
     rows: int
@@ -95,14 +95,14 @@ class Profile(NamedTuple):
 
 
 class Profiled(NamedTuple):
-    """The profile of a run: the number of micro-batches, their mean, and the profiles of the last micro-batches."""
+    """The profile of a run: number of micro-batches, their mean profile, and the profiles of the last micro-batches."""
 
     count: int
     mean: Profile
     last: tuple[Profile, ...]
 
     def data(self) -> dict[str, Any]:
-        """Return the profile as JSON data, in seconds of wall time."""
+        """Return the profile as JSON data; times are seconds of wall time."""
         return {
             "count": self.count,
             "mean": _convert_to_plain(self.mean),
@@ -118,7 +118,7 @@ def compute_profile(
     Args:
         progress: Spark's `StreamingQueryProgress` as JSON.
         rows: number of rows of the micro-batch.
-        laps: the sink's steps, in order.
+        laps: steps of the sink, in order.
         jobs: Spark jobs of the micro-batch.
     """
     durations = {str(name): int(value) / 1e3 for name, value in (progress.get("durationMs") or {}).items()}
@@ -144,13 +144,13 @@ def compute_profile(
         for name, seconds in found.items():
             _add(steps, name, seconds)
     if laps:
-        # Spark prepares the sink's call and closes it: tens of milliseconds, much of a micro-batch of few rows.
+        # Spark prepares the sink's call and closes it; this takes tens of milliseconds, much of a small micro-batch.
         _add(steps, SCHEDULING, max(0.0, sink - (laps[-1].span[1] - laps[0].span[0])))
     return Profile(int(progress["batchId"]), rows, wall, steps)
 
 
 def average_profiles(parts: Sequence[tuple[Profile, int]]) -> Profile:
-    """Return the mean of (profile, number of its micro-batches) pairs, with the id of the last micro-batch."""
+    """Return the mean of (profile, number of micro-batches) pairs, with the id of the last micro-batch."""
     count = sum(number for _, number in parts)
     steps: Seconds = {}
     for one, number in parts:
@@ -162,7 +162,7 @@ def average_profiles(parts: Sequence[tuple[Profile, int]]) -> Profile:
 
 
 def sort_steps(steps: Iterable[str]) -> list[str]:
-    """Return step names in display order; steps of further sinks come after the estimates' commit."""
+    """Return the names of steps in display order; steps of other sinks come after the commit of the estimates."""
     known = list(MEANING)
     place = {name: float(number) for number, name in enumerate(known)}
     return sorted(steps, key=lambda name: (place.get(name, place[COMMIT] + 0.5), name))
@@ -180,11 +180,11 @@ def _convert_to_plain(profile: Profile) -> dict[str, Any]:
 
 
 def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
-    """Divide the action that runs the filter: the stages before the shuffle, and the operator after it."""
+    """Divide the time of the action that runs the filter: the stages before the shuffle, the operator after it."""
     steps: Seconds = {}
     last = {job.stages[-1].number for job in jobs if job.stages}
     before = [stage for job in jobs for stage in job.stages[:-1]]
-    packing = max(before, key=lambda stage: stage.task, default=None)  # the other stage reads a snapshot
+    packing = max(before, key=lambda stage: stage.task, default=None)  # another stage may read a snapshot
     busy = 0.0
     for stage, seconds in share_seconds(stage for job in jobs for stage in job.stages):
         busy += seconds
@@ -202,9 +202,10 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
 
 
 def _share_stage(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
-    """Divide a stage's wall time in proportion to its task seconds; `other` gets the remainder.
+    """Divide the wall time of a stage in proportion to the seconds of its tasks; `other` gets the remainder.
 
-    Java and Python run in parallel within a task, so the parts may exceed the task: then the remainder is zero.
+    Java and Python run in parallel within a task, so the parts may exceed the time of the task. Then the remainder is
+    zero.
     """
     whole = max(stage.task, sum(parts.values()))
     if whole == 0:
@@ -219,12 +220,12 @@ def _add(steps: Seconds, name: str, seconds: float) -> None:
 
 
 def _is_within(span: Span, lap: Span) -> bool:
-    """Return whether a job began during a step; Spark's times are in whole milliseconds."""
+    """Return whether a job began during a step; Spark's times are whole milliseconds."""
     return lap[0] - 0.001 <= span[0] < lap[1]
 
 
 def build_profile_table(found: Profiled, model: str) -> Table:
-    """Return the mean times of a run's steps as a rich table."""
+    """Return the mean times of the steps of a run as a rich table."""
     mean = found.mean
     title = (
         f"{model}: where the time of a micro-batch went, mean of {found.count} "
@@ -249,10 +250,10 @@ DELTAS, OTHERS = "Delta's log", "jobs without a label"
 
 
 class VerbStep(NamedTuple):
-    """Jobs with one label: their number, wall time, and the summed seconds of their tasks.
+    """The jobs with one label: their number, their wall time, and the sum of their tasks' seconds.
 
-    task_seconds includes shuffle_seconds, for writing and awaiting shuffles, and gc_seconds, for Java's garbage
-    collector.
+    task_seconds includes shuffle_seconds, which is spent on writing shuffles and waiting for them, and gc_seconds,
+    which is spent on Java's garbage collection.
     """
 
     name: str
@@ -264,16 +265,16 @@ class VerbStep(NamedTuple):
 
 
 class VerbProfiler:
-    """The profile of a verb from the profiler's construction on; without `wanted` it measures nothing."""
+    """The profile of a verb since the profiler was constructed; without `wanted` it measures nothing."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted, self._began = wanted, time.time()
         running = SparkContext._active_spark_context if wanted else None
-        # If Spark does not run, the verb starts it, and all of its jobs belong to the verb.
+        # If Spark does not run yet, the verb starts Spark, and all of Spark's jobs belong to the verb.
         self._times = None if running is None else JobTimes(running)
 
     def added_to(self, report: Report) -> Report:
-        """Return the verb's report with the profile up to now, if wanted."""
+        """Return the verb's report, with the profile until now if a profile is wanted."""
         if not self._wanted:
             return report
         span = (self._began, time.time())
@@ -287,7 +288,7 @@ class VerbProfiler:
 
 
 def list_steps(jobs: Sequence[Job], span: Span) -> list[VerbStep]:
-    """Return the steps of a verb that ran during `span`, in order of their start; their seconds add up to the span."""
+    """Return the steps of a verb during `span`, ordered by start; the seconds of the steps add up to the span."""
     named: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda one: one.span):
         named.setdefault(_find_step_name(job), []).append(job)

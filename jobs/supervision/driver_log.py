@@ -1,6 +1,6 @@
 """The log of drivers.
 
-A small file with the identity of each driver that has held a stream's lease, kept after its end.
+For each driver that has held the lease of a stream, the log has a small file with its identity, even after its end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
-"""A driver on another machine is treated as dead if its heartbeat is older than this."""
+"""Age of a heartbeat from which a driver on another machine is treated as dead."""
 
 HEARTBEAT_SECONDS = LEASE_SECONDS / 3
 LIVENESS_SECONDS = min(5.0, LEASE_SECONDS / 6)
-"""Interval at which a driver renews its sign of life in the log of drivers and looks for a request to stop."""
+"""Interval, in seconds, at which a driver records a sign of life in the log and looks for a request to stop."""
 
 ORPHAN_SECONDS = 60.0
-"""Maximum time that a start waits for the end of a killed driver's Spark process."""
+"""Maximum time that a start waits for the Spark process of a killed driver to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DriverIdentity:
 
     @classmethod
     def identify_process(cls, jvm: int) -> DriverIdentity:
-        """Return the identity of the current process, whose Spark runs in process `jvm`."""
+        """Return the identity of the current process, whose Spark runs in the process `jvm`."""
         pid = os.getpid()
         return cls(
             read_machine_name(),
@@ -68,19 +68,19 @@ class DriverIdentity:
 
     @property
     def here(self) -> bool:
-        """Return whether the process runs on this machine."""
+        """Return whether the driver's process runs on this machine."""
         return self.host == read_machine_name()
 
     def alive(self, heartbeat: datetime | None) -> bool:
-        """Return whether the driver runs: by its processes on this machine, by its heartbeat on others."""
+        """Return whether the driver runs, by its processes on this machine, or by its heartbeat on another machine."""
         if self.here:
             return read_start_time(self.pid) == self.started or read_start_time(self.jvm) == self.jvm_started
         return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
 
     def is_alive_after_waiting(self, heartbeat: datetime | None) -> bool:
-        """Return whether the driver runs, after a wait in which the processes of a killed driver can end.
+        """Return whether the driver runs, after waiting for the processes of a killed driver to end.
 
-        Spark's process ends by itself after its Python process; until then it could still write.
+        Spark's process ends by itself after the driver's Python process, and could still write until then.
         """
         deadline = time.monotonic() + ORPHAN_SECONDS
         while self.alive(heartbeat):
@@ -92,16 +92,16 @@ class DriverIdentity:
 
 
 def read_machine_name() -> str:
-    """Return this machine's name: KALMAN_HOST if set (containers may share a name), else the host's name."""
+    """Return this machine's name: KALMAN_HOST if it is set (containers may share a name), else the host's name."""
     return os.environ.get("KALMAN_HOST") or socket.gethostname()
 
 
 def is_fresh(heartbeat: datetime, seconds: float) -> bool:
     """Return whether a heartbeat is less than `seconds` old.
 
-    A heartbeat that is more than `seconds` in the future is stale: the clock was set back, and a live driver would have
+    A heartbeat more than `seconds` in the future is stale, because the clock was set back, and a live driver would have
     written a newer heartbeat. If the clocks of two machines really differ that much, a live driver is replaced, and the
-    fence keeps it from writing.
+    fence (`jobs.lineage.fencing`) keeps it from writing.
     """
     return abs((times.now() - heartbeat).total_seconds()) < seconds
 
@@ -110,20 +110,20 @@ FOLDER = "_leases"
 LAUNCHES = "launches"
 HOLD, CRASHES = "hold.json", "crashes.json"
 KEPT = 100
-"""Number of drivers per generation that the log keeps."""
+"""Number of drivers per generation, and number of launches, that the log keeps."""
 
 STOPPED, CAUGHT_UP, FAILED, LOST = "stopped", "caught up", "failed", "lost"
-"""How a driver ends: by a request; with nothing left to do; by an error; because another driver has its lease or its
-generation is retired. A killed driver records nothing."""
+"""How a driver ends: by a request (stopped); with nothing left to do (caught up); by an error (failed); because another
+driver has its lease or its generation is retired (lost). A killed driver records no end."""
 
 QUERIES = "queries"
-"""The entry of a driver's rules that lists its queries, if it drives other queries than its generation's."""
+"""Entry of a driver's rules with the names of its queries, for a driver that runs no generation's query."""
 
 R = TypeVar("R", bound="Record")
 
 
 class Record:
-    """The content of a file: the fields of a dataclass as JSON."""
+    """A file of the log, with the fields of a dataclass as JSON."""
 
     def text(self) -> bytes:
         """Return the file's content."""
@@ -131,7 +131,7 @@ class Record:
 
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
-        """Parse a file's content; return None if the file is missing or not yet complete."""
+        """Parse the content of a file; return None if the file is missing or incomplete."""
         try:
             values: dict[str, Any] = json.loads(content or b"")
             known = [one for one in fields(cls) if one.name in values]  # pyright: ignore[reportArgumentType]
@@ -144,10 +144,10 @@ class Record:
 class DriverRecord(Record):
     """One driver of a generation, from the time when it got the lease.
 
-    beat_at: its last sign of life; how: the kind of its end (`STOPPED`, ...); rules: the fields of the spec that decide
-    how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`; suspect: the latest
-    earlier epoch
-    without a recorded end when this driver began (`jobs.lineage.leases`), 0 if none, None in old records.
+    beat_at: last sign of life of the driver. how: the kind of its end (`STOPPED`, ...). rules: the fields of the spec
+    that decide how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`. suspect: the
+    latest earlier epoch without a recorded end when this driver began (`jobs.lineage.leases`); 0 if there is none; None
+    in records of earlier releases.
     """
 
     model: str
@@ -166,12 +166,12 @@ class DriverRecord(Record):
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of the driver's file."""
         return f"{self.generation}/{self.epoch:08d}.json"
 
     @property
     def queries(self) -> list[str] | None:
-        """Return the names of its queries and their checkpoints; None: it drives the query of its generation."""
+        """Return the names of the driver's queries and their checkpoints; None if it runs its generation's query."""
         return (self.rules or {}).get(QUERIES)
 
     @property
@@ -188,7 +188,7 @@ class DriverRecord(Record):
 class LaunchRecord(Record):
     """The launcher's record of a driver's process: its start, before it has a lease, and its exit code.
 
-    keeper: id of the process that writes this record.
+    keeper: id of the process that writes this record, the launcher.
     """
 
     token: str
@@ -206,15 +206,16 @@ class LaunchRecord(Record):
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of the launch's file."""
         return f"{LAUNCHES}/{self.token}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Hold(Record):
-    """A request that no driver be started automatically, for a time or until `resume`.
+    """A request that no driver be started automatically, until a time or until the command `resume`.
 
-    crashes: number of consecutive crashed drivers if restarts were given up; run: the Airflow run that gave up.
+    crashes: number of consecutive crashed drivers, if the hold was made because of crashes. run: the Airflow run that
+    made such a hold.
     """
 
     reason: str
@@ -230,7 +231,7 @@ class Hold(Record):
 
 @dataclass(frozen=True, slots=True)
 class Crashes(Record):
-    """Consecutive drivers that crashed before committing a micro-batch.
+    """The count of consecutive drivers that crashed before they committed a micro-batch.
 
     done: the newest micro-batch of each checkpoint after the last crash.
     """
@@ -265,7 +266,7 @@ class DriverLog:
         return cls(warehouse.files(f"{FOLDER}/{model}"), model)
 
     def list_drivers(self) -> list[DriverRecord]:
-        """Return the latest driver of each generation, in the order of their start."""
+        """Return the latest driver of each generation, ordered by start time."""
         found = []
         for generation in self.files.names(""):
             if generation in (LAUNCHES, HOLD, CRASHES):
@@ -276,9 +277,9 @@ class DriverLog:
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def compute_next_time(self) -> datetime:
-        """Return the current time, or a later time after the start of every known driver and launch.
+        """Return the current time, or a later time if any known driver or launch would otherwise have started later.
 
-        So the driver that starts last stays last in the log even if the clock was set back.
+        So the driver that starts last is the last driver in the log, even if the clock was set back.
         """
         began = [one.began_at for one in (*self.list_drivers(), *self.list_launches())]
         return max([times.now(), *(at + timedelta(microseconds=1) for at in began)])
@@ -296,13 +297,13 @@ class DriverLog:
         return sorted(self._read_records(LaunchRecord, LAUNCHES), key=lambda one: one.began_at)
 
     def _read_records(self, kind: type[R], folder: str) -> list[R]:
-        """Return the records of a folder, in the order of their names."""
+        """Return the records in a folder, ordered by their names."""
         names = (name for name in self.files.names(folder) if name.endswith(".json"))
         found = (kind.parse(self.files.read(f"{folder}/{name}")) for name in names)
         return [one for one in found if one is not None]
 
     def launch(self, token: str) -> LaunchRecord | None:
-        """Return a launch by its token."""
+        """Return the launch with this token."""
         return LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
 
     def overtaken(self, generation: str, epoch: int) -> bool:
@@ -310,7 +311,7 @@ class DriverLog:
         return any(name > f"{epoch:08d}.stop" for name in self.files.names(generation))
 
     def write(self, record: DriverRecord | LaunchRecord) -> None:
-        """Write a driver's or a launch's file."""
+        """Write the file of a driver or a launch."""
         self.files.write(record.name, record.text())
 
     def ask_to_stop(self, record: DriverRecord | LaunchRecord, reason: str) -> None:
@@ -323,12 +324,12 @@ class DriverLog:
         return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
 
     def hold(self) -> Hold | None:
-        """Return the hold in force, or None."""
+        """Return the hold that is in force, or None."""
         found = Hold.parse(self.files.read(HOLD))
         return None if found is None or found.over(times.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
-        """Begin a hold, or with None end it and reset the count of crashes."""
+        """Begin a hold; None ends the hold and resets the count of crashes."""
         if hold is None:
             self.files.remove(CRASHES)
             self.files.remove(HOLD)
@@ -340,14 +341,14 @@ class DriverLog:
         return Crashes.parse(self.files.read(CRASHES))
 
     def put_crashes(self, crashes: Crashes | None) -> None:
-        """Write the count of consecutive crashes, or with None reset it."""
+        """Write the count of consecutive crashes; None resets the count."""
         if crashes is None:
             self.files.remove(CRASHES)
         else:
             self.files.write(CRASHES, crashes.text())
 
     def prune(self, folder: str, keep: int = KEPT) -> None:
-        """Remove all but the last `keep` drivers of a generation, or launches."""
+        """Remove all files but the last `keep` files of a folder, which has a generation's drivers, or the launches."""
         if folder == LAUNCHES:
             old = [one.name.removesuffix(".json") for one in self.list_launches()][:-keep]
         else:
@@ -359,7 +360,7 @@ class DriverLog:
 
 
 def _parse_field(kind: str, value: Any) -> Any:
-    """Parse a JSON value by the annotation of its field."""
+    """Parse a JSON value by the type annotation of its field."""
     kind = kind.removesuffix(" | None")
     if value is None or kind not in ("datetime", "DriverIdentity"):
         return value

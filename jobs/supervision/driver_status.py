@@ -1,4 +1,4 @@
-"""The status of a model's driver from the log of drivers, its consecutive crashes, and its stop. Spark-free."""
+"""The status of a model's driver, by the log of drivers; its consecutive crashes; and how it is stopped. Spark-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jobs.supervision.driver_log import (
 )
 
 START = timedelta(minutes=10)
-"""A driver launched on another machine has failed to start if it gave no sign of life for this long."""
+"""Time without a sign of life after which a driver launched on another machine counts as failed to start."""
 
 NONE, STARTING, RUNNING, SILENT, ENDED = "none", "starting", "running", "silent", "ended"
 LIVE = "live"
@@ -28,7 +28,7 @@ LIVE = "live"
 
 def format_log_name(verb: str, model: str) -> str:
     """Return the name of the log of drivers of a model's stream, monitor or skill (`verb`)."""
-    return model if verb == "stream" else f"{verb}-{model}"  # no model's name has a dash
+    return model if verb == "stream" else f"{verb}-{model}"  # no model has a dash in its name
 
 
 def resume_command(verb: str, model: str) -> str:
@@ -40,9 +40,9 @@ def resume_command(verb: str, model: str) -> str:
 class DriverStatus:
     """The status of a model's driver.
 
-    state: none (there never was a driver), starting, running, silent (its process runs on this machine but gives no
-    sign of life), or ended; exit_code: None if it was killed, or no launcher recorded its end; how: as in
-    `DriverRecord`; seconds: time from its start to its last sign of life.
+    state: none (there never was a driver), starting, running, silent (its process runs on this machine but shows no
+    sign of life), or ended. exit_code: exit code of the driver; None if it was killed, or if no launcher recorded its
+    end. how: as in `DriverRecord`. seconds: time from the driver's start to its last sign of life.
     """
 
     state: str
@@ -64,7 +64,7 @@ class DriverStatus:
         return self.state == ENDED and self.how is None and (self.exit_code is None or self.exit_code < 0)
 
     def text(self) -> str:
-        """Return the status in words."""
+        """Return the status as text."""
         if self.state == NONE:
             return "there has been no driver"
         generation = self.driver.generation if self.driver else "its driver"
@@ -92,9 +92,7 @@ def read_driver_status(log: DriverLog) -> DriverStatus:
     for one in reversed(drivers):
         its_launch, state = _launch_of(one.launch, launches), find_driver_state(one)
         if state == ENDED and its_launch is not None and _has_process(its_launch):
-            state = (
-                RUNNING  # it is ending: its process, or the launcher that records its exit code, still runs
-            )
+            state = RUNNING  # it is ending, because its process, or the launcher that records its exit code, still runs
         if state in (RUNNING, SILENT):
             return DriverStatus(state, one, its_launch)
     known = {one.launch for one in drivers}
@@ -112,8 +110,8 @@ def read_driver_status(log: DriverLog) -> DriverStatus:
 def find_driver_state(driver: DriverRecord) -> str:
     """Return the state of a driver: running, silent or ended.
 
-    A driver on another machine without a fresh heartbeat is treated as ended: the lease lets the next driver begin, and
-    the fence keeps this driver from writing.
+    A driver on another machine without a fresh heartbeat counts as ended, because the lease lets the next driver begin,
+    and the fence keeps this driver from writing.
     """
     if driver.ended_at is not None:
         return ENDED
@@ -140,7 +138,7 @@ def _is_starting(launch: LaunchRecord) -> bool:
 
 
 def _has_process(launch: LaunchRecord) -> bool:
-    """Return whether a launch has not ended and its process or its launcher runs on this machine."""
+    """Return whether a launch has not ended, and its process or its launcher runs on this machine."""
     if launch.ended_at is not None or launch.host != read_machine_name():
         return False
     pairs = ((launch.pid, launch.started), (launch.keeper, launch.keeper_started))
@@ -178,7 +176,7 @@ def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
     """Stop the driver of a model's stream, monitor or skill query, and wait; return its former status. Idempotent.
 
     Raises:
-        UserError: the driver has not ended in time, or gives no sign of life.
+        UserError: the driver has not ended in time, or shows no sign of life.
     """
     before = status = read_driver_status(log)
     request_stop(log, status, reason)
@@ -194,7 +192,7 @@ def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
         time.sleep(POLL_SECONDS)
         status = read_driver_status(log)
         if status.launch != before.launch or status.driver is not None and before.driver is None:
-            request_stop(log, status, reason)  # it has only now got its lease, or another driver has begun
+            request_stop(log, status, reason)  # it has just got its lease, or another has begun
     return before
 
 
@@ -204,24 +202,24 @@ def is_there(status: DriverStatus) -> bool:
 
 
 def request_stop(log: DriverLog, status: DriverStatus, reason: str) -> None:
-    """Write a request to stop for a driver that runs or starts, unless there is a request."""
+    """Ask a driver that runs or starts to stop, unless it has already been asked."""
     for record in (status.driver, status.launch):
         if status.driven and record is not None and log.read_stop_request(record) is None:
             log.ask_to_stop(record, reason)
 
 
 SOUND = timedelta(hours=1)
-"""A driver that lived this long did not crash at its start, even if it had no row to commit."""
+"""Lifetime from which a driver did not crash at its start, even if it had no row to commit."""
 
 
 class CrashCounter:
-    """The crashes of one log's drivers, in the warehouse at `root`."""
+    """The crashes of the drivers in one log, for the warehouse at `root`."""
 
     def __init__(self, root: str, log: DriverLog) -> None:
         self.root, self.log = root, log
 
     def record_progress(self) -> None:
-        """Record the progress of all checkpoints before a driver is started."""
+        """Record the progress of all checkpoints; called before a driver is started."""
         known = self.log.crashes()
         done = self.committed()
         if known is None or known.done != done:
@@ -231,8 +229,8 @@ class CrashCounter:
         """Count a crash; return how many consecutive drivers have crashed without progress.
 
         Args:
-            error: text about the crash. The caller must have called `record_progress` before it started this driver.
-            lived: seconds that the driver lived.
+            error: text about the crash. The caller must have called `record_progress` before it started the driver.
+            lived: seconds from the driver's start to its end.
         """
         known, done = self.log.crashes(), self.committed()
         progressed = known is not None and known.done != done or lived > SOUND.total_seconds()
@@ -241,7 +239,7 @@ class CrashCounter:
         return crashes.count
 
     def committed(self) -> dict[str, int]:
-        """Return the newest committed micro-batch, or -1, of each checkpoint of the log's last driver."""
+        """Return, for each checkpoint of the last driver in the log, the newest committed micro-batch, or -1."""
         live = [one for one in self.log.list_drivers() if one.status == LIVE]
         if not live:
             return {}
@@ -254,6 +252,6 @@ class CrashCounter:
 
 
 def give_up_reason(crashes: int, status: DriverStatus) -> str:
-    """Return a sentence with the reason why no further driver is started."""
+    """Return a sentence that explains why no more drivers are started."""
     drivers = "a driver has" if crashes == 1 else f"{crashes} drivers in a row have"
     return f"{drivers} crashed before a micro-batch was committed, the last: {status.text()}"

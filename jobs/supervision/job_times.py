@@ -1,7 +1,7 @@
 """Read the times of jobs, stages and tasks from Spark's status store.
 
-This is the store of the web UI, and exists without the UI; it keeps the last thousand jobs and stages. No public API of
-a Python driver has the times, so this module reads the store behind the UI's REST API (`AppStatusStore`).
+The web UI uses the same store, which also exists without the UI and keeps the last thousand jobs and stages. No public
+API of a Python driver returns these times, so this module reads `AppStatusStore`, the store behind the UI's REST API.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 Span = tuple[float, float]
-"""Begin and end, in seconds since 1970."""
+"""Begin and end of a time span, in seconds since 1970."""
 
 
 class Stage(NamedTuple):
-    """A stage that ran: its span, and the summed seconds of its tasks.
+    """A stage that ran: its time span, and the summed seconds of its tasks.
 
-    task: total task time, which includes shuffle_read: waiting for the shuffle; shuffle_write: writing the shuffle; gc:
-    Java's garbage collector.
+    task: total seconds of the tasks, including the next three. shuffle_read: waiting for the shuffle. shuffle_write:
+    writing the shuffle. gc: Java's garbage collection.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job that has ended: its labels, its span, and its stages in order."""
+    """A job that has ended: its labels, its time span, and its stages in order."""
 
     number: int
     name: str
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 
 class JobTimes:
-    """The jobs of a Spark application from now on (or all in Spark's store), each returned once, after its end."""
+    """The jobs of a Spark application from now on, or all jobs in its store; each is returned once, after its end."""
 
     def __init__(self, context: SparkContext, all_of_them: bool = False) -> None:
         java: Any = context._jsc
@@ -57,7 +57,7 @@ class JobTimes:
         self._returned: set[int] = set()
 
     def fresh(self, group: str | None = None) -> list[Job]:
-        """Return the jobs, of one group or all, that have ended since the last call; oldest first."""
+        """Return the jobs of a group, or of all groups, that have ended since the last call, oldest first."""
         found: list[Job] = []
         known: set[int] = set()
         running: set[int] = set()
@@ -94,7 +94,7 @@ class JobTimes:
         except Py4JJavaError:  # Spark no longer has the stage
             return None
         if stage.submissionTime().isEmpty() or stage.completionTime().isEmpty():
-            return None  # a skipped stage: its result existed already
+            return None  # the stage was skipped, because its result already existed
         return Stage(
             number,
             str(stage.name()),
@@ -117,7 +117,7 @@ def compute_covered_seconds(spans: Iterable[Span]) -> float:
 
 
 def share_seconds(stages: Iterable[Stage]) -> list[tuple[Stage, float]]:
-    """Return each stage with its seconds that earlier stages do not cover; the sum is the covered time."""
+    """Return each stage with the part of its seconds that no earlier stage covers; they add up to the covered time."""
     found, spans = [], list[Span]()
     for stage in sorted(stages, key=lambda one: one.span):
         before = compute_covered_seconds(spans)

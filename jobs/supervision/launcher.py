@@ -1,9 +1,9 @@
 """Start a driver that outlives its parent process, and record how it ends.
 
 `python -m jobs.supervision.launcher ROOT MODEL TOKEN LOG ABOUT -- COMMAND...` runs the command as a child process in a
-new session. It writes the child's process id to the log of drivers (`jobs.supervision.open_driver_log`), and after the
-child's end its exit code and its last `error:` line. If the launcher is killed, the driver runs on, and only its
-process shows its end.
+new session. The launcher writes the child's process id to the log of drivers (`jobs.supervision.driver_log`). When
+the child has ended, the launcher adds the child's exit code and its last `error:` line. If the launcher is killed, the
+driver continues to run, and only the absence of its process shows that it has ended.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord, read_
 POLL_SECONDS = 0.5
 BEGIN_SECONDS = 60.0
 LAUNCH_VARIABLE = "KALMAN_LAUNCH"
-"""The environment variable with the token of a driver's launch."""
+"""The environment variable that has the token of a driver's launch."""
 
 
 def make_token() -> str:
-    """Return a unique name for a launch."""
+    """Return a unique token for a launch."""
     return uuid.uuid4().hex[:12]
 
 
@@ -44,16 +44,16 @@ def detach(
     folder: Path,
     about: str = "",
 ) -> LaunchRecord:
-    """Start a command detached from this process; return once it is in the log of drivers.
+    """Start a command that is detached from this process; return once its launch is in the log of drivers.
 
     Args:
-        root: the warehouse's root.
+        root: root of the warehouse.
         model: name of the log of drivers (`jobs.supervision.driver_status.format_log_name`).
-        command: the program and its arguments.
+        command: program and arguments to start.
         environment: all environment variables of the command.
-        log: file for the command's output.
+        log: file for the output of the command.
         folder: working directory of the command.
-        about: description for the launch's record.
+        about: description of the driver in the record of the launch.
 
     Raises:
         UserError: the command could not be started.
@@ -81,7 +81,7 @@ def detach(
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command to its end, and keep its record in the log of drivers."""
+    """Run a command until it ends, and update its record in the log of drivers."""
     root, model, token, log, about, dashes, *command = words
     assert dashes == "--"
     drivers = DriverLog.at(root, model)

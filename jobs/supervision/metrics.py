@@ -1,4 +1,4 @@
-"""A stream's progress as Prometheus metrics, on a port or in a text file for the node exporter."""
+"""The progress of a stream as Prometheus metrics, on a port or in a text file for the node exporter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GAUGES = {
 KINDS = ("estimated", "quarantined", *OUTCOMES)
 
 LOOPBACK = "127.0.0.1"
-"""The default address for metrics: everybody who reaches the address can read the names of models."""
+"""The default address for metrics, because everybody who can reach the address can read the names of models."""
 
 
 class Metrics:
@@ -47,7 +47,7 @@ class Metrics:
         file: str | None = None,
         host: str = LOOPBACK,
     ) -> None:
-        """Serve the metrics on `port` of `host` if given; write them to `file` with every record if given.
+        """Serve the metrics on `port` of `host`, and write them to `file` with every record; None turns either off.
 
         Raises:
             UserError: the port is taken, or the file cannot be written.
@@ -90,7 +90,7 @@ class Metrics:
                 self.write()
 
     def write(self) -> None:
-        """Write the file atomically."""
+        """Write the metrics to the file atomically."""
         assert self._file is not None
         write_to_textfile(str(self._file), self.registry)
 
@@ -124,7 +124,7 @@ def write_verification(file: str, model: str, outcome: str, counts: dict[str, in
 
 @contextmanager
 def _raise_option_error(option: str) -> Iterator[None]:
-    """Turn an error of an option's file or port into a `UserError`."""
+    """Turn an error about the file or port of an option into a `UserError`."""
     try:
         yield
     except OSError as error:

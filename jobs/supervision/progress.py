@@ -1,4 +1,4 @@
-"""The progress record of a micro-batch, and the lag of a stream behind its source. No Spark job."""
+"""The progress record of a micro-batch, and the lag of a stream behind its source, without a Spark job."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SCHEMA = """
     rows_per_second double, durations map<string, bigint>, state_rows bigint, state_bytes bigint,
     watermark timestamp, position string, lag_rows bigint, lag_seconds double
 """
-"""Columns of the table `progress/<model>`; the JSON of a record has the same names."""
+"""Columns of the table `progress/<model>`; the fields of a record in JSON have the same names."""
 COLUMNS = tuple(part.strip().split(" ")[0] for part in SCHEMA.replace("<string, bigint>", "").split(","))
 OUTCOMES = ("late", "bad_state", "expired")
-"""Counts of the sink with a separate column, besides `estimated` and `quarantined`."""
+"""Counts of the sink, besides `estimated` and `quarantined`, that have a separate column."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Lag(NamedTuple):
-    """The lag of a stream behind its source: waiting rows, and the waiting time of the first; None: unknown."""
+    """The lag of a stream behind its source: number of waiting rows, and waiting time of the first; None if unknown."""
 
     rows: int | None = None
     seconds: float | None = None
@@ -39,8 +39,8 @@ def record(
 
     Args:
         progress: Spark's `StreamingQueryProgress` as JSON.
-        counts: numbers of rows from the sink: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if unknown. Also
-            the `watermark` in microseconds, if the stream's state has a watermark.
+        counts: numbers of rows from the sink: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if unknown. If
+            the stream's state has a watermark, also the `watermark` in microseconds.
         lag: lag of the stream.
         model: name of the model.
         generation: name of the stream's generation.
@@ -69,7 +69,7 @@ def record(
         "durations": durations,
         "state_rows": sum(int(one.get("numRowsTotal") or 0) for one in operators),
         "state_bytes": sum(int(one.get("memoryUsedBytes") or 0) for one in operators),
-        # Before the first watermark, Spark reports 1970.
+        # Spark reports the year 1970 before the first watermark.
         "watermark": None if watermark is None or watermark.startswith("1970-01-01T00:00:00") else watermark,
         "position": json.dumps(sources[0].get("endOffset")),
         "lag_rows": lag.rows,
@@ -88,12 +88,12 @@ def parse_end_time(one: dict[str, Any]) -> datetime:
 
 
 def has_executed(progress: dict[str, Any]) -> bool:
-    """Return whether a progress report belongs to a micro-batch that ran; an idle query reports progress too."""
+    """Return whether a progress report belongs to a micro-batch that ran; an idle query also reports progress."""
     return "addBatch" in (progress.get("durationMs") or {})
 
 
 def count_offsets_behind(source: dict[str, Any]) -> int | None:
-    """Return the lag in messages over all topics and partitions, or None for another kind of source."""
+    """Return the lag in messages over all topics and partitions; None if the source is not Kafka."""
     latest, end = source.get("latestOffset"), source.get("endOffset")
     if not (
         isinstance(latest, dict) and isinstance(end, dict) and _is_by_topic(latest) and _is_by_topic(end)
@@ -115,14 +115,14 @@ def _count_rows(progress: dict[str, Any]) -> int:
 
 
 MOST_VERSIONS = 1000
-"""Maximum number of versions per measurement; a larger lag is complete after several measurements."""
+"""Maximum number of versions that one measurement reads; a larger lag is complete after several measurements."""
 
 Reader = Callable[[int], str | None]
-"""Returns the text of a version's file in the Delta log, or None if the version does not exist."""
+"""Function that returns the text of a version's file in the Delta log; None if the version does not exist."""
 
 
 class TableLag:
-    """Counts the rows of table versions that a stream has not read; reads each version's log file once."""
+    """Counts the rows in table versions that a stream has not read yet; the log file of each version is read once."""
 
     def __init__(self, read: Reader, now: Callable[[], float] = time.time, most: int = MOST_VERSIONS) -> None:
         self._read, self._now, self._most = read, now, most
@@ -146,7 +146,7 @@ class TableLag:
 
 
 def _count_added_rows(log: str) -> tuple[int, float]:
-    """Return the number of rows that a version added, and its commit time (seconds since 1970)."""
+    """Return the number of rows that a version added, and the commit time of the version (seconds since 1970)."""
     for line in log.splitlines():
         action = json.loads(line) if line.strip() else {}
         commit = action.get("commitInfo")
@@ -162,7 +162,7 @@ def measure_table_lag(warehouse: Tables, table: str, done: int) -> Lag:
 
 
 def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
-    """Return a function that computes a stream's lag behind its table or topic from the source's progress."""
+    """Return a function that computes the lag of a stream behind its table or topic from the progress of the source."""
     table = TableLag(_build_reader(warehouse, measurements(model)))
 
     def lag(source: dict[str, Any]) -> Lag:

@@ -1,14 +1,14 @@
 """The log of a stream's progress: files of JSON lines, which are compacted into the table `progress/<model>`.
 
-Each driver appends to a separate file, so a micro-batch costs no commit and no Spark job. An object store cannot
-append: there the driver writes a small file per minute. A crash loses at most the lines of the last second (on an
-object store, minute). A compaction is one commit for many files:
+Each driver appends to a separate file, so that a micro-batch needs no commit and no Spark job. An object store cannot
+append, so there a driver writes a small file per minute. A crash loses at most the lines of the last second (on an
+object store, of the last minute). A compaction is one commit for many files:
 
 1. the files are moved into a folder of the compaction;
 2. their lines are appended to the table, in a transaction named after the folder;
 3. the folder is removed.
 
-After a crash in between, the next compaction completes these steps, and each line is in the table once.
+If a compaction is interrupted, the next compaction completes its steps, so that each line is in the table once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 PART_BYTES = 4 << 20
-"""Size in bytes from which a driver starts a new file."""
+"""Size in bytes at which a driver starts a new file."""
 COMPACT_FILES = 100
-"""Number of closed files from which the next driver compacts them."""
+"""Number of closed files from which the next driver compacts the files."""
 REMOTE_SECONDS = 60.0
 _COMPACTION = "fold-"
 
@@ -43,7 +43,7 @@ def format_table_name(model: str) -> str:
 
 
 class ProgressLog:
-    """The lines of a model's drivers, below `_progress/<model>`."""
+    """The progress lines of a model's drivers, in files below `_progress/<model>`."""
 
     def __init__(self, warehouse: Warehouse, model: str) -> None:
         self.warehouse, self.model = warehouse, model
@@ -51,17 +51,17 @@ class ProgressLog:
         self.files = warehouse.files(f"_progress/{model}")
 
     def names(self) -> list[str]:
-        """Return the names of the files and of unfinished folds, sorted."""
+        """Return the sorted names of the files and of the folders of unfinished compactions."""
         return [name for name in self.files.names("") if not name.startswith("_")]
 
     def list_closed_files(self) -> list[str]:
-        """Return the files that no driver writes to: all but the last of each generation."""
+        """Return the files to which no driver writes, which are all files but the last of each generation."""
         files = [name for name in self.names() if not name.startswith(_COMPACTION)]
         last = {_parse_generation(name): name for name in files}
         return [name for name in files if last[_parse_generation(name)] != name]
 
     def compact(self) -> int:
-        """Move the lines of closed files into the table; return the number of files."""
+        """Move the lines of closed files into the table; return the number of these files."""
         with self.warehouse.lock(f"fold-progress-{self.model}"):
             for folder in (name for name in self.names() if name.startswith(_COMPACTION)):
                 self._complete(folder)
@@ -81,7 +81,7 @@ class ProgressLog:
 
 
 def read_newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
-    """Return the newest record of a generation, or None."""
+    """Return the newest record of a generation; None if there are no records."""
     files = warehouse.files(f"_progress/{model}")
     for name in reversed([one for one in files.names("") if _parse_generation(one) == generation]):
         records = _read_records(files, name)
@@ -91,7 +91,7 @@ def read_newest_record(warehouse: Tables, model: str, generation: str) -> dict[s
 
 
 def read_all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    """Return the records of a model's micro-batches, from the table and the files, ordered by start time."""
+    """Return the records of a model's micro-batches from the table and the files, ordered by start time."""
     table = read_table(warehouse.root, format_table_name(model), list(COLUMNS))
     found = [] if table is None else to_rows(table)
     files = warehouse.files(f"_progress/{model}")
@@ -102,7 +102,7 @@ def read_all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
 
 
 def _read_records(files: SmallFiles, name: str) -> list[dict[str, Any]]:
-    """Return the records of a file, without a line that a killed driver left incomplete."""
+    """Return the records in a file, without a last line that a killed driver left incomplete."""
     found = []
     for line in (files.read(name) or b"").decode(errors="replace").split("\n"):
         with suppress(ValueError):
@@ -111,7 +111,7 @@ def _read_records(files: SmallFiles, name: str) -> list[dict[str, Any]]:
 
 
 class Writer:
-    """Write a driver's records: `<generation>.<epoch>.<part>.jsonl`."""
+    """Writes the records of a driver to files `<generation>.<epoch>.<part>.jsonl`."""
 
     def __init__(self, log: ProgressLog, generation: str, epoch: int) -> None:
         self.log = log
@@ -122,7 +122,7 @@ class Writer:
         self._started = False
 
     def write(self, records: list[dict[str, Any]], last: bool = False) -> None:
-        """Write records; on an object store only after a minute, or if they are the `last`."""
+        """Write records; an object store gets them only once per minute, or if they are the `last` records."""
         self._waiting += [json.dumps(one) for one in records]
         if not self._waiting:
             return
@@ -151,7 +151,7 @@ class Writer:
 
 
 def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return all progress of a model, from the table and from files that are not yet compacted."""
+    """Return all progress records of a model, from the table and from files that are not compacted yet."""
     log = ProgressLog(warehouse, model)
     rows = warehouse.spark.createDataFrame([], SCHEMA)
     if warehouse.exists(format_table_name(model)):

@@ -1,6 +1,6 @@
 """Run a new generation in shadow of the live one, compare the two on the same rows, and promote the better one.
 
-Each step reuses the shadow and the snapshots of an earlier, killed attempt.
+Each step reuses the shadow and the snapshots of an earlier attempt that was killed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from jobs.upgrades.context import (
 from jobs.upgrades.migration.apply import format_changed_parameters, format_left_out
 
 CATCH_UPS = 1
-"""Number of further runs of a shadow before the comparison if the live generation has moved ahead meanwhile."""
+"""Maximum number of additional runs of a shadow before the comparison, if the live generation has moved ahead."""
 
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
-"""Timeout and poll interval for a shadow that must reach the position of a live generation that still receives rows."""
+"""Timeout and poll interval, in seconds, for a shadow that must catch up with a running live generation."""
 
 
 def upgrade_blue_green(context: UpgradeContext) -> Outcome:
@@ -47,7 +47,7 @@ def upgrade_blue_green(context: UpgradeContext) -> Outcome:
 
 
 def _find_or_start_shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
-    """Return the shadow of this upgrade (from an earlier attempt, or new), and lines on the losses of its snapshot."""
+    """Return this upgrade's shadow, from an earlier attempt or new, and lines on keys that its snapshot leaves out."""
     found = find_shadow(context, context.model.spec.fingerprint())
     if found is not None:
         return found, []
@@ -61,12 +61,12 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     """Let a shadow catch up, compare it with the live generation, and promote it if the comparison is good.
 
     Raises:
-        UserError: the comparison is not good, and a promotion is wanted but not forced.
+        UserError: the comparison is not good, although a promotion is wanted, and the promotion is not forced.
     """
     live, name, note = context.live, context.model.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
-    for _ in range(CATCH_UPS):  # a driver may run the live generation
+    for _ in range(CATCH_UPS):  # a driver may be running the live generation
         if _is_level(context, shadow):
             break
         rows += _drive(context, shadow)
@@ -110,7 +110,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
 
 
 def _format_lag(live: Generation, model: str) -> str:
-    """Return the reason for missing rows in a comparison: the live generation has read fewer rows than its shadow."""
+    """Return why rows are missing in a comparison: the live generation has read fewer rows than its shadow."""
     return (
         f"lag: {live.generation} has not read all rows that its shadow has, and what it has not estimated is not "
         f"compared: let it catch up (kalman-pipeline stream --model {model}), then compare again"
@@ -123,10 +123,10 @@ def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
 
 
 def _promote(context: UpgradeContext, shadow: Generation) -> None:
-    """Promote a shadow; a shadow that lags first runs beside the live generation until it has caught up.
+    """Promote a shadow; if it lags, first run it beside the live generation until it has caught up.
 
     Raises:
-        UserError: it has not caught up in `LEVEL_SECONDS`.
+        UserError: the shadow has not caught up in `LEVEL_SECONDS`.
     """
     warehouse, name = context.model.warehouse, context.model.name
     try:
@@ -151,7 +151,7 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
 def _drive_shadow(context: UpgradeContext, shadow: Generation) -> Iterator[threading.Event]:
     """Drive a shadow in a thread, as fast as rows arrive; yield an event that is set if the driver ends early.
 
-    If the driver fails, its error replaces an error of the `with` body.
+    If the driver fails, its error replaces an error raised in the `with` body.
     """
     stop, ended = threading.Event(), threading.Event()
     errors: list[BaseException] = []

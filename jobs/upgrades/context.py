@@ -1,4 +1,4 @@
-"""Shared parts of all upgrade modes: context, refusals, migrated snapshot and dry run."""
+"""The parts that all upgrade modes share: context, refusals, migrated snapshot and dry run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ Compare = Callable[[Tables, ModelSpec, Generation, Generation], tuple[VersionCom
 class UpgradeContext(NamedTuple):
     """One run of an upgrade: the deployed model, the live generation, and the options of the command.
 
-    compare: returns the comparison of two generations and the path of its report. promote: whether a shadow that
-    compares well becomes live. partitions: of mode repartition. drain: whether the modes that need a stopped stream
-    stop it. force: promote the shadow whatever the comparison says. needed: a comparison that cannot tell yet is no
-    failure, but a reason to come again.
+    compare: function that returns the comparison of two generations and the path of its report. promote: whether a
+    shadow becomes live if its comparison is good. partitions: requested number for the mode repartition. drain: whether
+    modes that need a stopped stream stop the stream. force: whether the shadow is promoted whatever the comparison
+    says.
+    needed: whether a comparison without an answer yet is a reason to try again later instead of a failure.
     """
 
     settings: Settings
@@ -57,8 +58,8 @@ class UpgradeContext(NamedTuple):
     needed: bool = False
 
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
-        """Lock the live generation's stream, so that no driver runs it meanwhile."""
-        _ = self.model.warehouse.spark  # Start Spark before stopping the stream: a shorter pause
+        """Lock the stream of the live generation, so that no driver runs it during the upgrade."""
+        _ = self.model.warehouse.spark  # starts Spark before the stream is stopped, which shortens the pause
         reason = f"an upgrade to version {self.model.spec.version} ({mode})"
         return hold_stream(self.model.warehouse, self.live, reason, self.drain, self.progress.note)
 
@@ -66,9 +67,9 @@ class UpgradeContext(NamedTuple):
 def find_shadow(
     context: UpgradeContext, fingerprint: str, fits: Callable[[Generation], bool] = lambda shadow: True
 ) -> Generation | None:
-    """Return the live generation's shadow of a definition from an earlier attempt, or None.
+    """Return the live generation's shadow that an earlier attempt made for a definition, or None.
 
-    A shadow with states of format 1, which this release cannot continue, is retired, so that a new shadow is made.
+    A shadow with states of format 1 is retired, because this release cannot continue it; then a new shadow is made.
     """
     warehouse, live = context.model.warehouse, context.live
     known = generations.read_generations(warehouse, live.model)
@@ -83,7 +84,7 @@ def find_shadow(
 
 
 def check_already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
-    """Return the outcome if the live generation already has the deployed version, else None.
+    """Return the outcome if the live generation already has the deployed version; else None.
 
     Raises:
         UserError: the deployed version is not later than the live version.
@@ -100,7 +101,7 @@ def check_already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
 
 
 def report_replacement(context: UpgradeContext, new: Generation, details: str) -> Outcome:
-    """Return the outcome of an upgrade whose new generation replaced the live one; details: of the new generation."""
+    """Return the outcome of an upgrade that made a new generation live; details: text about the new generation."""
     live = context.live
     return [
         f"generation {new.generation} {details}; {live.generation} is retired",
@@ -118,7 +119,7 @@ def find_migration_steps(context: UpgradeContext) -> list[MigrationStep]:
     """Return the migrations from the live generation's version to the deployed version.
 
     Raises:
-        UserError: no path leads to the deployed version, or it reads another source.
+        UserError: no path leads to the deployed version, or the deployed version reads another source.
     """
     steps = find_path_forward(
         context.model,
@@ -130,7 +131,7 @@ def find_migration_steps(context: UpgradeContext) -> list[MigrationStep]:
 
 
 def refuse_other_source(context: UpgradeContext) -> None:
-    """Refuse a version that reads another source: the state's position is an offset in the old source.
+    """Refuse a version that reads another source, because the position of the state belongs to the old source.
 
     Raises:
         UserError: the version reads another source.
@@ -146,9 +147,9 @@ def refuse_other_source(context: UpgradeContext) -> None:
 def refuse_other_keys(
     context: UpgradeContext, steps: Sequence[MigrationStep], in_shadow: bool = False
 ) -> None:
-    """Refuse a version with other keys if it would read the live generation's rows.
+    """Refuse a version with other keys if it would read rows that have the keys of the live generation.
 
-    In shadow it always would. Otherwise it would read landed rows that the live generation has not read.
+    In shadow it always reads such rows. Otherwise it reads landed rows that the live generation has not read.
 
     Args:
         context: context of the upgrade.
@@ -178,7 +179,7 @@ def refuse_other_keys(
 def migrate_live_state(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     """Export and migrate the live state; return the snapshot and the changes of states.
 
-    In a dry run the snapshot is the one of an earlier attempt, or None.
+    In a dry run, the snapshot comes from an earlier attempt, or is None.
     """
     note = context.progress.note
     source, _ = export(context.model, context.live, on_progress=note)
@@ -187,7 +188,7 @@ def migrate_live_state(context: UpgradeContext) -> tuple[Manifest | None, dict[s
 
 
 def preview_migration(context: UpgradeContext) -> Outcome:
-    """Return the changes of states, without writing anything but the export."""
+    """Return the changes of states, and write nothing except the export."""
     manifest, change = migrate_live_state(context)
     live = context.live
     lines = [f"{live.generation} (version {live.model_version}) to version {context.model.spec.version}"]

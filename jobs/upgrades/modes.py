@@ -1,4 +1,4 @@
-"""The upgrade modes, and those without a shadow run: replace the live generation, or change the layout of its state."""
+"""The upgrade modes without a shadow run, which replace the live generation or change its layout; and `upgrade`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def stop_start(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one that starts from its migrated state."""
+    """Replace the live generation by a generation that starts from its migrated state."""
     steps = find_migration_steps(context)
     if context.dry_run:
         refuse_other_keys(context, steps)
@@ -72,7 +72,7 @@ def stop_start(context: UpgradeContext) -> Outcome:
 
 
 def retrain(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one that is trained on history up to its last position (`find_last_position`)."""
+    """Replace the live generation by one trained on history up to its last position (`find_last_position`)."""
     old, learned = _read_live_model(context)
     if context.dry_run:
         return _preview_without_state(
@@ -86,7 +86,7 @@ def retrain(context: UpgradeContext) -> Outcome:
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one without any key's state."""
+    """Replace the live generation by a generation that begins without the state of any key."""
     refuse_other_source(context)
     old, learned = _read_live_model(context)
     carried = carry_over_without_states(old, context.model.spec, learned)
@@ -99,7 +99,7 @@ def start_stateless(context: UpgradeContext) -> Outcome:
 
 
 def _read_live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
-    """Return the spec of the live generation and its learned parameters."""
+    """Return the spec of the live generation, and the parameters that it has learned."""
     began_from = read_origin_manifest(context.model.warehouse, context.live)
     return began_from.model_spec(context.model.spec.folder), began_from.parameters
 
@@ -107,7 +107,7 @@ def _read_live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]
 def _replace(
     context: UpgradeContext, manifest: Manifest, batch: int, changes: list[dict[str, Any]]
 ) -> Outcome:
-    """Make a generation from a snapshot live; it continues after a micro-batch of the former generation."""
+    """Make a generation from a snapshot live; it continues after the given micro-batch of the former generation."""
     parent = context.live.generation, batch
     new = start_point.begin(context.model, manifest, parent, context.live)
     lines, data = _report_outcome(context, manifest, new)
@@ -128,14 +128,14 @@ def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]
 
 
 def _pretrain_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
-    """Train the new version on history up to a position of the live generation."""
+    """Train the new version on the history up to a position of the live generation; return the snapshot."""
     warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     table = measurements(spec.name)
     compatibility.refuse_other_measurements(warehouse, live, read_origin_manifest(warehouse, live))
     if live.topic is None:
         cut = Cut(rank(position), None)
     else:
-        # The stream may be ahead of the landed rows. So land the rest, and train up to the stream's offsets.
+        # The stream may be ahead of the landed rows. So the missing rows are landed, and training ends at its offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest = pretrain_snapshot(
@@ -147,7 +147,7 @@ def _pretrain_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Man
 def _write_empty_snapshot(
     context: UpgradeContext, position: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
-    """Write a snapshot without keys, with these learned parameters, at a position of the live generation."""
+    """Write a snapshot without keys, with the given parameters, at a position of the live generation."""
     warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     began_from = read_origin_manifest(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
@@ -187,9 +187,9 @@ def _compute_empty_id(spec: ModelSpec, position: dict[str, Any], parameters: dic
 
 
 class RequestedLayout(NamedTuple):
-    """Wanted layout of a generation's state: the spec of the state, and the number of partitions.
+    """The requested layout of a generation's state: the spec of the state, and the number of partitions.
 
-    reasons: differences from the generation's present layout; empty if there are none.
+    reasons: differences from the present layout of the generation; empty if there are no differences.
     """
 
     spec: ModelSpec
@@ -198,7 +198,7 @@ class RequestedLayout(NamedTuple):
 
 
 def repartition(context: UpgradeContext) -> Outcome:
-    """Continue the live generation's state in a generation with the same version and the wanted layout."""
+    """Continue the live generation's state in a new generation that has the same version and the requested layout."""
     live = context.live
     layout = _select_layout(context)
     if not layout.reasons:
@@ -224,10 +224,10 @@ def repartition(context: UpgradeContext) -> Outcome:
 
 
 def _select_layout(context: UpgradeContext) -> RequestedLayout:
-    """Return the layout that the option or the spec requests; by default the number of partitions stays.
+    """Return the layout that the option or the spec requests; by default the number of partitions does not change.
 
     Raises:
-        UserError: option and spec request different numbers, or the spec changes the meaning of the state.
+        UserError: the option and the spec request different numbers, or the spec changes the meaning of the state.
     """
     spec, live, option = context.model.spec, context.live, context.partitions
     of_spec = spec.stream.partitions
@@ -251,7 +251,7 @@ def _has_driver(generation: Generation) -> bool:
 
 
 def _find_or_make_shadow(context: UpgradeContext, layout: RequestedLayout) -> Generation:
-    """Return the shadow of this repartitioning: from an earlier attempt with the same layout, or new."""
+    """Return the shadow of this repartitioning, from an earlier attempt with the same layout or newly made."""
 
     def fits(shadow: Generation) -> bool:
         wanted = shadow.partitions == layout.partitions
@@ -261,7 +261,7 @@ def _find_or_make_shadow(context: UpgradeContext, layout: RequestedLayout) -> Ge
 
 
 def _relayout(context: UpgradeContext, layout: RequestedLayout, status: str) -> Generation:
-    """Return a new generation in a layout, from an export of the live generation."""
+    """Return a new generation with the given layout, made from an export of the live generation."""
     model, live = context.model.with_spec(layout.spec), context.live
     manifest, _ = export(model, live, on_progress=context.progress.note)
     return start_point.begin_exported(model, manifest, live, status, layout.partitions)
@@ -275,7 +275,7 @@ def _needs_relayout(model: DeployedModel[Warehouse], generation: Generation) -> 
 def _compare_with_spec(
     model: DeployedModel[Warehouse], generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
-    """Return the properties that a generation was built with, and its differences from the spec.
+    """Return the properties with which a generation was built, and its differences from the spec.
 
     Raises:
         UserError: a difference is refused.
@@ -298,10 +298,10 @@ MODES: dict[str, Callable[[UpgradeContext], Outcome]] = {
 
 
 def upgrade(context: UpgradeContext, mode: str) -> Outcome:
-    """Upgrade in a mode, or report that there is nothing to upgrade.
+    """Upgrade in the given mode, or report that there is nothing to upgrade.
 
     Raises:
-        UserError: the deployed version is not later than the live version, or the mode raises it.
+        UserError: the deployed version is not later than the live version, or the upgrade in this mode fails.
     """
     done = None if mode == REPARTITION else check_already_upgraded(context.model.spec, context.live)
     return MODES[mode](context) if done is None else done

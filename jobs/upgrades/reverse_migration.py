@@ -1,11 +1,11 @@
-"""Make an earlier version live again with the newer version's state, migrated back: no row is lost or read twice.
+"""Make an earlier version live again with the newer version's state, migrated back, so that no row is lost or doubled.
 
 The live generation is stopped after a micro-batch. Its state is exported and migrated back, and a new generation of the
-earlier version continues from exactly the next row. The new generation becomes live in one commit, as in every
+earlier version continues with exactly the next row. The new generation becomes live in one commit, as in every
 promotion.
 
-An attempt killed before that commit has written only snapshots, which the next attempt reuses. After the commit, the
-live generation has the earlier version, and the next attempt has nothing to do.
+If an attempt is killed before this commit, it has written only snapshots, which the next attempt reuses. After the
+commit, the live generation has the earlier version, so the next attempt has nothing to do.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class ReversedMigration(NamedTuple):
     """Outcome of a reverse migration: the live generation, and the generation that it replaced, if any.
 
-    snapshot: the snapshot that the live generation started from; in a dry run, the snapshot of an earlier attempt.
-    change: the changes of states (`compute_change_summary` in `migration.apply`), empty if an earlier attempt had
-        migrated them.
+    snapshot: the snapshot from which the live generation started; in a dry run, the snapshot of an earlier attempt.
+    change: the changes of states (`compute_change_summary` in `migration.apply`); empty if an earlier attempt had
+        migrated the states.
     """
 
     live: Generation
@@ -44,7 +44,7 @@ class ReversedMigration(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """Steps from the live generation to the version of `target`, and the learned parameters of that version."""
+    """Steps from the live generation to the version of `target`, and the parameters that this version has learned."""
 
     live: Generation
     target: Generation
@@ -62,10 +62,10 @@ def reverse_migration(
 
     Args:
         model: the deployed model.
-        name: retired or removed generation whose version becomes live; by default the live generation's nearest
+        name: retired or removed generation whose version becomes live; None means the live generation's nearest
             ancestor with another version.
-        dry_run: only return the changes of states, and write nothing but an export.
-        on_progress: called at the start of each step, with its name.
+        dry_run: whether to return only the changes of states, and to write nothing except an export.
+        on_progress: function called at the start of each step with the name of the step.
 
     Raises:
         UserError: the generation does not exist, no path leads back, a driver does not stop, or keys have an invalid
@@ -83,7 +83,7 @@ def reverse_migration(
         manifest, change = _migrate_back(model, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
     reason = f"a roll-back to version {target.model_version}"
-    _ = warehouse.spark  # Start Spark before stopping the stream: a shorter pause
+    _ = warehouse.spark  # starts Spark before the stream is stopped, which shortens the pause
     with hold_stream(warehouse, live, reason, True, on_progress):
         manifest, change = _migrate_back(model, path, False, on_progress)
         assert manifest is not None
@@ -98,7 +98,7 @@ def _migrate_back(
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it back; return the snapshot and the changes of states.
 
-    In a dry run the snapshot is None, or the one of an earlier attempt.
+    In a dry run, the snapshot comes from an earlier attempt, or is None.
     """
     with _add_alternative(path.live, path.target):
         source, _ = export(model, path.live, on_progress=on_progress)
@@ -110,7 +110,7 @@ def _migrate_back(
 
 @contextmanager
 def _add_alternative(live: Generation, target: Generation) -> Iterator[None]:
-    """Extend an error with the name of the live generation, and the alternative: roll back without the state."""
+    """Extend an error with the name of the live generation, and with the alternative to roll back without the state."""
     try:
         yield
     except UserError as error:
@@ -122,7 +122,7 @@ def _add_alternative(live: Generation, target: Generation) -> Iterator[None]:
 
 
 def find_target(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
-    """Return the generation whose version will become live; None if that version is live already.
+    """Return the generation whose version will become live; None if this version is already live.
 
     Raises:
         UserError: there is no such generation, or the named generation does not have an earlier version.
@@ -136,7 +136,7 @@ def find_target(known: list[Generation], live: Generation, name: str | None) -> 
                 f"the live generation {live.generation} of {live.model} came from no other version than its own, "
                 f"{live.model_version}: there is none to go back to"
             )
-        # A live generation that came from a later version results from an earlier attempt.
+        # A live generation that came from a later version is the result of an earlier attempt.
         return ancestor if ancestor.model_version < live.model_version else None
     found = by_name.get(name)
     if found is None:

@@ -1,7 +1,7 @@
 """Convert between Arrow and NumPy through buffers.
 
-`pyarrow.array` and `to_numpy` do the same but import pandas, which takes longer than the rest of the offline command.
-Only `lists` and `matrix` use them: they run on Spark's workers, which load pandas anyway.
+`pyarrow.array` and `to_numpy` do the same, but import pandas, which takes longer than the rest of the offline command.
+Only `build_lists` and `build_matrix` use these two, because they run on Spark's workers, which load pandas anyway.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ def build_vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.A
 
 
 def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
-    """Return N Arrow numbers or booleans as an array; a null becomes the value `null`."""
+    """Return N Arrow numbers or booleans as an array, in which the value `null` replaces each null."""
     if pa.types.is_boolean(array.type):
         return to_numpy(array.cast(pa.uint8()), null).astype(bool)
     if not array.null_count:
         return np.from_dlpack(array)
-    # `fill_null` imports pandas too.
+    # `fill_null` is not used, because it imports pandas, too.
     values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
 def find_distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
-    """Return the distinct values, and the index of each row's value; a null has the index after the last value."""
+    """Return the distinct values, and the index of the value of each row; a null has the index after the last value."""
     encoded = column.dictionary_encode()
     found = encoded.dictionary.to_pylist()
     return found, to_numpy(encoded.indices, len(found)).astype(np.int64)

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 ROWS_A_PACKET = 32_768
-"""Rows in a packet of estimates, so that a packet stays far below the 2 GiB limit of a binary value."""
+"""Number of rows in a packet of estimates; with it a packet stays far below the 2 GiB limit of a binary value."""
 
 
 class EstimateFormat(NamedTuple):
     """The columns of an estimate.
 
-    states: number of states n; diagonal: variances only, in place of the full covariance; extra: names and widths of
-    the filter's other outputs.
+    states: number of states n. diagonal: whether an estimate has only variances instead of the full covariance. extra:
+    names and widths of the filter's other outputs.
     """
 
     kind: KeyKind
@@ -45,7 +45,7 @@ class EstimateFormat(NamedTuple):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Return the names of the extras that are not outputs of the filter, for a `RowFilter`."""
+        """Return the names of the extras that the filter does not compute; they are `beside` in a `RowFilter`."""
         return tuple(name for name, _ in self.extra if name in COMPUTED)
 
     @property
@@ -74,17 +74,17 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
 
 
 def locate_packed_diagonal(n: int) -> NDArray[np.int64]:
-    """Return the positions (n,) of the diagonal of an n x n matrix in its packed lower triangle."""
+    """Return the positions (n,) of the diagonal of a symmetric n x n matrix in its packed lower triangle."""
     return np.array([i * (i + 3) // 2 for i in range(n)])
 
 
 def locate_packed_full(n: int) -> NDArray[np.int64]:
-    """Return the positions (n * n,) of a symmetric n x n matrix, row-major, in its packed lower triangle."""
+    """Return the positions (n * n,) of a symmetric n x n matrix, row by row, in its packed lower triangle."""
     return np.array([max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)])
 
 
 def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Records:
-    """Return the estimates of the accepted rows, in the order in which they were applied."""
+    """Return the estimates of the accepted rows, in the order in which the filter applied the rows."""
     rows = keyed.rows
     of_row = {MEASURED: rows.y, CONTROL: rows.u}
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
@@ -109,7 +109,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
 
 
 def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of rows and the packet of the accepted rows, in the order in which they were applied."""
+    """Yield packets of estimates of the accepted rows with their numbers of rows, in the order of application."""
     records = estimate_records(fmt, keyed, outputs)
     for start in range(0, records.size, ROWS_A_PACKET):
         stop = min(start + ROWS_A_PACKET, records.size)
@@ -117,7 +117,7 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
 
 
 def estimate_schema(fmt: EstimateFormat, batch_id: bool) -> str:
-    """Return the columns of `estimate_batch`."""
+    """Return the columns of `estimate_batch` as DDL."""
     kind = fmt.kind
     named = [] if kind.is_plain_key else zip(kind.columns, kind.types, strict=True)
     columns = "".join(f"`{name.replace('`', '``')}` {type_}, " for name, type_ in named)
@@ -135,7 +135,7 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for payload in batch.column("payload"):
-                yield estimate_batch(fmt, layout.decode(payload.as_py()))  # a copy, and aligned
+                yield estimate_batch(fmt, layout.decode(payload.as_py()))  # `as_py` makes an aligned copy
 
     return packed.select("payload").mapInArrow(unpack, estimate_schema(fmt, batch_id=False))
 
@@ -164,7 +164,7 @@ def estimate_batch(
 
 
 def _build_key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
-    """Return the text of each record's key and its key columns; a single column `key` is not repeated."""
+    """Return the text and the key columns of each record's key; a single column `key` is not repeated."""
     if kind.integer:
         number = pa.array(np.ascontiguousarray(records.arrays["key"])).cast(find_arrow_type(kind.types[0]))
         text, typed = number.cast(pa.string()), {kind.columns[0]: number}
@@ -175,7 +175,7 @@ def _build_key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
 
 
 def find_flag_names(flags: NDArray[np.uint8]) -> pa.Array:
-    """Return the names of flags (N,), null for unflagged rows."""
+    """Return the names of the flags (N,); null for rows without a flag."""
     if not flags.any():
         return pa.nulls(len(flags), pa.string())
     return pa.array(FLAGS, pa.string()).take(pa.array(flags))
@@ -184,12 +184,12 @@ def find_flag_names(flags: NDArray[np.uint8]) -> pa.Array:
 def build_table_batch(
     found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]
 ) -> pa.RecordBatch:
-    """Return rows of `jobs.state.encoding.estimates.estimate_batch` with the columns of a table, in the table's order.
+    """Return the rows of `estimate_batch` with the columns of a table, in the order of the table.
 
     Args:
         found: the rows (N).
         schema: the table's columns.
-        constants: values by name of the columns that are the same in all rows.
+        constants: value, by column name, of each column that is the same in all rows.
     """
     columns = dict(zip(found.schema.names, found.columns, strict=True))
     arrays = [
@@ -202,7 +202,7 @@ def build_table_batch(
 
 
 def _repeat_value(value: Any, kind: pa.DataType, size: int) -> pa.Array:
-    """Return an array (N,) of one value; a text is stored once, and written like any other text column."""
+    """Return an array (N,) that repeats a value; a text is stored once, and written like any other text column."""
     if pa.types.is_string(kind):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))
     return pa.repeat(pa.scalar(value, kind), size)

@@ -1,4 +1,4 @@
-"""The extra columns of estimates: their names, widths and types. No Spark, so that `filter` can use them."""
+"""The extra columns of estimates: names, widths and types. This module works without Spark, so `filter` can use it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 COMPUTED = frozenset([INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, *SYSTEM, STATE_INDEX])
-"""Names of the extras that are computed beside the filter."""
+"""Names of the extras that are not outputs of the filter, and are computed in addition."""
 
 SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64())}
-"""The extras with one number per row, and their types; all other extras are lists."""
+"""The extras with one number per row, with their types; all other extras are lists."""
 
 
 def find_extra_widths(kernel: Filter) -> dict[str, int]:
-    """Return the name and width of each extra that a filter's estimates may have beside the filter's outputs."""
+    """Return the names and widths of the extras that a filter's estimates may have besides the filter's outputs."""
     return {**figures(kernel), MEASURED: kernel.measurements, CONTROL: kernel.controls, STATE_INDEX: 1}
 
 
@@ -34,7 +34,7 @@ def find_extra_type(name: str) -> str:
 
 
 def build_extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
-    """Return the column of an extra (d, N): lists of d numbers, or plain numbers for `SCALARS`, with null for NaN."""
+    """Return the column of an extra (d, N) as lists of d numbers, or as numbers for `SCALARS`, with null for NaN."""
     if name not in SCALARS:
         return build_lists(values)
     unknown = np.isnan(values[0])

@@ -1,4 +1,4 @@
-"""Parse the text of a key into its typed columns in Arrow, with the results of `columns_of` in `keys`."""
+"""Parse the text of a key into its typed columns in Arrow, with the same results as `keys.build_key_columns`."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def find_arrow_type(name: str) -> pa.DataType:
 
 def _convert_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the typed values of texts in Spark's notation."""
-    # Arrow expects a time zone in the text of an instant; Spark writes instants in UTC, without a time zone.
+    # Arrow expects a time zone in the text of an instant, but Spark writes instants in UTC without a time zone.
     plain = pa.timestamp("us") if pa.types.is_timestamp(kind) else kind
     try:
         return texts.cast(plain).cast(kind)
     except pa.ArrowInvalid:
         if not pa.types.is_temporal(kind):
             raise
-    # Arrow reads no times before year 0 or after 9999.
+    # Arrow does not parse times before year 0 or after year 9999.
     unit, whole = ("D", pa.int32()) if pa.types.is_date(kind) else ("us", pa.int64())
     found = np.array(texts.to_pylist(), f"datetime64[{unit}]")
     return pa.array(found.astype(np.int64), mask=np.isnat(found)).cast(whole).cast(kind)
 
 
 def split_keys(texts: pa.Array, count: int) -> list[pa.Array]:
-    """Return the texts of each of `count` key columns; the text of a key with several columns is a JSON array."""
+    """Return the texts of each of the `count` key columns; the text of a key with several columns is a JSON array."""
     if count < 2:
         return [texts][:count]
     part = r'"([^"\\]*)"'
@@ -73,7 +73,7 @@ def split_keys(texts: pa.Array, count: int) -> list[pa.Array]:
     values = [found.field(i) for i in range(count)]
     if found.null_count == 0:
         return values
-    # Texts with an escaped character, or a null.
+    # These texts have an escaped character or a null.
     others = found.is_null()
     rows = [json.loads(one) for one in texts.filter(others).to_pylist()]
     functions: Any = pc

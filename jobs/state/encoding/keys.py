@@ -1,8 +1,8 @@
 """Keys: their text, their 64-bit identity, and the groups of records with the same key.
 
-The identity of a single integer key column is its value. Any other key is identified by the 64-bit hash of its text and
-a second, independent hash. Among 10^9 keys two probably share the first hash, but none share both, so no two keys are
-merged. The texts travel with the records, and the state stores each text once.
+The identity of a single integer key column is its value. Any other key is identified by two independent 64-bit hashes
+of its text. Among 10^9 keys, two keys probably share the first hash, but no two keys share both hashes, so no keys are
+merged. The texts are passed along with the records, and the state stores each text once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class KeyKind(NamedTuple):
-    """The key columns of a model: names, Spark types as DDL, and whether the key is one integer.
+    """The key columns of a model: their names, their Spark types as DDL, and whether the key is one integer.
 
-    A model without key columns has one key, whose text is `ONLY`.
+    A model without key columns has a single key, whose text is `ONLY`.
     """
 
     columns: tuple[str, ...]
@@ -50,18 +50,18 @@ class KeyKind(NamedTuple):
 
     @property
     def is_plain_key(self) -> bool:
-        """Return whether the only key column is called `key`; a table's text column `key` then replaces it."""
+        """Return whether the only key column is called `key`; this column then replaces a table's text column `key`."""
         return len(self.columns) == 1 and self.columns[0].casefold() == "key"
 
 
 def build_key_kind(columns: list[str], schema: StructType) -> KeyKind:
-    """Return the kind of keys with these `columns` of a table."""
+    """Return the kind of keys that have these columns of a table."""
     types = tuple(schema[name].dataType.simpleString() for name in columns)
     return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
 
 
 def select_sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
-    """Return the kind of keys with only these columns of a key."""
+    """Return the kind of keys that have only these columns of the given kind."""
     types = tuple(kind.types[kind.columns.index(name)] for name in columns)
     return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
 
@@ -72,7 +72,7 @@ def is_integer(data_type: DataType) -> bool:
 
 
 def build_key_text(kind: KeyKind) -> SparkColumn:
-    """Return the expression of a key's text: the value of its only column, or a JSON array of several values."""
+    """Return the expression of a key's text: the value of a single column, or a JSON array of several values."""
     if not kind.columns:
         return F.lit(ONLY)
     parts = [F.col(_quote_name(name)).cast("string") for name in kind.columns]
@@ -105,7 +105,7 @@ def build_identity_columns(kind: KeyKind, text: SparkColumn) -> list[SparkColumn
 
 
 def build_identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
-    """Return a packet's identity arrays, from the columns `build_identity_columns` as arrays."""
+    """Return the identity arrays of a packet, given the columns of `build_identity_columns` as arrays."""
     arrays = {"route": compute_routes(columns["identity"])}
     if "check" in columns:
         arrays["check"] = columns["check"]
@@ -113,17 +113,17 @@ def build_identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
 
 
 def build_key_array(records: Records) -> pa.Array:
-    """Return the keys (N,) of records with identities: integers, or texts."""
+    """Return the keys (N,) of records with identities, as integers or texts."""
     if records.text is not None:
         return records.text
     return pa.array(compute_identities(np.ascontiguousarray(records.arrays["route"])))
 
 
 class Grouped(NamedTuple):
-    """N records in the order of their K keys.
+    """N records, sorted by their K keys.
 
-    order: (N,) permutation into the order of keys; code: (N,) key number of each ordered record, from 0; first: (K,)
-    position of each key's first record in this order.
+    order: (N,) permutation that sorts the records. code: (N,) number of the key of each sorted record, from 0. first:
+    (K,) position of the first record of each key among the sorted records.
     """
 
     order: NDArray[np.int64]
@@ -136,8 +136,8 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
 
     Args:
         records: records with identities.
-        order_by: takes the key number (N,) of each record; returns the permutation (N,) that sorts by it and then by
-            other values. By default records of a key keep their order.
+        order_by: function from the key number (N,) of each record to the permutation (N,) that sorts the records by
+            key number and then by other values. By default the records of a key keep their order.
     """
     route, check = records.arrays["route"], records.arrays.get("check")
     sort = order_by or (lambda code: np.argsort(code, kind="stable"))
@@ -156,7 +156,7 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
 
 
 def match(known: Records, keys: Records) -> NDArray[np.int64]:
-    """Return the position (K,) of each key among the known records, or -1. Both are ordered by route."""
+    """Return the position (K,) of each key among the known records, or -1; both arguments are ordered by route."""
     known_route, route = known.arrays["route"], keys.arrays["route"]
     if len(known_route) == 0:
         return np.full(len(route), -1)
@@ -167,7 +167,7 @@ def match(known: Records, keys: Records) -> NDArray[np.int64]:
         known_check, check = known.arrays["check"], keys.arrays["check"]
         for i in np.flatnonzero(
             (found >= 0) & (known_check[found] != check)
-        ):  # shared routes: about one in 10^9
+        ):  # about one key in 10^9 shares its route with another key
             last = np.searchsorted(known_route, route[i], "right")
             same = np.flatnonzero(known_check[at[i] : last] == check[i])
             found[i] = at[i] + same[0] if len(same) else -1

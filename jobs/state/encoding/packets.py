@@ -1,4 +1,4 @@
-"""Packets: columns of numbers and texts in one binary value, and the kinds of packets that cross Spark."""
+"""Packets: one binary value with columns of numbers and texts; and the kinds of packets that Spark passes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_HEADER = struct.Struct("<QQ")  # records, bytes of text; the columns after it stay aligned to 8 bytes
+_HEADER = struct.Struct("<QQ")  # record count, text bytes; keeps the columns aligned to 8 bytes
 HEADER_BYTES = _HEADER.size
 
 
@@ -24,7 +24,7 @@ class PacketColumn(NamedTuple):
 
 
 class Records(NamedTuple):
-    """N records: arrays by column name with records on the last axis, and texts and labels if the layout has them."""
+    """N records: arrays by column name, with records on the last axis; texts and labels if the layout has them."""
 
     arrays: Mapping[str, NDArray]
     text: pa.StringArray | None
@@ -32,16 +32,16 @@ class Records(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return N."""
+        """Return N, the number of records."""
         return next(iter(self.arrays.values())).shape[-1]
 
     def take(self, index: NDArray[np.int64]) -> Records:
-        """Return the records at `index`, in that order."""
+        """Return the records at the positions `index`, in the order of `index`."""
         arrays = {name: array[..., index] for name, array in self.arrays.items()}
         return Records(arrays, *(None if one is None else one.take(pa.array(index)) for one in self.texts))
 
     def slice(self, start: int, stop: int) -> Records:
-        """Return records start..stop-1, as views."""
+        """Return views of the records start..stop-1."""
         arrays = {name: array[..., start:stop] for name, array in self.arrays.items()}
         return Records(
             arrays, *(None if one is None else one.slice(start, stop - start) for one in self.texts)
@@ -54,7 +54,7 @@ class Records(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of a packet. Columns of one byte go last, so that the others stay aligned."""
+    """The columns of a packet. Columns of one byte are last, so that all other columns stay aligned."""
 
     columns: tuple[PacketColumn, ...]
     text: bool
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
         return b"".join([_HEADER.pack(size, text_bytes), *parts])
 
     def decode(self, packet: bytes | memoryview, start: int = 0) -> Records:
-        """Return the records of a packet that begins at byte `start`, as views of it."""
+        """Return the records of a packet that begins at byte `start`; they are views of the packet."""
         size, text_bytes = _HEADER.unpack_from(packet, start)
         at = start + _HEADER.size
         arrays: dict[str, NDArray] = {}
@@ -112,7 +112,7 @@ def count_records(packet: bytes | memoryview, start: int = 0) -> int:
 
 
 def join_records(parts: Sequence[Records]) -> Records:
-    """Return the records of all parts, of which there must be one or more, in order."""
+    """Return the records of all parts (at least one part) in order."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([part.arrays[name] for part in parts], -1) for name in parts[0].arrays}
@@ -123,18 +123,18 @@ def join_records(parts: Sequence[Records]) -> Records:
 
 
 def merge_records(*parts: Records) -> Records:
-    """Return the records of all parts (one or more), ordered by route; records of one route keep their order."""
+    """Return the records of one or more parts, ordered by route; records with equal routes keep their order."""
     joined = join_records(parts)
     return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 
 
 def _compute_padding(size: int) -> int:
-    """Return the number of bytes that pad `size` to a multiple of 8."""
+    """Return the number of bytes that pad `size` bytes to a multiple of 8."""
     return -size % 8
 
 
 def _read_texts(packet: bytes | memoryview, at: int, size: int, length: int) -> pa.StringArray:
-    """Return the texts whose offsets begin at a byte, as views."""
+    """Return the texts whose offsets begin at byte `at`; they are views of the packet."""
     buffer = pa.py_buffer(packet)
     offsets = buffer.slice(at, 4 * (size + 1))
     return pa.StringArray.from_buffers(size, offsets, buffer.slice(at + 4 * (size + 1), length))
@@ -151,12 +151,12 @@ def _split_text_buffers(text: pa.StringArray | None) -> tuple[NDArray[np.int32],
 
 
 MEASURED, STATE_INDEX = "measured", "state_index"
-"""Names of two extras of an estimate: the row's measurement, and the number of the key's rows in its state."""
+"""Names of two extras of an estimate: the measurement of the row, and the number of rows in the state of the key."""
 CONTROL = "control"
-"""Name of an extra of an estimate: the row's controls and the inputs of its key."""
+"""Name of an extra of an estimate: the controls of the row and the inputs of its key."""
 
 NEVER = np.iinfo(np.int64).min
-"""An event time before all others: the watermark before the first row."""
+"""An event time before all other event times; it is the watermark before the first row."""
 
 ROW_PACKETS = "bucket int, payload binary"
 """Columns of the input packets of an operator that takes only rows."""
@@ -170,10 +170,10 @@ OUTPUT_PACKETS = "kind int, rows bigint, payload binary"
 
 @unique
 class RowPacket(IntEnum):
-    """Kind of an input packet of the operator."""
+    """Kind of an input packet of the stateful operator."""
 
     MAX_EVENT_TIME = 0
-    """The maximum event time of an Arrow batch; every bucket gets it."""
+    """The maximum event time of an Arrow batch; every bucket gets this packet."""
     ROWS = 1
     """Measurement rows; in the initial state, the rows that wait for the watermark."""
     STATES = 2
@@ -184,51 +184,51 @@ class RowPacket(IntEnum):
 
 @unique
 class OutputPacket(IntEnum):
-    """Kind of an output packet of the operator. Unless noted otherwise, the payload holds measurement rows."""
+    """Kind of an output packet of the stateful operator. Unless noted otherwise, the payload has measurement rows."""
 
     ESTIMATES = 0
     """Estimates of accepted rows."""
     LATE = 1
-    """Rows older than their key's state."""
+    """Rows that are older than the state of their key."""
     BAD_STATE = 2
-    """Rows of a key whose state is not a number; such a key must not end the stream for all other keys."""
+    """Rows of a key whose state has NaN; such a key must not end the stream of all other keys."""
     LATE_BY_WATERMARK = 3
     WAITING = 4
-    """The number of rows in the reorder buffer, without a payload."""
+    """Number of rows in the reorder buffer; there is no payload."""
     DUPLICATE = 5
-    """Rows with the key and time of another row."""
+    """Rows that have the same key and time as another row."""
     DROPPED = 6
-    """The number of dropped duplicates, without a payload."""
+    """Number of dropped duplicates; there is no payload."""
     EXPIRED = 7
     """Last states of expired keys."""
     BEYOND_REPLAY_WINDOW = 8
-    """Rows older than the rows kept for replay."""
+    """Rows that are older than the rows kept for replay."""
     REJECTED_MESSAGES = 9
-    """Messages that do not fit the measurements table, as an Arrow stream."""
+    """Messages that do not fit the measurements table; the payload is an Arrow stream."""
     CORRECTION = 10
     """Estimates that replace earlier estimates."""
     WATERMARK = 11
-    """The watermark in place of the number of rows, without a payload."""
+    """The watermark, in the column of the number of rows; there is no payload."""
     MISSING_INPUTS = 12
     """Rows whose key has no inputs."""
     DUPLICATE_ID = 13
-    """Rows with the key and id of another row."""
+    """Rows that have the same key and id as another row."""
     KEYS_TAKEN = 14
-    """The number of offered keys that were new, without a payload."""
+    """Number of offered keys that were new; there is no payload."""
     KEYS_HELD = 15
-    """The number of offered keys that already had a state, without a payload."""
+    """Number of offered keys that already had a state; there is no payload."""
     ESTIMATES_FILE = 16
     """Estimates of accepted rows, written to a file of their table; the payload is the file's name."""
     CORRECTION_FILE = 17
-    """Estimates that replace earlier estimates, in a file of their table; the payload is the file's name."""
+    """Estimates that replace earlier estimates, written to a file of their table; the payload is the file's name."""
 
 
 REJECTED_MESSAGES, MISSING_INPUTS = -1, -2
-"""Buckets of packets that pass the operator unchanged; the filter's buckets are not negative."""
+"""Buckets of packets that pass through the operator unchanged; the buckets of the filter are not negative."""
 
 
 class StateVariable(StrEnum):
-    """Name of a state variable of the operator. Checkpoints hold these names."""
+    """Name of a state variable of the operator. Checkpoints contain these names."""
 
     STATES = "blocks"
     WAITING_ROWS = "waiting"
@@ -241,7 +241,7 @@ class StateVariable(StrEnum):
 
 
 STATES_BY_BLOCK = ("block", "states")
-"""Columns of a state variable that holds blocks of states."""
+"""Columns of a state variable with blocks of states."""
 
 
 def build_packet_batch(buckets: pa.Array, payloads: pa.Array, kind: RowPacket | None) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
 """Route keys to buckets (state partitions) and to blocks (state rows) by a 64-bit identity.
 
-A key's **route** is a 64-bit number that decides its bucket and its block: the low half picks the bucket, the high half
-picks the block. So the keys of a block, and the blocks of a bucket, are in the order of their routes. A bucket's state
-read block after block needs no sort.
+The **route** of a key is a 64-bit number whose low half decides its bucket, and whose high half decides its block. So
+the keys of a block, and the blocks of a bucket, are in the order of the routes. If the state of a bucket is read block
+by block, it needs no sort.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class Routing(NamedTuple):
-    """The group label of each bucket, and the number of blocks in a bucket.
+    """The group label of each bucket, and the number of blocks per bucket.
 
     Spark's hash partitioning sends each label to a different partition, so every task gets exactly one bucket.
     """
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 
 
 def compute_routes(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Mix 64-bit identities so that all their bits count: the finaliser of SplitMix64, a bijection.
+    """Mix 64-bit identities by the finaliser of SplitMix64, a bijection, so that all bits of an identity count.
 
     References:
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (variant 13 of Stafford).
@@ -47,7 +47,7 @@ def compute_routes(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def compute_identities(route: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Invert `compute_routes`."""
+    """Return the identities of routes (the inverse of `compute_routes`)."""
     z = _unxorshift(route, _SHIFTS[2])
     z = _unxorshift(z * np.uint64(_INVERSES[1]), _SHIFTS[1])
     z = _unxorshift(z * np.uint64(_INVERSES[0]), _SHIFTS[0])
@@ -55,7 +55,7 @@ def compute_identities(route: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _unxorshift(z: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:
-    """Invert z ^ (z >> shift) for 22 <= shift < 64."""
+    """Return the inverse of z ^ (z >> shift) for 22 <= shift < 64."""
     result = z
     for _ in range(63 // shift):
         result = z ^ (result >> np.uint64(shift))
@@ -68,17 +68,17 @@ def compute_buckets(route: NDArray[np.uint64], buckets: int) -> NDArray[np.int64
 
 
 def compute_blocks(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
-    """Return the block in the bucket, 0 <= block < blocks, of each route; a higher route never has a lower block."""
+    """Return the block, 0 <= block < blocks, of each route in its bucket; a higher route never has a lower block."""
     return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
 
 
 def count_blocks(keys: int, buckets: int, keys_per_block: int) -> int:
-    """Return the number of blocks in a bucket for which a block has about `keys_per_block` keys."""
+    """Return the number of blocks per bucket for which each block has about `keys_per_block` keys."""
     return max(1, -(-max(keys, 1) // (buckets * keys_per_block)))
 
 
 def make_routing(buckets: int, blocks: int) -> Routing:
-    """Return a routing with one group label for each of `buckets` partitions of Spark's hash partitioning."""
+    """Return a routing with one group label for each of the `buckets` partitions of Spark's hash partitioning."""
     labels: dict[int, int] = {}
     label = 0
     while len(labels) < buckets:

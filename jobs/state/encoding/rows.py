@@ -1,7 +1,7 @@
-"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack them as arrays.
+"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack the rows as arrays.
 
-Spark passes rows to a keyed Python operator one tuple at a time, and packed rows as a few long values
-(docs/decisions/0052). The functions that run on the executors use NumPy and Arrow only.
+Spark passes rows to a keyed Python operator one tuple at a time; packed rows are passed as a few long values
+(docs/decisions/0052). The functions that run on the executors use only NumPy and Arrow.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function from batches of rows to batches of packets."""
 
 INPUT_IDENTITY = ("_input_identity", "_input_check")
-"""Identity of the key of the inputs, if inputs belong to some of the key columns."""
+"""Identity of the key to which the inputs belong, if the inputs belong to only some of the key columns."""
 ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
-"""The row id: an integer, or two hashes of a text and the text."""
+"""The row id: an integer, or two hashes of a text together with the text."""
 NAMED = PacketColumn("named", "u1")
-"""Marks the rows of a packet that have an id."""
+"""Column that marks the rows of a packet that have an id."""
 _CHECK_SEED = 0x726F7773
 
 
 class RowId(NamedTuple):
-    """The id column, whose values identify duplicates (`jobs.state.encoding.row_order`), and whether it holds integers.
+    """The id column, whose values identify duplicates (`jobs.state.encoding.row_order`), and whether it has integers.
 
-    within: maximum difference between the times of a row and its duplicate, in microseconds.
+    within: maximum difference between the event times of a row and its duplicate, in microseconds.
     """
 
     column: str
@@ -75,14 +75,14 @@ class RowId(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the number of 64-bit numbers in an id: the integer, or two hashes of a text."""
+        """Return the number of 64-bit numbers in an id: one for an integer, two for the hashes of a text."""
         return 1 if self.integer else 2
 
 
 class RowFormat(NamedTuple):
-    """The columns of a measurement row, by name; `distinct`: a key has at most one row per time.
+    """The columns of a measurement row, by name; `distinct` means that a key has at most one row per time.
 
-    The last `inputs` controls are not in the measurements table: they are inputs of the key with the columns
+    The last `inputs` controls are not in the measurements table. They are inputs of the key with the columns
     `inputs_key`, and are joined to the row (`jobs.lineage.joined_inputs`).
     """
 
@@ -97,7 +97,7 @@ class RowFormat(NamedTuple):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Return the number columns of the measurements table: measurements and controls without inputs."""
+        """Return the number columns of the measurements table: measurements, and controls that are not inputs."""
         return (*self.measurement, *self.control[: len(self.control) - self.inputs])
 
     @property
@@ -107,7 +107,7 @@ class RowFormat(NamedTuple):
 
     @property
     def bare(self) -> RowFormat:
-        """Return the format of rows without their ids, after the check for duplicates."""
+        """Return the format of rows without ids, which the rows have after the check for duplicates."""
         return self._replace(row_id=None)
 
     @property
@@ -150,10 +150,10 @@ def build_row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None =
 
 
 class KeyedRows(NamedTuple):
-    """The rows of a bucket in the order of application, and its keys.
+    """The rows of a bucket in the order in which the filter applies them, and the keys of the bucket.
 
-    keys: identities (and texts) of the K keys, by route; rows: N rows of these keys; ids: `id`, `named` and label of
-    each row, or None if rows have no ids.
+    keys: identities (and texts) of the K keys, ordered by route. rows: N rows of these keys. ids: `id`, `named` and
+    label of each row; None if rows have no ids.
     """
 
     keys: Records
@@ -164,8 +164,8 @@ class KeyedRows(NamedTuple):
 def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
     """Select the columns to pack: identity, time, measurements and controls, in that order.
 
-    The names of the columns `beside`, which are kept too, begin with _. An integer key and the time are not converted
-    here: work per row in Spark costs more than work per batch in Arrow and NumPy.
+    The names of the columns in `beside`, which are kept too, begin with _. An integer key and the time are not
+    converted here, because work per row in Spark costs more than work per batch in Arrow and NumPy.
     """
     time = F.col(f"`{fmt.time}`").alias("time")
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
@@ -192,7 +192,7 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
 
 
 def build_id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
-    """Return the expressions of the columns `ROW_ID` for an id column."""
+    """Return the expressions that make the columns `ROW_ID` from an id column."""
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
     text = given.cast("string")
@@ -205,7 +205,7 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 
 
 def build_row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
-    """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
+    """Return the function that packs batches with the columns of `select_columns`; `typed` packets have a kind."""
     kind = RowPacket.ROWS if typed else None
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -248,7 +248,7 @@ def parse_records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     values = np.empty((m + c, batch.num_rows))
     for i in range(m + c):
         column = batch.column(f"n{i}")
-        values[i] = column.to_numpy(zero_copy_only=False)  # null becomes NaN, which means missing
+        values[i] = column.to_numpy(zero_copy_only=False)  # null becomes NaN, which means a missing value
     arrays["y"] = values[:m]
     if c:
         arrays["u"] = values[m:]
@@ -263,7 +263,7 @@ def parse_records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
 
 
 def select_ids(records: Records) -> pa.Array:
-    """Return the original ids of measurement rows: integers or texts, null for a missing id."""
+    """Return the original ids of measurement rows: integers or texts, and null for a missing id."""
     missing = pa.array(records.arrays["named"] == 0)
     given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
     return pc.if_else(missing, None, given)  # type: ignore[attr-defined]
@@ -271,7 +271,7 @@ def select_ids(records: Records) -> pa.Array:
 
 @step(UNPACK)
 def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
-    """Unpack the packets of a bucket; return the rows in the order of application."""
+    """Unpack the packets of a bucket; return the rows in the order in which the filter applies them."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
     return sort_by_key(join_records(parts) if parts else layout.empty(), fmt)
@@ -279,7 +279,7 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
 
 @step(UNPACK)
 def sort_by_key(records: Records, fmt: RowFormat) -> KeyedRows:
-    """Return rows in the order of application, and their keys."""
+    """Return the keys of rows, and the rows in the order in which the filter applies them."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
     grouped = group(records, lambda code: order_rows(code, time, y, u))
@@ -300,7 +300,7 @@ def sort_by_key(records: Records, fmt: RowFormat) -> KeyedRows:
 
 
 def group_by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
-    """Yield the packets of each bucket in a partition."""
+    """Yield the packets of each bucket in a partition, bucket by bucket."""
     payloads: dict[int, list[bytes]] = {}
     for batch in batches:
         pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
@@ -333,5 +333,5 @@ def encode_tick(max_event_time: int) -> bytes:
 
 
 def find_max_event_time(ticks: Iterable[bytes]) -> int:
-    """Return the maximum event time of ticks, `NEVER` if there is none."""
+    """Return the maximum event time in the ticks; `NEVER` without ticks."""
     return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)

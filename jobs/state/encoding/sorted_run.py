@@ -1,9 +1,9 @@
 """Records ordered by route in memory-mapped files, with checksums that are compared at each read.
 
-Each record has a checksum of its route, its row and its text, which is compared when the record is read. This does not
-prove that a search has missed no record: a damaged route may mislead a search. So each `GROUP` of routes has a checksum
-too, and the groups on both sides of the end of each search are compared. If these routes are unchanged, and routes are
-ordered, then the search has ended at the right place.
+Each record has a checksum of its route, its row and its text, which is compared when the record is read. This checksum
+does not prove that a search has found every record, because a damaged route may mislead a search. So each `GROUP` of
+routes also has a checksum, and each search compares the groups on both sides of the place where it ends. If these
+routes are unchanged, then the search has ended at the right place, because routes are ordered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.row_order import find_starts
 
 PIECE = 1 << 16
-"""Number of records that are converted to rows at a time."""
+"""Number of records that are converted to rows at once."""
 GROUP = 16
-"""Number of routes per checksum: two lines of a processor's cache, which the last steps of a search read anyway."""
+"""Number of routes per checksum: two cache lines of a processor, which the last steps of a search read anyway."""
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -36,14 +36,14 @@ _SEED = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Damaged(OSError):
-    """The content of a file has changed since it was written."""
+    """Error: the content of a file has changed since it was written."""
 
 
 class SortedRun:
     """N records ordered by route.
 
-    route: (N,); rows: (N, W) words, the bytes of `build_row_type` and a checksum; text: texts of keys that are not
-        integers
+    route: (N,). rows: (N, W) words, which are the bytes of `build_row_type` and a checksum. text: texts of the keys;
+        None if the keys are integers.
     """
 
     def __init__(self, path: Path, layout: Layout, size: int) -> None:
@@ -80,7 +80,7 @@ class SortedRun:
 
     @classmethod
     def write(cls, path: Path, layout: Layout, size: int, parts: Iterable[Records]) -> SortedRun:
-        """Write the `size` records of parts to files, and map these; the parts are in the order of routes.
+        """Write the `size` records of parts to files, and map the files; the parts are ordered by route.
 
         Raises:
             OSError: the disk is full.
@@ -107,7 +107,7 @@ class SortedRun:
 
     @classmethod
     def write_merged(cls, path: Path, base: SortedRun, new: Records) -> SortedRun:
-        """Write the records of a run and the records of other keys to files, and map these.
+        """Write the records of a run, and the records of other keys, to files, and map the files.
 
         Raises:
             OSError: the disk is full, or the routes of the run are damaged.
@@ -122,7 +122,10 @@ class SortedRun:
         held = np.ones(size, bool)
         held[at] = False
         route[at], route[held] = new.arrays["route"], base.route
-        rows[at], rows[held] = pack_rows(base.layout, new), base.rows  # with their checksums, right or wrong
+        rows[at], rows[held] = (
+            pack_rows(base.layout, new),
+            base.rows,
+        )  # copies checksums even if they are wrong
         if base.text is not None and new.text is not None:
             base._check_offsets(base._offsets[:-1], base._offsets[1:])
             order = np.empty(size, np.int64)
@@ -133,11 +136,11 @@ class SortedRun:
         return cls.open(path, base.layout, size)
 
     def find(self, route: Words) -> Records:
-        """Return the records of ordered routes."""
+        """Return the records of the given routes, which are ordered."""
         return self._find_at(route)[1]
 
     def find_in_blocks(self, numbers: Ints, blocks: int) -> Ints:
-        """Return the positions of the records of blocks by their ordered numbers."""
+        """Return the positions of the records in the blocks with these ordered numbers."""
         if self.size == 0 or len(numbers) == 0:
             return _NONE
         if len(numbers) == blocks:
@@ -145,7 +148,7 @@ class SortedRun:
         start = np.searchsorted(self.route, _compute_lowest_route(numbers, blocks))
         highest = _compute_lowest_route(numbers + 1, blocks) - np.uint64(
             1
-        )  # after the last block: 0 - 1, all bits
+        )  # after the last block, 0 - 1 gives a number with all bits set
         stop = np.searchsorted(self.route, highest, "right")
         self._check_ends(start, stop)
         return _join_ranges(start, stop)
@@ -155,7 +158,7 @@ class SortedRun:
         return self.at(np.arange(self.size))
 
     def at(self, index: Ints) -> Records:
-        """Return the records at ordered positions.
+        """Return the records at the given positions, which are ordered.
 
         Raises:
             Damaged: a record has changed since it was written.
@@ -193,7 +196,7 @@ class SortedRun:
             path.unlink(missing_ok=True)
 
     def _find_at(self, route: Words) -> tuple[Ints, Records]:
-        """Return the positions and the records of ordered routes; the last result is kept for `replace`."""
+        """Return the positions and the records of ordered routes; `replace` uses this result again."""
         if self._last is None or not np.array_equal(route, self._last[0]):
             places = self._places(route[find_starts(route)]) if len(route) else _NONE
             self._last = route, places, self.at(places)
@@ -205,14 +208,14 @@ class SortedRun:
             return _NONE
         start = np.searchsorted(self.route, wanted)
         stop = start + (self.route[np.minimum(start, self.size - 1)] == wanted) * (start < self.size)
-        # Keys that share a route, about two in 10^9, are adjacent.
+        # Keys that share a route, about two among 10^9 keys, are adjacent.
         more = np.flatnonzero((stop > start) & (self.route[np.minimum(stop, self.size - 1)] == wanted))
         stop[more] = np.searchsorted(self.route, wanted[more], "right")
         self._check_ends(start, stop)
         return _join_ranges(start, stop)
 
     def _check_ends(self, start: Ints, stop: Ints) -> None:
-        """Compare the routes at the ends of ranges, and adjacent routes, with their checksums."""
+        """Compare the routes at the ends of ranges, and the routes beside them, with their checksums."""
         ends = np.zeros(len(self._groups), bool)
         ends[np.maximum(start - 1, 0) // GROUP] = True
         ends[np.minimum(stop, self.size - 1) // GROUP] = True
@@ -228,10 +231,10 @@ class SortedRun:
             raise Damaged(self.path)
 
     def _check_offsets(self, start: Ints, stop: Ints) -> None:
-        """Check that texts lie in their file: a read outside the file would end the process.
+        """Check that texts are inside their file, because a read outside the file would end the process.
 
         Raises:
-            Damaged: a text does not, or the texts together are longer than the file.
+            Damaged: a text is outside the file, or the texts together are longer than the file.
         """
         inside = (start >= 0) & (start <= stop) & (stop <= self._length)
         if not inside.all() or (stop - start).sum() > self._length:
@@ -239,7 +242,7 @@ class SortedRun:
 
 
 def build_row_type(layout: Layout) -> np.dtype:
-    """Return the type of a row: all columns of a record except the first, its route."""
+    """Return the type of a row, which has all columns of a record except the first column, the route."""
     fields = [
         (c.name, c.dtype) if c.width is None else (c.name, c.dtype, (c.width,)) for c in layout.columns[1:]
     ]
@@ -247,7 +250,7 @@ def build_row_type(layout: Layout) -> np.dtype:
 
 
 def split_records(records: Records) -> Iterator[Records]:
-    """Yield records in slices of `PIECE`."""
+    """Yield the records in slices of at most `PIECE` records."""
     for start in range(0, records.size, PIECE):
         yield records.slice(start, start + PIECE)
 
@@ -263,34 +266,34 @@ def pack_rows(layout: Layout, records: Records) -> Words:
 
 
 def _count_words(layout: Layout) -> int:
-    """Return the number of words in a row; the last word is its checksum."""
+    """Return the number of words in a row, including the checksum in the last word."""
     return build_row_type(layout).itemsize // 8 + 1
 
 
 def _view_columns(words: Words, layout: Layout) -> NDArray[Any]:
-    """Return the words of rows as structured rows (N,), as a view."""
+    """Return a view of rows of words as structured rows (N,)."""
     return words[:, :-1].view(build_row_type(layout))[:, 0]
 
 
 def _sum_rows(route: Words, rows: Words, text: pa.Array | None) -> Words:
-    """Return the checksums of records; the last word of a row is not included."""
+    """Return the checksums of records, without the last word of each row."""
     factors = np.append(_build_factors(rows.shape[1] - 1), np.uint64(0))
     sums = _fold_words(rows) @ factors + _fold_words(route) * _SEED
     return sums if text is None else sums + _sum_texts(text) * _SEED
 
 
 def _sum_groups(groups: Words, numbers: Ints) -> Words:
-    """Return the checksums of groups of routes by their numbers."""
+    """Return the checksums of the groups of routes with these numbers."""
     return _fold_words(groups) @ _build_factors(GROUP) + (numbers + 1).astype(np.uint64) * _SEED
 
 
 def _sum_texts(text: pa.Array) -> Words:
-    """Return checksums of texts, from their lengths and their 8-byte words; the last word is padded with zeros."""
+    """Return checksums of texts from their lengths and 8-byte words; the last word of a text is padded with zeros."""
     kind = np.int64 if pa.types.is_large_string(text.type) else np.int32
     _, bounds, content = text.buffers()
     ends = np.frombuffer(bounds, kind)[text.offset : text.offset + len(text) + 1].astype(np.int64)
     data = (b"" if content is None else content[int(ends[0]) : int(ends[-1])].to_pybytes()) + bytes(8)
-    words = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))  # a word begins at each byte
+    words = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))  # one word begins at each byte
     start, length = ends[:-1] - ends[0], np.diff(ends)
     sums = length.astype(np.uint64)
     some = np.flatnonzero(length)
@@ -302,7 +305,7 @@ def _sum_texts(text: pa.Array) -> Words:
 
 
 def _fold_words(words: Words) -> Words:
-    """Mix the high half of each word into the low half, as a product loses changes of the highest bits."""
+    """Mix the high half of each word into the low half, because a product loses changes of the highest bits."""
     folded = words >> np.uint64(32)
     folded ^= words
     return folded
@@ -310,32 +313,32 @@ def _fold_words(words: Words) -> Words:
 
 @cache
 def _build_factors(count: int) -> Words:
-    """Return odd factors: the sum detects every change of one word, and almost every change of several words."""
+    """Return odd factors, with which a sum detects each change of one word, and nearly each change of several words."""
     return compute_routes(np.arange(1, count + 1)) | np.uint64(1)
 
 
 def _join_ranges(start: Ints, stop: Ints) -> Ints:
-    """Return the numbers of all ranges start..stop-1 in one array."""
+    """Return the numbers in all ranges start..stop-1 as one array."""
     lengths = stop - start
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - lengths), lengths)
 
 
 def _compute_lowest_route(numbers: Ints, blocks: int) -> Words:
-    """Return the lowest route of each block (`routing.block_of`); 0 for the number after the last block."""
+    """Return the lowest route of each block (`routing.compute_blocks`); 0 for the number after the last block."""
     first = ((numbers.astype(np.uint64) << np.uint64(32)) + np.uint64(blocks - 1)) // np.uint64(blocks)
     return first << np.uint64(32)
 
 
 def _list_files(path: Path, layout: Layout, size: int) -> list[tuple[Path, tuple[int, ...]]]:
-    """Return the files of routes, their checksums and rows, with their shapes in words."""
+    """Return the files of the routes, of their checksums, and of the rows, each with its shape in words."""
     groups = -(-size // GROUP)
     shapes = (".route", (groups, GROUP)), (".sums", (groups,)), (".rows", (size, _count_words(layout)))
     return [(path.with_suffix(suffix), shape) for suffix, shape in shapes]
 
 
 def _map_file(file: Path, shape: tuple[int, ...]) -> Words:
-    """Return a file of words, mapped.
+    """Map a file of words, and return the words.
 
     Raises:
         OSError: the file is missing, or has another size.
@@ -346,7 +349,7 @@ def _map_file(file: Path, shape: tuple[int, ...]) -> Words:
 
 
 def _create_files(path: Path, layout: Layout, size: int) -> list[Words]:
-    """Return new files of routes, their checksums and rows, mapped."""
+    """Create and map the files of the routes, of their checksums, and of the rows."""
     found: list[Words] = []
     for file, shape in _list_files(path, layout, size):
         with open(file, "wb") as opened:

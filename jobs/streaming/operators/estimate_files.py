@@ -1,10 +1,10 @@
 """Write estimates as Parquet files in the operator's tasks, instead of returning them to Spark as packets.
 
 Moving rows out of a Python worker (to Java, to a cache, back to Python, to Java's rows) costs more than the filter.
-Here the tasks write Parquet and return one small row for each file. A file joins the table only when the driver commits
-it, after its row has arrived. A task that failed, was repeated, or ran twice leaves files that no commit names.
+So the tasks write Parquet files, and return one small row for each file. A file joins the table only when the driver
+commits it, after its row has arrived. The files of a task that failed or ran twice are not part of any commit.
 
-The driver passes the target folder to the tasks of each micro-batch in a job property.
+The driver sends the target folder to the tasks of each micro-batch in a job property.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor
 
 PROPERTY = "kalman.estimates"
-"""Name of the job property that holds a micro-batch's target folder for estimates."""
+"""Name of the job property with the target folder for a micro-batch's estimates."""
 
 FILES = {
     OutputPacket.ESTIMATES: OutputPacket.ESTIMATES_FILE,
     OutputPacket.CORRECTION: OutputPacket.CORRECTION_FILE,
 }
-"""Kind of the row that represents a file, by the kind of the packets in the file."""
+"""For each kind of packets in a file, the kind of the row that represents the file."""
 
 
 class EstimateTarget(NamedTuple):
-    """Target of a micro-batch's estimates, and the columns with one value for the whole micro-batch.
+    """Target of a micro-batch's estimates, and the columns that have one value for the whole micro-batch.
 
-    folder: folder of the table; attempt: unique text of this write attempt, part of its files' names; file_bytes: size
-    of a full file; constants: values of columns by name.
+    folder: folder of the table. attempt: unique text for this attempt to write, part of the names of its files.
+    file_bytes: size of a full file. constants: values of the columns by name.
     """
 
     folder: str
@@ -60,8 +60,8 @@ class EstimateTarget(NamedTuple):
 class EstimateRows(NamedTuple):
     """Converter from packets of estimates to rows of the table.
 
-    estimates: format of the packets; schema: columns of the table's rows, with `correction` if estimates may be
-    corrected.
+    estimates: format of the packets. schema: columns of the rows in the table, including `correction` if estimates may
+    be corrected.
     """
 
     estimates: EstimateFormat
@@ -75,7 +75,7 @@ class EstimateRows(NamedTuple):
 
 
 class EstimateWriter(DelegatingProcessor):
-    """Wrapper that writes the processor's packets of estimates to files, and emits a row for each file."""
+    """Wrapper that writes the processor's packets of estimates to files, and yields a row for each file."""
 
     def __init__(self, inner: Any, rows: EstimateRows) -> None:
         super().__init__(inner)
@@ -101,7 +101,7 @@ class EstimateWriter(DelegatingProcessor):
     def _write_files(
         self, frames: Iterable[pd.DataFrame], target: EstimateTarget, name: str
     ) -> Iterator[pd.DataFrame]:
-        """Write packets of estimates as they arrive, and yield the other packets and a row for each file."""
+        """Write packets of estimates as they arrive; yield the other packets, and a row for each file."""
         folder = target.folder
         writers = {kind: PartWriter(folder, name, target.file_bytes) for kind in FILES}
         complete: list[PartFile] = []
@@ -129,7 +129,7 @@ class EstimateWriter(DelegatingProcessor):
             if isinstance(problem, Exception):
                 remove(
                     folder, complete
-                )  # the attempt has failed; after a full disk the next attempt needs the space
+                )  # the attempt has failed, and after a full disk the next attempt needs the space
             raise
 
 
@@ -142,13 +142,13 @@ Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def build_file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
-    """Return a function that reads the rows of given partitions from their files, in order, through `along`.
+    """Return a function that reads the rows of given partitions from their files, in order, and applies `along`.
 
     Args:
-        folder: path or URI of the files' table.
-        names: names of each partition's files; partitions without files are absent.
+        folder: path or URI of the table of the files.
+        names: names of the files of each partition; partitions without files are left out.
         schema: schema of the columns to read.
-        along: function from the batches of a partition's rows to the result.
+        along: function from the batches of rows of a partition to the result.
     """
 
     def batches(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -163,13 +163,13 @@ def build_file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schem
 
 
 def pass_unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield all rows."""
+    """Yield all rows unchanged."""
     yield from batches
 
 
 def select_last_of_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the last row of each run of rows with the same key."""
-    held: pa.RecordBatch | None = None  # the next batch may continue its key
+    held: pa.RecordBatch | None = None  # the next batch may have more rows of its key
     for batch in batches:
         if batch.num_rows == 0:
             continue

@@ -1,4 +1,4 @@
-"""The stateful operators of a stream: one applies rows as they arrive, the other under an event-time policy."""
+"""The stateful operators of a stream; one applies rows as they arrive, the other by an event-time policy."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 class FilterProcessor(StatefulProcessor):
-    """The model's filter over the keys of a bucket, each with its state."""
+    """Stateful operator that applies the model's filter to the keys of a bucket as rows arrive."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state variable: values by number."""
+        """Declare the state variable, which has values by number."""
         store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
         self.states = KeyStates(store, self.plan.state, self.plan.blocks, copy_folder)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Add the states of the snapshot; each value of `payload` is a packet of state records of this bucket."""
+        """Add the states of the snapshot; each value of `payload` is a packet with state records of this bucket."""
         layout = self.plan.state.layout
         self.states.add(join_records([layout.decode(payload) for payload in initialState["payload"]]))
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Add the states of new keys; return the numbers of new keys and of keys that existed."""
+        """Add the states of new keys; return the number of new keys, and the number of keys that already existed."""
         offered = decode_offered(self.plan.state.layout, packets)
         new = self.states.absent(offered)
         if new.size:
@@ -67,7 +67,7 @@ class FilterProcessor(StatefulProcessor):
 def copy_folder(variable: StateVariable = StateVariable.STATES) -> Path | None:
     """Return the folder for the local copy of a state variable of a task's bucket, or None outside a task.
 
-    Spark removes the folder when the executor ends, so another executor never finds the copy.
+    Spark removes the folder when the executor ends, so no other executor finds the copy.
     """
     context, folders = TaskContext.get(), os.environ.get("SPARK_LOCAL_DIRS", "")
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
@@ -83,13 +83,13 @@ def build_packet_frame(packet: Packet) -> pd.DataFrame:
 
 
 class EventTimeProcessor(StatefulProcessor):
-    """The model's filter over the keys of a bucket, by event time."""
+    """Stateful operator that applies the model's filter to the keys of a bucket by event time."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the bucket's stores and its clock."""
+        """Declare the stores and the clock of the bucket."""
         self.handle = handle
 
         def store(name: StateVariable, columns: tuple[str, str]) -> MapStore:
@@ -118,7 +118,7 @@ class EventTimeProcessor(StatefulProcessor):
         self._close_bucket(bucket, timerValues)
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Add the states of new keys; return the numbers of new keys and of keys that existed."""
+        """Add the states of new keys; return the number of new keys, and the number of keys that already existed."""
         bucket = self._open_bucket()
         counts = bucket.import_states(packets, _read_time(timers))
         self._close_bucket(bucket, timers)
@@ -127,7 +127,7 @@ class EventTimeProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Apply a micro-batch of packed rows, and yield packets."""
+        """Apply a micro-batch of packed rows, and yield output packets."""
         frame = pd.concat(list(rows), ignore_index=True)
         packed = frame["kind"] == RowPacket.ROWS
         bucket = self._open_bucket()
@@ -138,14 +138,14 @@ class EventTimeProcessor(StatefulProcessor):
         self._close_bucket(bucket, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
-        """Expire keys and release waiting rows by the processing-time clock, and yield packets."""
+        """Expire keys and release waiting rows by the processing-time clock, and yield output packets."""
         bucket = self._open_bucket()
         for packet in bucket.wake(_read_time(timerValues)):
             yield build_packet_frame(packet)
         self._close_bucket(bucket, timerValues)
 
     def _close_bucket(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
-        """Store the bucket's clock, and register a timer for its next alarm."""
+        """Store the clock of the bucket, and register a timer for its next alarm."""
         self.clock.update((bucket.clock.encode(),))
         if self.plan.event_time is not None and self.plan.event_time.needs_timers:
             for timer in list(self.handle.listTimers()):
@@ -160,5 +160,5 @@ class EventTimeProcessor(StatefulProcessor):
 
 
 def _read_time(timers: TimerValues) -> int:
-    """Return the micro-batch's processing time in microseconds; a retry has the same time."""
+    """Return the processing time of the micro-batch in microseconds, which is the same in a retry."""
     return timers.getCurrentProcessingTimeInMs() * 1000

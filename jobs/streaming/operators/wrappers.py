@@ -1,4 +1,4 @@
-"""Stateless wrappers around the model's stateful processor: pass rejected rows through, import states."""
+"""Stateless wrappers around the model's stateful processor, which pass rejected rows through or import states."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) 
     """Pack a topic's valid messages with `packer`, and the rejected messages for `PassThroughRejects`.
 
     Args:
-        rows: messages; a rejected message has a reason (`landing.messages.judged`).
+        rows: messages; a rejected message has a reason (`landing.messages.read_checked_messages`).
         fmt: format of the valid rows.
         packer: function that packs batches with the columns of `rows.select_columns`.
-        typed: whether packets have a kind.
+        typed: whether the packets have a kind.
     """
     selected = select_columns(rows, fmt, (REASON, PAYLOAD, POSITION))
     kind = RowPacket.ROWS if typed else None
@@ -94,12 +94,12 @@ def _decode(payload: bytes) -> pa.RecordBatch:
 
 
 class PassThroughRejects(DelegatingProcessor):
-    """Yield the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all others."""
+    """Yield the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all other buckets."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Yield packets of rejected rows unchanged, or let the processor apply the rows."""
+        """Yield packets of rejected rows unchanged, or else let the processor apply the rows."""
         group = int(key[0])
         if group not in (REJECTED_MESSAGES, MISSING_INPUTS):
             yield from self.inner.handleInputRows(key, rows, timerValues)
@@ -130,7 +130,7 @@ class KeyImporter(DelegatingProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Import new keys before any row is filtered, wherever they are in the micro-batch."""
+        """Import new keys before any row is filtered, wherever the keys are in the micro-batch."""
         frame = pd.concat(list(rows), ignore_index=True)
         states = frame["kind"] == RowPacket.STATES
         if states.any():

@@ -1,7 +1,4 @@
-"""Keep the latest state of each key in the table `latest/<model>`.
-
-And the last states of ended keys in `archive/<model>`.
-"""
+"""Store the latest state of each key in `latest/<model>`, and the last states of ended keys in `archive/<model>`."""
 
 from __future__ import annotations
 
@@ -30,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Latest:
-    """Rows of one generation in the table of latest states."""
+    """The rows of one generation in the table of latest states."""
 
     fence: Fence
     estimates: EstimateFormat
     scattered: bool = False
-    """Whether a key's rows, corrections included, may be spread over several packets."""
+    """Whether the rows of a key, including corrections, may be spread over several packets."""
 
     @property
     def table(self) -> str:
-        """Return the table's name."""
+        """Return the name of the table."""
         return latest(self._generation.model)
 
     @property
@@ -47,7 +44,7 @@ class Latest:
         return self.fence.lease.generation
 
     def begin(self, states: Callable[[], DataFrame]) -> None:
-        """Create the table, and insert this generation's rows from its states, unless they exist.
+        """Create the table, and insert rows from this generation's states, unless the table has rows of the generation.
 
         Args:
             states: function that returns the states after the last committed micro-batch, as rows of a snapshot.
@@ -60,12 +57,12 @@ class Latest:
         self.fence.begin(lambda: self._build_seeds(states()), self.table)
 
     def write(self, estimated: FileEstimates, batch_id: int) -> None:
-        """Replace the rows of a micro-batch's keys by their last rows. Idempotent."""
+        """Replace the rows of a micro-batch's keys by the last rows of these keys. Idempotent."""
         rows = self._last(estimated)
         self.fence.upsert(add_marks(rows, self._generation, batch_id), self.table, batch_id, "key")
 
     def _last(self, estimated: FileEstimates) -> DataFrame:
-        """Return the last row of each key; at one event time a correction follows the estimate."""
+        """Return the last row of each key; at equal event times, a correction comes after the estimate."""
         if not self.scattered:
             return estimated.read_last_rows(corrections=False)
         parts = [
@@ -78,7 +75,7 @@ class Latest:
         return both.groupBy("key").agg(newest.alias("row")).select("row.*")
 
     def _build_seeds(self, states: DataFrame) -> DataFrame:
-        """Convert a snapshot's rows to rows of the table; columns that need a measurement are null."""
+        """Convert the rows of a snapshot to rows of the table; columns that need a measurement are null."""
         fmt = self.estimates
         covariance = F.col("covariance")
         if fmt.diagonal:
@@ -104,7 +101,7 @@ class Latest:
 
 
 def add_marks(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
-    """Add the columns `model_version`, `generation` and `batch_id` to rows; existing columns are kept."""
+    """Add the columns `model_version`, `generation` and `batch_id` to rows; columns that already exist are kept."""
     marks = {
         "model_version": F.lit(generation.model_version).cast("int"),
         "generation": F.lit(generation.generation),

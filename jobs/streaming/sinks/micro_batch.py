@@ -1,7 +1,7 @@
-"""Write a micro-batch's packets exactly once: accepted rows to estimates, refused rows to quarantine.
+"""Write the packets of a micro-batch exactly once: accepted rows to estimates, refused rows to quarantine.
 
-A micro-batch that runs again after a kill gives the same rows, and skips committed rows. Writes of a driver that has
-lost its lease are refused (`jobs.lineage.fencing`).
+A micro-batch that runs again after a kill has the same rows, and skips the rows that were committed. Writes of a driver
+that has lost its lease are refused (`jobs.lineage.fencing`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
-"""SQL condition: quarantine rows that are messages of a topic."""
+"""SQL condition for the quarantine rows that are messages of a topic."""
 
 KEPT_BATCHES = 1000
-"""Number of micro-batches whose counts are kept until they are recorded."""
+"""Number of micro-batches whose counts are kept until the counts are recorded."""
 
 
 COUNTED = {
@@ -60,7 +60,7 @@ COUNTED = {
     OutputPacket.REJECTED_MESSAGES: "rejected",
     OutputPacket.MISSING_INPUTS: "without_inputs",
 }
-"""Name of the report's count to which a packet kind adds its rows."""
+"""For each packet kind, the count in the report to which the kind adds its rows."""
 
 
 _COLLECTED = (
@@ -68,12 +68,12 @@ _COLLECTED = (
     "rows",
     f"CASE WHEN kind IN ({', '.join(str(kind.value) for kind in FILES.values())}) THEN payload END AS payload",
 )
-"""Columns collected from packets: the names of files, but not the payloads of rows."""
+"""Columns that are collected from packets, including the names of files, but not the payloads of rows."""
 
 
 @dataclass
 class StreamTotals:
-    """Counts of one run of the stream, named as in its report; `of_batch` holds the last micro-batches' counts."""
+    """Counts of one run of the stream, named as in the report; `of_batch` has the counts of the last micro-batches."""
 
     batches: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys([*COUNTED.values(), "waiting"], 0))
@@ -107,7 +107,7 @@ class StreamTotals:
 
 
 class Counts(NamedTuple):
-    """Counts of one micro-batch: rows by packet kind; its watermark, if a packet has one; files of estimates."""
+    """Counts of a micro-batch: rows by packet kind, its watermark if a packet has one, and its files of estimates."""
 
     of: dict[int, int]
     watermark: int | None
@@ -134,7 +134,7 @@ class Counts(NamedTuple):
 
 @dataclass
 class MicroBatchWriter:
-    """Function that Spark calls with each micro-batch's packets."""
+    """The function that Spark calls with the packets of each micro-batch."""
 
     generation: Generation
     rows: RowFormat
@@ -146,18 +146,18 @@ class MicroBatchWriter:
     latest: Latest | None
     publisher: Publisher | None
     pins: InputPins | None
-    """Pins the version of the inputs table for each micro-batch, if the model has inputs."""
+    """Pins of the versions of the inputs table for micro-batches; None if the model has no inputs."""
     ended: Callable[[DataFrame], DataFrame] | None
-    """Converts packets of ended keys to rows, if keys end."""
+    """Function that converts packets of ended keys to rows; None if keys do not end."""
     reached: ReachedCommits | None
-    """Records the commit of the measurements that a micro-batch reaches, if they are the source."""
+    """Notes of the commits of the measurements that micro-batches reach; None if the source is a topic."""
     check_source: Callable[[], None]
-    """Raises an error if the source is no longer the one that the generation reads: its topic was recreated."""
+    """Function that raises an error if the generation's source was replaced, for example if a topic was recreated."""
     totals: StreamTotals = field(default_factory=StreamTotals)
     profiler: NoProfiler = field(default_factory=profiler)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch. Idempotent."""
+        """Write a micro-batch. A repeated call changes nothing."""
         if self.reached is not None:
             self.reached.take(batch_id)
         if self.pins is not None:
@@ -165,7 +165,7 @@ class MicroBatchWriter:
         found = None
         try:
             counts = found = self._count_packets(packets, batch_id)
-            self.check_source()  # after all rows are read, before anything is committed
+            self.check_source()  # called after all rows are read, and before anything is committed
             self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
@@ -182,7 +182,7 @@ class MicroBatchWriter:
         """Run the filter, and return the counts of its packets."""
         of: dict[int, int] = dict.fromkeys(OutputPacket, 0)
         watermark = None
-        # This single action runs the filter: the writes read its packets from the cache.
+        # This is the only action that runs the filter, because the writes read the packets from the cache.
         with self._step(batch_id, FILTER):
             self.files.begin(packets.sparkSession, batch_id)
             packets.persist()
@@ -192,7 +192,8 @@ class MicroBatchWriter:
                 watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
             else:
                 of[row["kind"]] += row["rows"]
-        # For this micro-batch's writes, and for the next micro-batch, which will have about this size.
+        # The choice is for the writes of this micro-batch, and for the next micro-batch, which will have a similar
+        # size.
         counts = Counts(of, watermark, list_written_parts(found))
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
@@ -201,7 +202,7 @@ class MicroBatchWriter:
         """Refuse a micro-batch that would quarantine too many rows, before anything is written.
 
         Raises:
-            UserError: the micro-batch exceeds the spec's limit.
+            UserError: the micro-batch exceeds the limit in the spec.
         """
         refused, estimated = counts.refused, counts.estimated
         if is_over_limit(self.limit, refused, estimated):
@@ -213,7 +214,7 @@ class MicroBatchWriter:
             raise build_refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
 
     def _write(self, packets: DataFrame, found: Counts, batch_id: int) -> None:
-        """Write a micro-batch to all sinks, exactly-once sinks first."""
+        """Write a micro-batch to all sinks, first to the exactly-once sinks."""
         counts = found.of
         if counts[OutputPacket.REJECTED_MESSAGES]:
             self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
@@ -227,14 +228,14 @@ class MicroBatchWriter:
         self._others(estimated, batch_id)
 
     def _add_files(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
-        """Commit and return the files of a micro-batch's estimates."""
+        """Commit the files with a micro-batch's estimates, and return them."""
         files = self.files
         with self._step(batch_id, TO_DELTA):
             self.fence.add([one.file for one in parts], files.table, files.schema, batch_id)
         return files.reading(packets.sparkSession, parts)
 
     def _others(self, estimated: FileEstimates | None, batch_id: int) -> None:
-        """Write a micro-batch's estimates to the at-least-once sinks, after the exactly-once one."""
+        """Write the estimates of a micro-batch to the at-least-once sinks, after the exactly-once sinks."""
         latest = self.latest
         if latest is not None and estimated is not None:
             with self._step(batch_id, "latest states"):
@@ -269,7 +270,7 @@ class MicroBatchWriter:
 
     @contextmanager
     def _step(self, batch_id: int, step: str) -> Iterator[None]:
-        """Label the jobs of a step in Spark's UI, and time it for a profile."""
+        """Label the Spark jobs of a step in the UI, and time the step for a profile."""
         set_label(
             self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", "
         )

@@ -1,4 +1,4 @@
-"""Publish a live generation's estimates to a Kafka topic, files and user functions, at least once."""
+"""Publish the estimates of a live generation to a Kafka topic, files and user functions, at least once."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 class MicroBatch(NamedTuple):
-    """Micro-batch to publish, and the driver that publishes it.
+    """A micro-batch to publish, and the driver that publishes it.
 
-    plan: function that returns a text identifying the rows and their partitions: equal in each attempt to publish them,
-    different otherwise; epoch: epoch of the driver.
+    plan: function that returns a text for the rows and their partitions. The text is equal in all attempts to publish
+    the same rows, and differs for other rows. epoch: epoch of the driver.
     """
 
     generation: str
@@ -48,10 +48,10 @@ class MicroBatch(NamedTuple):
 
 
 def add_ordinals(rows: DataFrame) -> DataFrame:
-    """Add a column `ordinal`, the place of a row in its micro-batch: equal in each attempt to publish it.
+    """Add a column `ordinal`, the position of a row in its micro-batch, which is equal in all attempts to publish it.
 
-    A micro-batch that runs again gives its rows in the same partitions and order, because the rows of a bucket are
-    sorted before they are filtered. The numbers increase with gaps, so that no rows need be counted or moved.
+    A micro-batch that runs again has the same rows in the same partitions and order, because the rows of a bucket are
+    sorted before they are filtered. The numbers increase with gaps, so that no rows need to be counted or moved.
     """
     return rows.withColumn("ordinal", F.monotonically_increasing_id())
 
@@ -59,11 +59,11 @@ def add_ordinals(rows: DataFrame) -> DataFrame:
 _DONE = "_SUCCESS"
 _ATTEMPT = re.compile(r"_attempt-(\d+)")
 _WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.*)")
-"""Spark's name of a file: its number, a random id of the write, and the rest."""
+"""Spark's name of a file: the number of the part, a random id of the write, and the rest."""
 
 
 def _open_files(spark: SparkSession, path: str) -> WarehouseFiles:
-    """Return the files of a folder in any store that Spark can reach."""
+    """Return the files of a folder in any store that Spark can access."""
     return (
         open_files(path) if find_local_path(path) is not None or is_in_s3(path) else HadoopFiles(spark, path)
     )
@@ -71,7 +71,7 @@ def _open_files(spark: SparkSession, path: str) -> WarehouseFiles:
 
 @dataclass(frozen=True)
 class FolderSink:
-    """Folder with a subfolder for each micro-batch; a subfolder with a file `_SUCCESS` is complete."""
+    """A folder with a subfolder for each micro-batch; a subfolder with a file `_SUCCESS` is complete."""
 
     spark: SparkSession
     path: str
@@ -82,15 +82,15 @@ class FolderSink:
         return f"files:{self.path}"
 
     def write(self, rows: DataFrame, batch: MicroBatch) -> None:
-        """Write a micro-batch's files, unless another attempt has written them.
+        """Write the files of a micro-batch, unless another attempt has written them.
 
         Raises:
-            UserError: a file cannot be moved to its place.
+            UserError: a file cannot be moved to its final place.
         """
         files = _open_files(self.spark, self.path.rstrip("/"))
         place = f"generation={batch.generation}/batch_id={batch.batch_id}"
         attempt = f"{place}/_attempt-{batch.epoch}"
-        # A task's files may appear in this folder immediately: nobody reads it.
+        # The files of a task may appear in this folder immediately, but nobody reads the folder.
         writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
         writer = writer.option("mapreduce.fileoutputcommitter.algorithm.version", "2")
         if self.format == "json":
@@ -106,7 +106,7 @@ class FolderSink:
         _remove_attempts(files, place, batch.epoch)
 
     def _move(self, files: WarehouseFiles, name: str, to: str) -> None:
-        """Move a file to its final place, unless another attempt's file, with the same rows, is there.
+        """Move a file to its final place, unless another attempt has put a file with the same rows there.
 
         Raises:
             UserError: the file cannot be moved.
@@ -118,8 +118,8 @@ class FolderSink:
 def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
     """Remove files with other rows, which no running driver writes.
 
-    They come from a micro-batch with the same number before a restore of the warehouse, or from a killed driver of an
-    earlier release, which wrote in place.
+    Such files come from a micro-batch with the same number before a restore of the warehouse, or from a killed driver
+    of an earlier release, which wrote files directly in their final place.
     """
     names = files.names(place)
     of_plan = re.compile(
@@ -146,21 +146,21 @@ FOLDER = "_published"
 
 
 class Sink(Protocol):
-    """Sink for rows of the estimates table with an added column `ordinal`: their place in the micro-batch."""
+    """A sink for rows of the estimates table with an added column `ordinal`, their position in the micro-batch."""
 
     @property
     def name(self) -> str:
-        """Return the name of the sink in errors, and in the file of its progress."""
+        """Return the name of the sink, for errors and for the file with the sink's progress."""
         ...
 
     def write(self, rows: DataFrame, batch: MicroBatch) -> None:
-        """Write a micro-batch's rows."""
+        """Write the rows of a micro-batch."""
         ...
 
 
 @dataclass(frozen=True)
 class TopicSink:
-    """Kafka topic; a message's key is the key as text, its value the row as JSON without nulls."""
+    """A Kafka topic; the key of a message is the key as text, its value is the row as JSON without nulls."""
 
     topic: str
 
@@ -169,7 +169,7 @@ class TopicSink:
         return f"kafka:{self.topic}"
 
     def write(self, rows: DataFrame, batch: MicroBatch) -> None:
-        """Send a message for each row; the rows of a key keep their order."""
+        """Send a message for each row; the rows of each key keep their order."""
         self.send(rows)
 
     def send(self, rows: DataFrame) -> None:
@@ -199,7 +199,7 @@ class FunctionSink:
 
 
 def open_sinks(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
-    """Return the sinks of a spec in `folder`, after checking that all of them exist.
+    """Return the sinks of a spec in `folder`, after a check that all sinks exist.
 
     Raises:
         UserError: a topic is missing, or the brokers do not answer.
@@ -224,7 +224,7 @@ def open_sinks(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[S
 
 @dataclass
 class Publisher:
-    """Publisher of a generation's micro-batches to its sinks."""
+    """Publishes the micro-batches of a generation to its sinks."""
 
     warehouse: Warehouse
     lease: Lease
@@ -239,12 +239,12 @@ class Publisher:
         """Resume after the last committed micro-batch; a new sink gets only later micro-batches.
 
         Raises:
-            UserError: a sink refuses the micro-batches that it missed.
+            UserError: a sink refuses the micro-batches that it has missed.
         """
         files, last = self._files, -1 if committed is None else committed
         mine = {_format_file_name(sink): sink for sink in self.sinks}
         for name in files.names(""):
-            if name not in mine:  # a sink that the spec names again later counts as new
+            if name not in mine:  # a sink that was removed from the spec and added again counts as new
                 self.lease.check()
                 files.remove(name)
         for name, sink in mine.items():
@@ -257,7 +257,7 @@ class Publisher:
                 self._catch_up(sink, last)
 
     def __call__(self, rows: DataFrame | None, batch_id: int) -> None:
-        """Publish a micro-batch's rows (None: it has none), and first the rows that a sink has missed.
+        """First publish the rows that a sink has missed, then the rows of the micro-batch (None if it has no rows).
 
         Raises:
             UserError: a sink failed.
@@ -288,7 +288,7 @@ class Publisher:
         sink.write(add_ordinals(rows), MicroBatch(generation.generation, batch_id, plan, generation.epoch))
 
     def _catch_up(self, sink: Sink, to: int) -> None:
-        """Publish the committed micro-batches that a sink lacks, from the generation's time as a shadow."""
+        """Publish the committed micro-batches that a sink lacks, which the generation estimated as a shadow."""
         done = self._published[sink.name]
         generation = self.lease.generation
         table = estimates(generation.model)
@@ -299,8 +299,8 @@ class Publisher:
         rows = rows.filter(mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to))
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
-            # The table's files have no order, but a key's rows are published in order. The number of partitions and the
-            # order by all columns are always the same, so each row gets the same ordinal.
+            # The files of the table have no order, but the rows of a key are published in order. The number of
+            # partitions and the order by all columns never change, so each row always gets the same ordinal.
             part = part.repartition(generation.partitions, "key")
             others = (name for name in part.columns if name not in ("key", "event_time"))
             part = part.sortWithinPartitions("key", "event_time", *others)
@@ -317,7 +317,7 @@ class Publisher:
 
 
 def write_to_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
-    """Write to a sink; an error names the sink and the remedy.
+    """Write to a sink; an error message names the sink and the remedy.
 
     Raises:
         UserError: the sink failed.

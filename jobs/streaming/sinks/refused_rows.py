@@ -1,4 +1,4 @@
-"""Convert messages and rows that a stream rejects to rows of the quarantine table."""
+"""Convert messages and rows that a stream refuses to rows of the quarantine table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
 
     Args:
         warehouse: warehouse of the quarantine.
-        rows: result of `rejected_rows`.
+        rows: result of `build_rejected_rows`.
         transaction: application and number, as in `Warehouse.append`.
     """
     warehouse.append(add_row_ids(warehouse, rows), TABLE, transaction, more_columns=True)
@@ -49,10 +49,12 @@ def build_rejected_rows(
     Args:
         rows: rejected rows.
         model: name of the model.
-        source, position: source of each row, and its place there as JSON.
-        payload, reason: the row's content, and the reason of its rejection; by default the columns `_payload` and
-            `_reason`.
-        generation, batch_id: generation and micro-batch of the stream that rejected the rows, if a stream did.
+        source: source of each row.
+        position: position of each row in its source, as JSON.
+        payload: content of each row; None means the column `_payload`.
+        reason: reason why each row was rejected; None means the column `_reason`.
+        generation: generation of the stream that rejected the rows; None if no stream rejected them.
+        batch_id: micro-batch in which the stream rejected the rows, or None.
     """
     return rows.select(
         F.lit(model).alias("model"),
@@ -67,7 +69,7 @@ def build_rejected_rows(
 
 
 def add_row_ids(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
-    """Return rejected rows with ids, and make the quarantine table unless it exists."""
+    """Return rejected rows with ids; create the quarantine table unless it exists."""
     warehouse.create(TABLE, QUARANTINE)
     return rows.withColumn("id", F.expr("uuid()"))
 
@@ -75,7 +77,7 @@ def add_row_ids(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 def build_topic_quarantine(
     rejected: DataFrame, model: str, topic: str, generation: str, batch_id: int
 ) -> DataFrame:
-    """Return messages (`_reason`, `_payload`, `_position`) rejected by a generation, with the quarantine's columns."""
+    """Return messages (`_reason`, `_payload`, `_position`) that a generation rejected, as rows of the quarantine."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
     position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
     source = F.lit(f"kafka:{topic}")
@@ -91,14 +93,14 @@ REASONS = {
     OutputPacket.DUPLICATE_ID: row_order.SAME_ID,
     OutputPacket.MISSING_INPUTS: "inputs: the table of inputs has no row for the key",
 }
-"""Reason of refusal by packet kind, as the quarantine table stores it."""
+"""For each packet kind, the reason of the refusal, as it is stored in the quarantine table."""
 
 
 def build_refused_rows(
     packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int
 ) -> DataFrame:
-    """Unpack refused rows (kind, payload) to quarantine rows, whose payload is the row as JSON."""
-    names = fmt.numbers  # a row is quarantined as it arrived, without its key's inputs
+    """Unpack refused rows (kind, payload) into rows of the quarantine, whose payload is the row as JSON."""
+    names = fmt.numbers  # a row is quarantined as it arrived, without the inputs of its key
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """Create, commit and read the files of estimates that the operator's tasks write for a micro-batch.
 
-The driver creates the table, with all columns, before a micro-batch's job runs, so tasks always write to a table that
-exists.
+The driver creates the table with all columns before the job of a micro-batch runs, so that tasks always write to an
+existing table.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from jobs.state.encoding.estimates import EstimateFormat
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
-"""Columns of the micro-batch, not of an estimate."""
+"""Columns that describe the micro-batch, and not an estimate."""
 
 
 class WrittenPart(NamedTuple):
-    """File, the kind of its estimates, and the partition of the task that wrote it."""
+    """A file, the kind of its estimates, and the partition of the task that wrote it."""
 
     kind: OutputPacket
     partition: int
@@ -54,9 +54,9 @@ class WrittenPart(NamedTuple):
 
 @dataclass
 class EstimateFiles:
-    """Files of a generation's estimates, as its driver handles them.
+    """The files of a generation's estimates, as the generation's driver handles them.
 
-    columns: columns of the table, as DDL; attempt: the write attempt that began last.
+    columns: columns of the table, as DDL. attempt: the last attempt to write that has begun.
     """
 
     warehouse: Warehouse
@@ -74,7 +74,7 @@ class EstimateFiles:
         """Return the files of a generation's estimates.
 
         Raises:
-            UserError: tasks cannot write files of the table.
+            UserError: tasks cannot write files for the table.
         """
         correction = ", correction boolean" if corrects else ""
         columns = (
@@ -94,10 +94,10 @@ class EstimateFiles:
         return parse_struct(self.columns)
 
     def begin(self, spark: SparkSession, batch_id: int) -> None:
-        """Prepare the table, and set the target of the files for the jobs that this thread starts.
+        """Prepare the table, and set the target folder of the files for the jobs that this thread starts.
 
         Raises:
-            UserError: tasks cannot write files of the table.
+            UserError: tasks cannot write files for the table.
         """
         self.warehouse.create(self.table.name, self.columns)
         # Another version of the model may have more output columns.
@@ -116,29 +116,30 @@ class EstimateFiles:
         return EstimateTarget(self.table.path, self.attempt, self.table.file_bytes, constants)
 
     def remove_unnamed(self) -> None:
-        """Remove the files of this write attempt, unless a commit of them was tried.
+        """Remove the files of this attempt to write, unless the driver has tried to commit them.
 
-        A stream that fails at a row (full disk), or at a sink after its estimates, is restarted again and again.
+        Without this, files would pile up if a stream restarts again and again, because it fails at a row (full disk) or
+        at a sink after its estimates.
         """
         if self.attempt and not self.table.tried:
-            with suppress(OSError, UserError):  # VACUUM removes the rest
+            with suppress(OSError, UserError):  # VACUUM removes the remaining files
                 remove_of(self.table.path, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
-        """Return the rows of files in the form that the other sinks read."""
+        """Return the rows of files in the form from which the other sinks read."""
         return FileEstimates(spark, self, parts)
 
 
 @dataclass
 class FileEstimates:
-    """Estimates of a micro-batch that sinks read from the files that the operator's tasks wrote."""
+    """Estimates of a micro-batch, which sinks read from the files that the operator's tasks wrote."""
 
     spark: SparkSession
     files: EstimateFiles
     parts: Sequence[WrittenPart]
 
     def rows(self) -> DataFrame:
-        """Return all rows without their source range, always in the same partitions and order."""
+        """Return all rows without their source range; partitions and order are the same in every call."""
         columns = [name for name in self.files.schema.names if name != SOURCE_RANGE]
         rows = self._read(OutputPacket.ESTIMATES_FILE, columns, pass_unchanged)
         if "correction" in columns:
@@ -146,7 +147,7 @@ class FileEstimates:
         return rows
 
     def read_last_rows(self, corrections: bool) -> DataFrame:
-        """Return the last estimate, or last correction, of each run of a key's rows, without `_OF_BATCH`."""
+        """Return the last estimate, or last correction, in each run of rows of one key, without `_OF_BATCH`."""
         kind = OutputPacket.CORRECTION_FILE if corrections else OutputPacket.ESTIMATES_FILE
         columns = [name for name in self.files.schema.names if name not in _OF_BATCH]
         return self._read(kind, columns, select_last_of_runs)
@@ -158,7 +159,7 @@ class FileEstimates:
                 names.setdefault(one.partition, []).append(one.file.path)
         schema = StructType([field for field in self.files.schema if field.name in columns])
         number = self.files.generation.partitions
-        # A row takes the partition of the packet that its file replaces: its ordinal depends on it.
+        # A row gets the partition of the packet that its file replaces, because its ordinal depends on the partition.
         return self.spark.range(0, number, 1, number).mapInArrow(
             build_file_reader(self.files.table.path, names, to_arrow_schema(schema, timezone="UTC"), along),
             schema,
@@ -166,7 +167,7 @@ class FileEstimates:
 
 
 def list_written_parts(found: Sequence[Row]) -> list[WrittenPart]:
-    """Return the files that the operator's rows name, in the order of these rows."""
+    """Return the files named in the operator's rows, in the order of these rows."""
     kinds = set(FILES.values())
     return [_parse_part(row) for row in found if row["kind"] in kinds]
 

@@ -1,7 +1,7 @@
 """The rows that two generations have both estimated: their sums by key and event time, by SQL over the Delta tables.
 
-Rows of one key and one event time cannot be told apart, so their statistics are summed. Of corrected rows
-(`order.kind: replay`) the last estimates count.
+Rows with the same key and event time cannot be distinguished, so their statistics are summed. If rows were corrected
+(`order.kind: replay`), the last estimates count.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jobs.storage.warehouse import Tables
 
 SIDES = {"a": "old", "b": "new"}
 SUMS = ("rows", "ll", "nis", "degrees", "flagged", "innovation", "components")
-"""The sums of each side: rows, log-likelihood, NIS of the rows without flags and their measured components (its degrees
-of freedom), flagged rows, normalised innovations and their number."""
+"""The sums of each side: number of rows; log-likelihood; NIS of the rows without flags, and the number of measured
+components (the degrees of freedom); number of flagged rows; normalised innovations and their number."""
 BOTH = [*(f"{letter}_{name}" for letter in SIDES for name in SUMS), "scored", "gained"]
-"""The columns of sums of both sides. scored: the number of rows, 0 if a row has no log-likelihood on one side; gained:
-the log-likelihood that the new generation has more on them."""
+"""The columns with the sums of both sides, and two more. scored: number of rows, or 0 if a row has no log-likelihood on
+one side. gained: log-likelihood of the new generation on the scored rows minus that of the old generation."""
 ESTIMATES, LANDED, PAIRED = "estimates", "landed", "paired"
-"""Names in queries: the estimates of all generations, the measurements, and the sums of `keep_paired_sums`."""
+"""Table names in queries: the estimates of all generations, the measurements, and the sums of `keep_paired_sums`."""
 _COLUMNS = {
     "key": "VARCHAR",
     "event_time": "TIMESTAMP",
@@ -45,15 +45,15 @@ _COLUMNS = {
     "innovation": "DOUBLE[]",
     "correction": "BOOLEAN",
 }
-"""The columns of estimates that a comparison reads; a table without one of them has nulls there."""
+"""The columns of estimates that a comparison reads; if a table lacks one of these columns, its values are null."""
 
 
 class CommonRows(NamedTuple):
     """The estimates that are compared.
 
-    first_batch: the old generation's first micro-batch whose rows the new one has too. has_corrections: some
-    estimates are corrections; innovations: the number of components of the longest innovation; has_landed: there
-    are measurements.
+    first_batch: the first micro-batch of the old generation whose rows the new generation also has. has_corrections:
+    whether some estimates are corrections. innovations: number of components of the longest innovation. has_landed:
+    whether there is a table of measurements.
     """
 
     queries: Queries
@@ -65,16 +65,16 @@ class CommonRows(NamedTuple):
     has_landed: bool
 
     def of(self, letter: str, columns: Sequence[str], condition: str = "true") -> str:
-        """Return the query of one side's rows that count, those of a condition."""
+        """Return the query of the rows that count on one side, and that satisfy the condition."""
         name, first = (self.old, self.first_batch) if letter == "a" else (self.new, 0)
         where = f"generation = {quote_text(name)} AND batch_id >= {first} AND {condition}"
         return build_uncorrected_query(ESTIMATES, columns, where, self.has_corrections)
 
 
 def open_common_rows(queries: Queries, model: str, old: str, new: str, first_batch: int) -> CommonRows:
-    """Name the tables in queries, and return the rows of two generations: none if no generation has estimated any yet.
+    """Name the tables in queries, and return the rows of two generations; no rows if neither has estimated any.
 
-    If the new side is a run over history, its estimates are among them.
+    If the new side is a run over history, its estimates are included.
     """
     tables = [estimates(model), *([estimates_history(model)] if is_run(new) else [])]
     parts = []
@@ -84,7 +84,7 @@ def open_common_rows(queries: Queries, model: str, old: str, new: str, first_bat
             parts.append(f"SELECT {_format_columns(schema.names)} FROM {name}")
     parts = parts or [f"SELECT {_format_columns(())} WHERE false"]
     queries.register_view(ESTIMATES, " UNION ALL ".join(parts))
-    has_landed = queries.add(LANDED, measurements(model)) is not None  # not of a topic
+    has_landed = queries.add(LANDED, measurements(model)) is not None  # a topic may have no such table
     found = queries.run(
         f"SELECT bool_or(correction) AS corrected, max(cardinality(innovation)) AS innovations FROM {ESTIMATES} "
         f"WHERE {build_in_condition('generation', (old, new))}"
@@ -100,9 +100,10 @@ def _format_columns(names: Sequence[str]) -> str:
 
 
 def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> None:
-    """Compute `BOTH` by key and event time (`micros`), once, as `PAIRED`; `a_` is the old generation, `b_` the new one.
+    """Compute `BOTH` once by key and event time (`micros`), and store it as `PAIRED`.
 
-    Only pairs of the same number of rows are compared.
+    The prefix `a_` stands for the old generation, `b_` for the new generation. Only groups with the same number of rows
+    on both sides are compared.
     """
     values = _build_value_columns(rows.innovations)
     named = ", ".join(f"{value} AS {name}" for name, value in values.items())
@@ -121,7 +122,7 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
         for letter in (*SIDES, "m")
         for name in values
     )
-    # One group instead of joins: it uses files where there are too many rows for the memory.
+    # The query groups instead of joining, because grouping can use files if the rows do not fit into memory.
     together = " UNION ALL BY NAME ".join(parts)
     both = f"SELECT key, micros, {sums} FROM ({together}) GROUP BY key, micros HAVING a_rows = b_rows"
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS if name not in ("nis", "degrees")]
@@ -141,7 +142,7 @@ _READ = ("key", "event_time", "log_likelihood", "nis", "flags", "innovation")
 
 
 def _build_value_columns(innovations: int) -> dict[str, str]:
-    """Return what is summed over the rows of each side as SQL; innovations: the most components of a row."""
+    """Return SQL for the values that are summed on each side; innovations: largest number of components of a row."""
     places = [f"innovation[{place + 1}]" for place in range(innovations)]
     known = "CASE WHEN isnan({0}) OR {0} IS NULL THEN {1} ELSE {2} END"
     total, count = (
@@ -149,7 +150,7 @@ def _build_value_columns(innovations: int) -> dict[str, str]:
     )
     return {
         "rows": "1",
-        "ll": "nanvl(log_likelihood, 0.0)",  # a flagged row has none
+        "ll": "nanvl(log_likelihood, 0.0)",  # a flagged row has no log-likelihood
         "scored": known.format("log_likelihood", 0, 1),
         "nis": "CASE WHEN flags IS NULL THEN nis END",
         "judged": "CASE WHEN flags IS NULL AND nis IS NOT NULL THEN 1 ELSE 0 END",
@@ -160,13 +161,13 @@ def _build_value_columns(innovations: int) -> dict[str, str]:
 
 
 def _build_degree_columns(letter: str, is_single: bool, has_landed: bool) -> list[str]:
-    """Return the NIS of one side and its degrees of freedom, the measured components."""
+    """Return SQL for the NIS of one side, and for its degrees of freedom, which are the measured components."""
     nis, degrees = f"{letter}_nis", f"{letter}_degrees"
     if is_single:
         return [nis, f"{letter}_judged AS {degrees}"]
     if not has_landed:
         return [nis, f"0 AS {degrees}"]
-    # If only some rows of one event time have a NIS, their measurements are not known: none of them counts.
+    # If only some rows of an event time have a NIS, their measurements cannot be found, so none of the rows counts.
     whole = f"{letter}_judged = m_rows"
     return [
         f"CASE WHEN {whole} THEN {nis} END AS {nis}",
@@ -175,7 +176,7 @@ def _build_degree_columns(letter: str, is_single: bool, has_landed: bool) -> lis
 
 
 def _build_landed_query(warehouse: Tables, spec: ModelSpec) -> str:
-    """Return the query of the measurements by key and time, with the number of components that each has (`seen`)."""
+    """Return the query of the measurements by key and time, with the number of measured components (`seen`)."""
     seen = " + ".join(
         f"CASE WHEN {quote_name(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement
     )
@@ -189,12 +190,12 @@ def _build_landed_query(warehouse: Tables, spec: ModelSpec) -> str:
 
 
 def build_micros_sql(column: str) -> str:
-    """Return a time in microseconds as SQL."""
+    """Return SQL for a time in microseconds."""
     return f"arrow_cast(arrow_cast({quote_name(column)}, 'Timestamp(Microsecond, Some(\"UTC\"))'), 'Int64')"
 
 
 def build_key_text_sql(columns: Sequence[str]) -> str:
-    """Return a key's text (`jobs.state.encoding.keys.build_key_text`) from its columns as SQL."""
+    """Return SQL for the text of a key (`jobs.state.encoding.keys.build_key_text`) from its columns."""
     texts = [f"CAST({quote_name(name)} AS VARCHAR)" for name in columns]
     if len(texts) == 1:
         return texts[0]
@@ -203,7 +204,7 @@ def build_key_text_sql(columns: Sequence[str]) -> str:
 
 
 def _build_escape_sql(text: str) -> str:
-    """Return a text as the inside of a JSON text as SQL."""
+    """Return SQL for a text that is escaped as the inside of a JSON string."""
     for character in ["\\", '"', *map(chr, range(1, 32))]:
         escape = json.dumps(character)[1:-1]
         text = f"replace({text}, {quote_text(character)}, {quote_text(escape[:2] + escape[2:].upper())})"
@@ -211,9 +212,9 @@ def _build_escape_sql(text: str) -> str:
 
 
 def count_unequal_rows(rows: CommonRows) -> int:
-    """Return how many rows of two generations of one model differ in any bit.
+    """Return the number of rows that differ in any bit between two generations of one model.
 
-    Of the old generation's rows only those at whose key and event time the new one has estimates are compared.
+    Only rows of the old generation are compared whose key and event time also have estimates of the new generation.
     """
     same = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
     sides = " UNION ALL ".join(

@@ -1,4 +1,4 @@
-"""Decide if a new version of a model may become live, by its comparison and the thresholds of its spec. Spark-free."""
+"""Decide, without Spark, whether a new version may become live, by its comparison and the spec's thresholds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from jobs.upgrades.comparison.paired import Gain, answer_of, compute_rows_needed
 class VersionComparison(NamedTuple):
     """The result of a comparison.
 
-    numbers: its statistics; good: whether the new generation may become live, and if not, the reasons; answer: whether
-    it predicts better; rows_needed: about how many rows in total would give an answer, None where no number would.
+    numbers: the statistics of the comparison. good: whether the new generation may become live; reasons: why it may
+    not.
+    answer: whether the new generation predicts better. rows_needed: estimated total number of rows for an answer; None
+    if no number of rows would give an answer.
     """
 
     numbers: dict[str, Any]
@@ -26,7 +28,7 @@ class VersionComparison(NamedTuple):
 
 
 def decide(numbers: dict[str, Any], limits: Upgrade) -> VersionComparison:
-    """Return the decision on the numbers of `content.gather`, by the spec's section `upgrade`."""
+    """Return the decision about the statistics of a comparison, by the section `upgrade` of the spec."""
     gain = Gain(**numbers["gain"])
     allowed = max(limits.loss, 0.0)
     needed = compute_rows_needed(gain, allowed, limits.rows)
@@ -34,7 +36,7 @@ def decide(numbers: dict[str, Any], limits: Upgrade) -> VersionComparison:
         reason = "there is nothing to compare: no row has been estimated by both"
         return VersionComparison(numbers, False, [reason], Answer.UNKNOWN, needed)
     answer = answer_of(gain, allowed, limits.rows, limits.keys)
-    if "unequal_rows" in numbers:  # of the same model: only the bits can differ
+    if "unequal_rows" in numbers:  # both have the same model, so only bits can differ
         count = numbers["unequal_rows"]
         if not count:
             return VersionComparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
@@ -55,7 +57,7 @@ def _format_differing(rows: int) -> str:
 
 
 def _explain_gain(gain: Gain, answer: Answer, needed: int | None, limits: Upgrade) -> list[str]:
-    """Return the reasons why a gain is not enough."""
+    """Return the reasons why a gain is not good enough."""
     allowed = f"{limits.loss:g} allowed (upgrade.loss)"
     if answer == Answer.WORSE:
         mean = "no number" if gain.mean is None else f"{-gain.mean:.4g}"
@@ -72,7 +74,7 @@ def _explain_gain(gain: Gain, answer: Answer, needed: int | None, limits: Upgrad
 
 
 def _explain_no_answer(gain: Gain, limits: Upgrade) -> str:
-    """Return why a gain has no answer."""
+    """Return why a gain gives no answer."""
     if gain.rows < limits.rows:
         return f"only {format_count(gain.rows, 'row')} to compare, of {limits.rows:,} wanted (upgrade.rows)"
     if gain.keys < limits.keys:
@@ -87,7 +89,7 @@ def _explain_no_answer(gain: Gain, limits: Upgrade) -> str:
 
 
 def _format_missing_rows(gain: Gain, needed: int | None) -> str:
-    """Return how many rows more would give an answer."""
+    """Return a phrase with the number of additional rows for an answer."""
     if needed is None:
         return "; no number of rows would tell: the loss is as large as the one allowed"
     more = needed - gain.rows
@@ -99,7 +101,7 @@ def _format_interval(gain: Gain) -> str:
 
 
 def _explain_shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
-    """Return the reasons why shares of the keys exceed the spec's thresholds."""
+    """Return the reasons why the shares of keys outside their bounds exceed the thresholds of the spec."""
     reasons: list[str] = []
     worse = numbers["keys_worse"] / numbers["keys"]
     if limits.keys_worse is not None and worse > limits.keys_worse:
@@ -123,7 +125,7 @@ def _explain_shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
 
 
 def format_comparison(comparison: VersionComparison) -> list[str]:
-    """Return a comparison as lines of a report."""
+    """Return a comparison as the lines of a report."""
     numbers = comparison.numbers
     lines = [f"compared on {format_count(numbers['rows'], 'row')} of {format_count(numbers['keys'], 'key')}"]
     if numbers["rows"]:
@@ -160,7 +162,7 @@ def _format_outside(shares: Mapping[str, float | None]) -> str:
 
 
 def format_gain(comparison: VersionComparison) -> str:
-    """Return the gain with its interval as a line."""
+    """Return a line with the gain and its interval."""
     gain = Gain(**comparison.numbers["gain"])
     if gain.mean is None:
         return "gain per row: none, as no row was scored by both"
@@ -182,7 +184,7 @@ def answer_text(comparison: VersionComparison) -> str:
 
 
 def suggest_next_action(comparison: VersionComparison, name: str, model: str) -> str:
-    """Return the next action for a shadow that was compared and may not be promoted yet."""
+    """Return the next action for a compared shadow that may not be promoted yet."""
     command = f"kalman-pipeline promote --model {model}"
     if comparison.good:
         return f"promote it with `{command}`"

@@ -1,18 +1,18 @@
-"""Tell by how much one version predicts better than another, with an interval that allows for noise. NumPy only.
+"""Compute how much better one version predicts than another, with an interval that allows for noise, in NumPy only.
 
-The gain of a row is the new version's predictive log-likelihood less the old one's. Its mean over all rows is compared
-with zero (Diebold and Mariano, 1995, Comparing predictive accuracy, JBES 13). The gains of a key are autocorrelated,
-gains of different keys at the same time may be correlated, and their law is skewed, so the variance of the mean is the
-larger of two estimates:
+The gain of a row is the new version's predictive log-likelihood minus that of the old version. The mean gain over all
+rows is compared with zero (Diebold and Mariano, 1995, Comparing predictive accuracy, JBES 13). The gains of a key are
+autocorrelated, gains of different keys at the same time may be correlated, and the distribution of gains is skewed. So
+the variance of the mean is the larger of two estimates:
 
 - over time: the gains of all keys are summed in up to `BLOCKS` blocks of about equally many rows, and the lowest
   frequencies of these sums give their long-run variance (the equal-weighted cosine estimator: Lazarus, Lewis, Stock and
-  Watson, 2018, HAR inference, JBES 36). It allows for any dependence between keys;
+  Watson, 2018, HAR inference, JBES 36). This estimate allows for any dependence between keys.
 - by key: the sums of the keys are independent clusters (Carter, Schnepel and Steigerwald, 2017, Review of Economics
-  and Statistics 99, for the effective number of clusters). It allows for any dependence within a key.
+  and Statistics 99, for the effective number of clusters). This estimate allows for any dependence within a key.
 
-With few rows in few stretches of time neither estimate can be trusted: then there is no interval, and the answer is
-that the rows are not enough to tell.
+If there are few rows in few stretches of time, neither estimate can be trusted. Then there is no interval, and the
+answer is that there are not enough rows.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from jobs.upgrades.comparison.answers import Answer
 Floats = NDArray[np.float64]
 
 BLOCKS = 64
-"""At most so many blocks of time."""
+"""Maximum number of blocks of time."""
 FREQUENCIES = 8
-"""So many of the lowest frequencies estimate the long-run variance: fewer allow for longer autocorrelation, more give a
-narrower interval."""
+"""Number of the lowest frequencies that estimate the long-run variance. Fewer frequencies allow for longer
+autocorrelation, more frequencies give a narrower interval."""
 STRETCHES = 20.0
-"""At least so many blocks of time, autocorrelation discounted, for an interval over time."""
+"""Minimum number of blocks of time, reduced for autocorrelation, for an interval over time."""
 FEW_KEYS = 10.0
-"""From so many keys on (the effective number), they are clusters too."""
+"""Effective number of keys from which keys are also used as clusters."""
 MANY_KEYS, SHORT = 20.0, 10
-"""With so many independent keys, so many blocks of time are enough."""
+"""From `MANY_KEYS` independent keys on, `SHORT` blocks of time are enough."""
 INDEPENDENT = 2.0
-"""Keys count as independent if the variance over time is at most so many times as large as it would be if they were."""
+"""Keys count as independent if the variance over time is at most this many times the variance of independent keys."""
 LEVEL = 0.97
-"""The nominal level, so that the interval contains the mean in at least 95 % of the cases also for few, skewed and
-autocorrelated rows. The test of false alarms measures it: at 0.95 the hardest case of 100 rows misses by 9 %."""
+"""Nominal level of the interval. With this level the interval contains the mean in at least 95 % of the cases, even for
+few, skewed and autocorrelated rows. The test of false alarms measures the rate: at a level of 0.95, the interval misses
+the mean in 9 % of the cases for the hardest case of 100 rows."""
 POWER = 0.95
-"""The nominal probability with which the predicted number of rows tells a difference as large as the one seen. The
-variance is estimated too, so that in the tests it is 80 to 95 %."""
+"""Nominal probability that the predicted number of rows is enough to detect a difference as large as the observed one.
+The variance is estimated too, so the probability in the tests is 80 to 95 %."""
 ROUNDING = 1e-9
-"""A gain per row of so little comes from rounding."""
+"""A gain per row up to this size is attributed to rounding."""
 
 
 class Squares(NamedTuple):
-    """Sums over groups of rows: gain squared, gain x rows, rows squared."""
+    """Sums over groups of rows of three products: gain squared, gain x number of rows, number of rows squared."""
 
     gain2: float = 0.0
     gain_rows: float = 0.0
@@ -64,10 +65,11 @@ class Squares(NamedTuple):
 
 
 class PairedSums(NamedTuple):
-    """Sums of the gains of rows that both versions have scored; all are additive.
+    """Sums of the gains of the rows that both versions have scored; sums of different rows can be added.
 
-    rows, keys: their numbers. moments, by_key: over groups of the same key and event time, and over keys. rows4: the
-    sum over keys of rows to the fourth power. block_rows, block_gain (T,): over blocks of time, in order.
+    rows, keys: number of rows and of keys. moments: sums over groups of the same key and event time; by_key: sums over
+    keys. rows4: the sum, over keys, of the number of rows to the fourth power. block_rows, block_gain (T,): number of
+    rows, and gain, in each block of time, in order.
     """
 
     rows: int
@@ -80,11 +82,11 @@ class PairedSums(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """The mean gain per row, and what is known about it.
+    """The mean gain per row and its interval.
 
-    low, high: of the interval; None where the rows are too few for one. keys, rows: that it rests on. needed: the total
-    number of rows that an interval needs, estimated; 0 where there is one. deviation: the standard deviation of the
-    mean times the square root of the number of rows. freedom: the degrees of freedom.
+    low, high: bounds of the interval; None if there are too few rows for an interval. keys, rows: number of keys and
+    rows in the mean. needed: estimated total number of rows for an interval; 0 if there is an interval. deviation: the
+    standard deviation of the mean times the square root of the number of rows. freedom: the degrees of freedom.
     """
 
     rows: int
@@ -120,7 +122,7 @@ def compute_gain(sums: PairedSums) -> Gain:
         known = [by_keys]
     else:
         return Gain(rows, keys, mean, None, None, None, None, math.ceil(rows * STRETCHES / stretches))
-    # Rows that cancel each other can make an estimate too small; that of independent rows is the least.
+    # Rows whose gains cancel can make an estimate too small, so the estimate for independent rows is the minimum.
     known.append((moments, max(blocks - 1.0, 1.0)))
     total, freedom = max(known, key=lambda one: one[0] * _compute_quantile(one[1]) ** 2)
     half = _compute_quantile(freedom) * math.sqrt(total) / rows
@@ -129,7 +131,7 @@ def compute_gain(sums: PairedSums) -> Gain:
 
 
 def compute_long_run_variance(rest: Floats, frequencies: int) -> float:
-    """Return the variance of the sum of a series (T,) of mean zero, from its lowest frequencies."""
+    """Return the variance of the sum of a series (T,) with mean zero, estimated from its lowest frequencies."""
     T = len(rest)
     time = np.pi * (np.arange(T) + 0.5) / T
     waves = np.cos(np.arange(1, frequencies + 1)[:, None] * time) @ rest
@@ -137,13 +139,13 @@ def compute_long_run_variance(rest: Floats, frequencies: int) -> float:
 
 
 def answer_of(gain: Gain, allowed: float, least_rows: int = 1, least_keys: int = 1) -> Answer:
-    """Return the answer.
+    """Return whether the new version predicts better, not worse or worse, or that this is unknown.
 
     Args:
-        gain: of the new version.
-        allowed: the log-likelihood per row that the new version may lose and is still not worse, 0 or more.
-        least_rows: below so many rows there is no answer.
-        least_keys: below so many keys there is no answer.
+        gain: gain of the new version.
+        allowed: log-likelihood per row, 0 or more, that the new version may lose without counting as worse.
+        least_rows: minimum number of rows for an answer.
+        least_keys: minimum number of keys for an answer.
     """
     if gain.mean is not None and not math.isfinite(gain.mean):  # the new version has lost all it can
         return Answer.BETTER if gain.mean == math.inf else Answer.WORSE
@@ -157,10 +159,11 @@ def answer_of(gain: Gain, allowed: float, least_rows: int = 1, least_keys: int =
 
 
 def compute_rows_needed(gain: Gain, allowed: float, least_rows: int = 1) -> int | None:
-    """Return how many rows in total are needed for an answer, None where no number would do.
+    """Return the estimated total number of rows for an answer; None if no number of rows would give an answer.
 
-    If the true mean is the one seen, and the rows to come are as independent as those so far (later ones, or of other
-    keys), so many rows will most probably tell on which side of the allowed loss it is (`POWER`).
+    The estimate assumes that the true mean equals the observed mean, and that future rows (later rows, or rows of other
+    keys) are as independent as the present rows. Then this number of rows shows with probability `POWER` on which side
+    of the allowed loss the mean is.
     """
     least = max(least_rows, gain.needed, 1)
     if gain.mean is None or gain.deviation is None or gain.freedom is None:

@@ -1,6 +1,6 @@
-"""Compare two generations on the rows that both have estimated, over all rows and over time.
+"""Compare the prediction and calibration of two generations on the rows that both have estimated.
 
-Prediction and calibration.
+The comparison covers all rows and the course over time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from kalman.evaluation.diagnostics import mean_bounds
 
 JUDGED = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
 KeySums = dict[str, NDArray[Any]]
-"""Sums of K keys by name, (K,) each; NaN where no row tells."""
+"""Sums of K keys by name, (K,) each; NaN for a key without suitable rows."""
 
 
 def is_same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> bool:
-    """Tell if two generations have the same model and parameters, whatever their version numbers.
+    """Return whether two generations have the same model and parameters, even if their version numbers differ.
 
-    spec: the new one's.
+    spec: spec of the new generation.
     """
     sides: list[tuple[str, Mapping[str, Any]]] = []
     for one in (old, new):
         if one.snapshot_id:
             made = read_origin_manifest(warehouse, one)
             model, parameters = made.model_spec(), made.parameters
-        else:  # a run over history with the values in the spec
+        else:  # the old side is a run over history with the values in the spec
             model, parameters = spec, {}
         sides.append((model.model_copy(update={"version": 1}).fingerprint(), parameters))
     return sides[0] == sides[1]
 
 
 class JudgedKeys(NamedTuple):
-    """The statistics of all keys, and the sums of a sample of them, which `judge_keys` has judged, ordered by key.
+    """The statistics of all keys, and the judged sums (`judge_keys`) of a sample of keys, ordered by key.
 
-    scored: what `TimeCourse.gain` needs of the keys.
+    scored: the sums over keys that `TimeCourse.gain` needs.
     """
 
     numbers: dict[str, Any]
@@ -56,11 +56,11 @@ class JudgedKeys(NamedTuple):
 
 
 def judge_all_keys(queries: Queries, sample: int) -> JudgedKeys:
-    """Return the statistics over all keys, the keys predicted better and worse, and the shares outside their bounds.
+    """Return statistics over all keys, with the keys predicted better and worse and the shares outside their bounds.
 
-    The keys come some thousands at a time, so that only the sample is in memory.
+    The keys are read in batches of some thousands, so that only the sample stays in memory.
 
-    sample: so many keys are drawn.
+    sample: number of keys in the sample.
     """
     columns = ", ".join(f"sum(CAST({name} AS DOUBLE)) AS {name}" for name in BOTH)
     total, count = dict.fromkeys(_SUMMED, 0.0), dict.fromkeys(_SUMMED, 0)
@@ -78,10 +78,11 @@ def judge_all_keys(queries: Queries, sample: int) -> JudgedKeys:
 
 
 def judge_keys(sums: KeySums) -> KeySums:
-    """Return the sums of keys with gain, nis_outside and bias_outside of each: 1 or 0, NaN where no row tells.
+    """Return the sums of keys with added `gain`, `nis_outside` and `bias_outside`; NaN for a key without suitable rows.
 
-    gain: log-likelihood per row that the new generation has more; nis_outside: the average NIS is outside its 95 %
-    chi-square bounds; bias_outside: the mean innovation is more than 1.96 of its standard deviations from 0.
+    gain: log-likelihood per row of the new generation minus that of the old one. nis_outside: 1 if the average NIS is
+    outside its 95 % chi-square bounds, else 0. bias_outside: 1 if the mean innovation differs from 0 by more than 1.96
+    of its standard deviations, else 0.
     """
     judged = dict(sums)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -103,7 +104,7 @@ _SUMMED = [*BOTH, *JUDGED, "better", "worse", "scored_keys", *Squares._fields, "
 
 
 def _compute_summands(keys: KeySums) -> KeySums:
-    """Return what is summed over keys."""
+    """Return the values of each key that are summed over keys."""
     scored, gained, gain = keys["scored"], keys["gained"], keys["gain"]
     return {
         **{name: keys[name] for name in (*BOTH, *JUDGED)},
@@ -120,7 +121,7 @@ def _compute_summands(keys: KeySums) -> KeySums:
 def _compute_statistics(
     keys: int, total: Mapping[str, float], count: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the statistics over all keys, and what the gain needs, from sums over keys and how many keys have each."""
+    """Return the statistics over all keys and the sums for the gain; count: number of keys in each sum."""
 
     def average(name: str, by: str) -> dict[str, float | None]:
         return {
@@ -152,7 +153,7 @@ def _compute_statistics(
 
 
 class _Sample:
-    """The keys with the smallest hashes, of all that were added."""
+    """A sample of keys: the keys with the smallest hashes among all added keys."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -171,7 +172,7 @@ class _Sample:
         }
 
     def sort_by_key_text(self) -> tuple[list[str], KeySums]:
-        """Return the keys in the order of their texts, with their sums."""
+        """Return the keys, ordered by their texts, with their sums."""
         order = np.argsort(self._keys, kind="stable")
         names = (*BOTH, "gain", *JUDGED)
         return self._keys[order].tolist(), {name: self._sums.get(name, np.empty(0))[order] for name in names}
@@ -182,7 +183,7 @@ BINS = 60
 
 
 class VersionSums(NamedTuple):
-    """The `common_rows.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
+    """The sums `common_rows.SUMS` (N,) of one side for N bins of time or N keys; NaN for a bin or key without rows."""
 
     rows: Floats
     ll: Floats
@@ -196,9 +197,10 @@ class VersionSums(NamedTuple):
 class TimeCourse(NamedTuple):
     """Sums over time.
 
-    time (B,): the middles of up to `BINS` bins of equal width, in microseconds; sums: of both sides in each bin.
-    block_rows, block_gain (T,): rows that both have scored, and the new version's gain on them, in up to
-    `paired.BLOCKS` blocks of about equally many rows; moments: of the groups of one key and event time.
+    time (B,): the middles of up to `BINS` bins of equal width, in microseconds. sums: sums of both sides in each bin.
+    block_rows, block_gain (T,): number of rows that both versions have scored, and the new version's gain on these
+    rows, in up to `paired.BLOCKS` blocks of about equally many rows. moments: sums over groups of one key and event
+    time.
     """
 
     time: NDArray[np.int64]
@@ -208,16 +210,17 @@ class TimeCourse(NamedTuple):
     moments: Squares
 
     def gain(self, scored: Mapping[str, Any]) -> Gain:
-        """Return the gain per row of the rows that both versions have scored; scored: their sums by key."""
+        """Return the gain per row on the rows that both versions have scored; scored: sums of these rows by key."""
         return compute_gain(
             PairedSums(moments=self.moments, block_rows=self.block_rows, block_gain=self.block_gain, **scored)
         )
 
 
 def compute_time_course(queries: Queries) -> TimeCourse:
-    """Return the sums over time of what `common_rows.keep_paired_sums` has kept.
+    """Return the sums over time of the rows in `PAIRED` (`common_rows.keep_paired_sums`).
 
-    Equal widths alone would not do for the gain: one row with a wrong clock would put all others into one block.
+    The gain needs blocks of equal numbers of rows besides bins of equal width: with equal widths, one row with a wrong
+    clock would put all other rows into one block.
     """
     edges = _compute_edges(queries)
     if not edges:
@@ -255,7 +258,7 @@ def compute_time_course(queries: Queries) -> TimeCourse:
 
 
 def _compute_edges(queries: Queries) -> list[int]:
-    """Return the first time in microseconds, those that divide the groups into `BLOCKS` equal parts, and the last."""
+    """Return the times (us) that divide the groups into `BLOCKS` equal parts, including the first and the last time."""
     count = queries.run(f"SELECT count(*) AS n FROM {PAIRED}")["n"][0].as_py()
     if not count:
         return []
@@ -268,14 +271,14 @@ def _compute_edges(queries: Queries) -> list[int]:
 
 
 def _sum_by_group(group: NDArray[np.int64], values: Floats) -> Floats:
-    """Return the sum of the known values of each group (G,); NaN where a group has none."""
+    """Return the sum of the known values of each group (G,); NaN for a group without known values."""
     known, groups = ~np.isnan(values), int(group.max()) + 1
     total = np.bincount(group[known], values[known], groups)
     return np.where(np.bincount(group[known], minlength=groups) > 0, total, np.nan)
 
 
 def build_block_sql(value: str, edges: list[int]) -> str:
-    """Return how many of the sorted edges are below a value, by bisection, as SQL."""
+    """Return SQL for the number of sorted edges that are below a value, found by bisection."""
 
     def between(low: int, high: int) -> str:
         if low == high:
@@ -288,5 +291,5 @@ def build_block_sql(value: str, edges: list[int]) -> str:
 
 
 def select_version_sums(sums: Mapping[str, Floats], letter: str) -> VersionSums:
-    """Return the sums of one side, a row each."""
+    """Return the sums of one side as `VersionSums`; letter: the letter of the side."""
     return VersionSums(*(sums[f"{letter}_{name}"] for name in SUMS))

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 SHOWN_KEYS = 5
 """Maximum number of keys with an invalid state that a message names."""
 NO_NUMBER = "state: the key's state is not a number"
-"""Reason in the quarantine table for a key that is left out."""
+"""Reason, in the quarantine table, for leaving a key out."""
 
 
 def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
-    """Return the rows of a snapshot with the new version's states, without keys left out."""
+    """Return the rows of a snapshot with the states of the new version, without the keys that are left out."""
     return _prepare_rows(rows, migration).then(_build_migrator(migration))
 
 
 def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
     """Return a summary of the changes that a migration makes to the states in batches of a snapshot's rows.
 
-    left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys; wrong,
-    wrong_keys: number and examples of keys with an invalid new state. before, after: average mean and variance of each
-    state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys in
-    which it changes. key_parameters: averages of the per-key parameters before and after.
+    left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys. wrong,
+    wrong_keys: number and examples of keys whose new state is invalid. before, after: average mean and variance of each
+    state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys whose
+    mean changes. key_parameters: averages of the per-key parameters before and after.
     """
     names = list(find_state_extras_widths(migration.source))
     parts = [_measure_batch(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
@@ -95,7 +95,7 @@ def _prepare_rows(rows: StateRows, migration: Migration) -> StateRows:
 
 
 def select_without_number(rows: DataFrame, migration: Migration) -> DataFrame:
-    """Return key and state (as JSON) of the snapshot's rows that are left out."""
+    """Return the key and the state (as JSON) of the rows that are left out of the snapshot."""
     state = F.to_json(
         F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
     )
@@ -114,10 +114,10 @@ def _build_finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], 
 
 
 def _split_by_finite(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
-    """Return the indices of rows whose state has only numbers, and the indices of the others."""
+    """Return the indices of the rows whose state has only finite numbers, and the indices of the other rows."""
     source = migration.source
     arrays = parse_states(batch, len(source.states), find_state_extras_widths(source))
-    # Checks the state, not its moments: in some filters these may be infinite.
+    # The state is checked instead of its mean and covariance, which may be infinite in some filters.
     finite = np.isfinite(source.restore(*arrays)).all(axis=0)
     return np.flatnonzero(finite), np.flatnonzero(~finite)
 
@@ -150,7 +150,7 @@ def _build_migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]]
 
 
 def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
-    """Return the sums of `compute_change_summary` over a batch of rows."""
+    """Return the sums that `compute_change_summary` needs from a batch of rows."""
     old, new = migration.source.states, migration.target.states
     good, bad = _split_by_finite(batch, migration)
     left_out = {
@@ -184,13 +184,13 @@ def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any
 
 
 def _sum_key_parameters(model: Filter, extras: Mapping[str, Any]) -> list[float]:
-    """Return the sums over keys of the per-key parameters, entry by entry; [] if there are none."""
+    """Return the sum over keys of each entry of the per-key parameters; an empty list without such parameters."""
     rows = find_key_parameters(model).rows
     return extras[FIELD].sum(axis=1).tolist() if rows else []
 
 
 def _average_key_parameters(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
-    """Return the averages over keys of the per-key parameters, in the form of a spec."""
+    """Return the averages over keys of the per-key parameters, in the notation of a spec."""
     own = find_key_parameters(model)
     sums = [part[field] for part in parts if part["keys"]]
     if not own.rows or not sums:
@@ -230,7 +230,7 @@ def format_change_table(change: dict[str, Any]) -> list[str]:
 
 
 def format_left_out(change: dict[str, Any]) -> list[str]:
-    """Return lines about the keys that a migration leaves out; no lines if it leaves out none."""
+    """Return lines about the keys that a migration leaves out; no lines if no key is left out."""
     count = change.get("left_out")
     if not count:
         return []
@@ -242,7 +242,7 @@ def format_left_out(change: dict[str, Any]) -> list[str]:
 
 
 def format_rekeying(change: dict[str, Any]) -> list[str]:
-    """Return lines about the changes of keys by a migration; no lines if the keys stay."""
+    """Return lines about the keys that a migration changes; no lines if the keys stay the same."""
     rekeyed = change.get("rekeyed")
     if not rekeyed:
         return []
@@ -253,7 +253,7 @@ def format_rekeying(change: dict[str, Any]) -> list[str]:
 
 
 def format_change(model: str, change: Mapping[str, Any]) -> list[str]:
-    """Return lines on the states, keys and parameters that a migration changes (`migrate` in `migrating`)."""
+    """Return lines on the states, keys and parameters that a migration changes (`migrating.migrate`)."""
     lines: list[str] = []
     if "after" in change:
         lines += [f"  {line}" for line in format_change_table(dict(change))]

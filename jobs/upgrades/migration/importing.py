@@ -51,15 +51,15 @@ COUNT, SCORE = "state_index", "log_likelihood"
 MADE = ("factor", "diffuse", MEAN, COVARIANCE)
 """Fields of a state that follow from mean and covariance."""
 CHECKED = f"key string, {STATE_ROWS}, problem string, given string"
-"""Result of the check for each row: key and state, or the problem and the row as JSON."""
+"""Columns of the check's result for each row: key and state, or the problem and the row as JSON."""
 TOLERANCE = 1e-6
-"""Tolerance for the sum of a mixture's weights, which should be 1."""
+"""Tolerance of the check that the weights of a mixture add up to 1."""
 
 
 class Form(NamedTuple):
-    """Widths of the lists of numbers in a table, by name. Sent to the executors.
+    """Widths of the lists of numbers in a table, by name; sent to the executors.
 
-    whole: the state consists of its fields only (mixtures), not of mean and covariance.
+    whole: whether the state has only the fields of a mixture, and no mean and covariance.
     """
 
     widths: Mapping[str, int]
@@ -67,14 +67,14 @@ class Form(NamedTuple):
 
 
 class StateTable(NamedTuple):
-    """How to read a table: each list of numbers as a column expression, by name, and the form of these lists."""
+    """A plan for reading a table: a column expression for each list of numbers, by name, and the form of the lists."""
 
     lists: Mapping[str, Column]
     form: Form
 
 
 def plan_table(model: Filter, key: Sequence[str], columns: Sequence[str], where: str) -> StateTable:
-    """Return how to read a model's states from a table with these columns.
+    """Return the plan for reading a model's states from a table with these columns.
 
     Raises:
         UserError: a column is missing or unknown; the message lists the possible columns.
@@ -109,7 +109,7 @@ def plan_table(model: Filter, key: Sequence[str], columns: Sequence[str], where:
 
 
 def _build_expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Column | None:
-    """Return a list of numbers as a column, or None if the table lacks it."""
+    """Return the column expression of a list of numbers; None if the table lacks the list."""
     if name in columns and (len(flat) > 1 or flat != [name]):
         return F.col(f"`{name}`").try_cast("array<double>").alias(f"l_{name}")
     if not all(one in columns for one in flat):
@@ -124,10 +124,10 @@ def _build_expression(name: str, flat: Sequence[str], columns: Sequence[str]) ->
 def build_checker(
     model: Filter, table: Form
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function from rows to `CHECKED`.
+    """Return a function from rows of a table to rows with the columns `CHECKED`.
 
-    A row has: key, event_time (microseconds), state_index, log_likelihood, times (number of rows of its key), given,
-    the lists.
+    A row of the table has key, event_time (microseconds), state_index, log_likelihood, times (number of rows with its
+    key), given, and the lists.
     """
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,7 +153,7 @@ def _check_batch(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.Record
         for place in np.flatnonzero(bad):
             problems[place] = problems[place] or what
     wrong = np.array([one is not None for one in problems])
-    state[:, wrong] = 0.0  # nothing reads the states of refused rows
+    state[:, wrong] = 0.0  # the states of refused rows are not used
     mean, covariance, extras = model.snapshot(state)
     counts = batch.column(COUNT).fill_null(1)
     columns = {
@@ -174,7 +174,7 @@ def _check_batch(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.Record
 
 
 def _read_numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return lists as (width, N), NaN for a list of another length, and the rows that are not all finite numbers."""
+    """Return lists as (width, N), NaN for a wrong length, and a mask of the rows with a value that is not finite."""
     values = np.full((width, len(column)), np.nan)
     lengths = np.array([-1 if a is None else a for a in column.value_lengths().to_pylist()])
     right = np.flatnonzero(lengths == width)
@@ -185,7 +185,7 @@ def _read_numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.
 
 
 def _find_row_problems(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
-    """Return the problems of keys, times and counts."""
+    """Return each problem of keys, times and counts, with a mask of the rows that have it."""
 
     def null(name: str) -> NDArray[np.bool_]:
         return batch.column(name).is_null().to_numpy(zero_copy_only=False)
@@ -202,7 +202,7 @@ def _find_row_problems(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], s
 
 
 def _build_states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) -> Floats:
-    """Return the states (size, K) of the model."""
+    """Return the states (size, K) of the model from the given lists."""
     if table.whole:
         state = np.zeros((model.size, size))
     else:
@@ -218,7 +218,7 @@ def _build_states(model: Filter, table: Form, given: Mapping[str, Floats], size:
 def _find_state_problems(
     model: Filter, table: Form, state: Floats, given: Mapping[str, Floats]
 ) -> list[tuple[NDArray[np.bool_], str]]:
-    """Return the keys with impossible states, by problem."""
+    """Return each problem of states, with a mask of the keys whose state has it."""
     finite = np.asarray(np.isfinite(state).all(axis=0))
     found: list[tuple[NDArray[np.bool_], str]] = [(~finite, "the state is not finite")]
     if table.whole:
@@ -243,10 +243,10 @@ _FILES = (".csv", ".parquet")
 
 
 class Imported(NamedTuple):
-    """Snapshot made from a table (None in a dry run), and the keys that were left out.
+    """The snapshot made from a table (None in a dry run), and the keys that were left out.
 
-    keys: number of keys in the snapshot; left_out: number of refused rows by problem; some: examples of refused keys;
-    made: whether this call wrote the snapshot
+    keys: number of keys in the snapshot. left_out: number of refused rows by problem. some: examples of refused keys.
+    made: whether this call wrote the snapshot.
     """
 
     manifest: Manifest | None
@@ -257,7 +257,7 @@ class Imported(NamedTuple):
 
 
 def read_table(warehouse: Warehouse, name: str) -> DataFrame:
-    """Read .csv or .parquet files (one, a folder or a glob), or a Delta table, by path or by name in the warehouse.
+    """Read .csv or .parquet files (a file, a folder or a glob), or a Delta table by its path or its warehouse name.
 
     Raises:
         UserError: the file or table does not exist.
@@ -306,8 +306,8 @@ def import_states(
 ) -> Imported:
     """Return the snapshot of a table's states at a position in the model's measurements.
 
-    The same table and position give the same snapshot. If the process is killed before the commit of the manifest,
-    nothing is visible, and the next call completes it.
+    The same table and position give the same snapshot. If the process is killed before the commit of the manifest, the
+    snapshot does not exist, and the next call completes it.
 
     Raises:
         UserError: a column is missing or unknown, the table has no rows, or too many keys have an invalid state.
@@ -357,7 +357,7 @@ def import_states(
 
 
 def _refuse_texts(frame: DataFrame, table: StateTable, name: str) -> None:
-    """Refuse columns that store lists of numbers as text."""
+    """Refuse a table in which a column stores lists of numbers as text."""
     for column in table.lists:
         if column in frame.columns and table.form.widths[column] > 1:
             kind = frame.schema[column].dataType
@@ -369,7 +369,7 @@ def _refuse_texts(frame: DataFrame, table: StateTable, name: str) -> None:
 
 
 def _prepare_rows(frame: DataFrame, runtime: ModelRuntime, table: StateTable) -> DataFrame:
-    """Return the rows with the columns that `checker` expects."""
+    """Return the rows with the columns that the function of `build_checker` expects."""
     kind = runtime.kind
     typed = [
         F.col(f"`{name}`").try_cast(type_).alias(name)
@@ -402,12 +402,12 @@ def _build_time_column(frame: DataFrame) -> Column:
     column = F.col(f"`{EVENT_TIME}`")
     kind = frame.schema[EVENT_TIME].dataType
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
-        return F.lit(None).cast("timestamp")  # a number has no known origin and unit
+        return F.lit(None).cast("timestamp")  # the origin and the unit of a number are unknown
     return column.try_cast("timestamp")
 
 
 def _build_optional_column(frame: DataFrame, name: str, kind: str, default: float) -> Column:
-    """Return a column, or its default if the table lacks it; a value that is not a number becomes null."""
+    """Return a column, or its default value if the table lacks it; a value that is not a number becomes null."""
     if name not in frame.columns:
         return F.lit(default).cast(kind)
     value = F.col(f"`{name}`").try_cast(kind)
@@ -423,7 +423,7 @@ def _count_refused_rows(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
 
 
 def _refuse(keys: int, left_out: dict[str, int], some: list[str], name: str) -> None:
-    """Refuse a table without keys, or with too many keys to leave out: then the table is wrong, not a key."""
+    """Refuse a table without keys, or with too many invalid keys, because then the table is wrong."""
     bad = sum(left_out.values())
     if keys + bad == 0:
         raise UserError(f"--input {name}: it has no rows: nothing was written")

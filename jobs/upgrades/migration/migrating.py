@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from jobs.upgrades.migration.versions import MigrationStep
 
 MOST_LEFT_OUT = 0.5
-"""Maximum share of keys with an invalid state that a migration or an import of states leaves out."""
+"""Maximum share of keys that a migration or an import of states leaves out because their state is invalid."""
 
 
 def migrate(
@@ -56,10 +56,9 @@ def migrate(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Return the migrated snapshot (None in a dry run), the changes of states, and whether this call wrote the
-    snapshot.
+    """Return the migrated snapshot (None in a dry run), the changes of states, and whether this call wrote it.
 
-    model: the deployed model; its folder also has the specs of other versions.
+    model: the deployed model, whose folder also has the specs of other versions.
 
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
@@ -76,12 +75,12 @@ def migrate_along(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Migrate a snapshot along steps, and return the same values as `migrate`.
+    """Migrate a snapshot along steps; return the same values as `migrate`.
 
-    Every key is checked in this process, before Spark starts: it reads and migrates half a million keys a second. A dry
-    run ends there, unless the migration renames keys.
+    This process checks every key before Spark starts, since it can read and migrate half a million keys per second. A
+    dry run ends after the check, unless the migration renames keys.
 
-    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
+    parameters: parameters that the last version learned earlier; None means the parameters that are carried over.
 
     Raises:
         UserError: a step is impossible, or some keys would have an invalid state.
@@ -143,7 +142,7 @@ def _check_keys(
     """Check every key of a snapshot in this process; return the version of its rows, and the changes of states.
 
     Raises:
-        UserError: the rows are incomplete, the target could not read the waiting rows, or states would be invalid.
+        UserError: the rows are incomplete, the target cannot read the waiting rows, or states would be invalid.
     """
     _refuse_waiting(source, spec)
     version = find_whole_states(warehouse, source, measure_batches)
@@ -154,7 +153,7 @@ def _check_keys(
 
 
 def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
-    """Refuse a snapshot with too many keys to leave out: then the model is wrong, not a key."""
+    """Refuse a snapshot with too many invalid keys, because then the model is wrong, and not some keys."""
     count, keys = change["left_out"], change["left_out"] + change["keys"]
     if count > MOST_LEFT_OUT * keys:
         raise UserError(
@@ -168,16 +167,16 @@ def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
 def keep_left_out(
     warehouse: Warehouse, keys: DataFrame, model: str, source: str, reason: Column, snapshot: str, verb: str
 ) -> None:
-    """Write the keys that a snapshot leaves out, with their states, to quarantine, once per snapshot.
+    """Write the keys that a snapshot leaves out to quarantine, with their states, once per snapshot.
 
     Args:
         warehouse: warehouse of the quarantine.
         keys: frame with `key` and `state` (text).
         model: name of the model.
         source: source of the states.
-        reason: reason for leaving a key out.
+        reason: reason why each key is left out.
         snapshot: id of the snapshot.
-        verb: verb that made the snapshot.
+        verb: verb of the command that made the snapshot.
     """
     rows = build_rejected_rows(
         keys,
@@ -209,7 +208,7 @@ def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
 
 
 def ship_functions(warehouse: Warehouse, steps: list[MigrationStep]) -> None:
-    """Send Spark's workers the user functions of all versions on the path, and the migration's functions."""
+    """Send the user functions of all versions on the path, and of the migration, to Spark's workers."""
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())
     for step in steps:
@@ -224,7 +223,7 @@ def ship_functions(warehouse: Warehouse, steps: list[MigrationStep]) -> None:
 
 
 def _apply_rekey(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
-    """Return states with their new keys, and the number of new keys.
+    """Return the states with their new keys, and the number of new keys.
 
     Raises:
         UserError: keys collide without a merge rule, or a function returns invalid keys or states.
@@ -246,7 +245,7 @@ def _apply_rekey(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[Data
 
 
 def _convert_waiting_rows(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
-    """Return the rows of a snapshot that wait for the watermark, for another version of its model."""
+    """Return the waiting rows of a snapshot in the form of another version of its model; None without such rows."""
     held = read_waiting_rows(warehouse, source)
     if held is None:
         return None
@@ -256,10 +255,10 @@ def _convert_waiting_rows(warehouse: Warehouse, source: Manifest, spec: ModelSpe
 
 
 def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
-    """Refuse a snapshot whose rows that wait for the watermark are unreadable for another version of its model.
+    """Refuse a snapshot if another version of its model cannot read the rows that wait for the watermark.
 
     Raises:
-        UserError: the other version could not read them.
+        UserError: the other version cannot read the waiting rows.
     """
     if source.waiting is None:
         return
@@ -276,10 +275,10 @@ def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
 
 
 class MigrationPlan(NamedTuple):
-    """Migration of a snapshot along steps.
+    """The migration of a snapshot along steps.
 
-    parameters: learned parameters of the last version; changes: changes of parameters
-    (`jobs.upgrades.migration.parameters.list_parameter_changes`)
+    parameters: learned parameters of the last version. changes: changes of parameters
+    (`jobs.upgrades.migration.parameters.list_parameter_changes`).
     """
 
     migration: Migration
@@ -293,7 +292,7 @@ def plan_migration(
 ) -> MigrationPlan:
     """Return the migration of a snapshot along steps.
 
-    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
+    parameters: parameters that the last version learned earlier; None means the parameters that are carried over.
 
     Raises:
         UserError: a step is impossible.
@@ -314,13 +313,13 @@ def plan_migration(
 def find_original_migration(
     manifest: Manifest, source: Manifest, steps: list[MigrationStep]
 ) -> Migration | None:
-    """Return the migration along steps that made a snapshot from another one; None if the steps did not make it."""
+    """Return the migration by which the steps made a snapshot from another; None if the steps did not make it."""
     plan = plan_migration(source, steps, manifest.parameters)
     if plan.snapshot_id == manifest.snapshot_id:
         return plan.migration
     if (
         compute_snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id
-    ):  # made by an earlier release
+    ):  # an earlier release made the snapshot
         return build_migration(steps, source.parameters, manifest.parameters)
     return None
 
@@ -331,13 +330,13 @@ def compute_snapshot_id(
     parameters: dict[str, Any],
     of_keys: tuple[tuple[str, str], ...] | None = None,
 ) -> str:
-    """Return the id of the snapshot that results from these inputs.
+    """Return the id of the snapshot that results from the source, the steps and the parameters.
 
-    of_keys: per-key parameters that are carried over (`Migration.read_key_parameters`); None: there are none, or the id
+    of_keys: per-key parameters that are carried over (`pair_key_parameters`); None if there are none, or if the id
     comes from a release that did not choose among them.
     """
     spec = steps[-1].new
-    # `reverse` does not affect a step forward.
+    # A step forward does not depend on the `reverse` rules.
     rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
     inputs: list[Any] = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
     if of_keys is not None:
@@ -347,7 +346,7 @@ def compute_snapshot_id(
 
 
 def select_source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
-    """Return the named snapshot, or the newest snapshot of an earlier version from which a stream could start now.
+    """Return the named snapshot, or the newest snapshot of an earlier version from which a stream can start now.
 
     Raises:
         UserError: there is no such snapshot.

@@ -1,7 +1,7 @@
-"""Decide which learned parameters a model's next version keeps, and record the origin of each value.
+"""Decide which learned parameters the next version of a model keeps, and record the origin of each value.
 
-A learned parameter is carried over if its name and its meaning stay: the same process, time unit, measured columns and
-units of the states. The parameters of a process that became a part of a sum are named after the part.
+A learned parameter is carried over if its name and its meaning stay, that is, with the same process, time unit,
+measured columns and units of the states. If a process becomes a part of a sum, its parameters are named after the part.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from kalman.models.learned_entries import is_chosen, learn_requests
 SHARED = ("transition", "initial.mode_probabilities")
 """Learned parameters that all modes share."""
 DIGITS = 6
-"""Digits of a parameter in a report."""
+"""Number of significant digits of a parameter in a report."""
 
 
 class Carried(NamedTuple):
-    """Learned parameters that a path of versions carries over.
+    """The learned parameters that a path of versions carries over.
 
-    parameters: parameters of the last version by name, with those of groups; names: first version's name of each;
-    given_up: reason for each other learned parameter, by the first version's name.
+    parameters: parameters of the last version by name, including the parameters of groups. names: for each of these,
+    its name in the first version. given_up: for each learned parameter that is not carried over, the reason, by its
+    name in the first version.
     """
 
     parameters: dict[str, Any]
@@ -40,7 +41,7 @@ class Carried(NamedTuple):
 
 
 def carry_over_parameters(steps: Sequence[MigrationStep], learned: Mapping[str, Any]) -> Carried:
-    """Return the learned parameters of the first version with which the last version starts."""
+    """Return the first version's learned parameters that the last version keeps at its start."""
     values = {name: value for name, value in learned.items() if name != GROUPS}
     groups, given_up = learned.get(GROUPS), {}
     names = {name: name for name in values}
@@ -71,7 +72,7 @@ def _find_policy(step: MigrationStep) -> str | None:
 
 
 def _explain_drop(step: MigrationStep, states: StateMap, name: str, new: str) -> str | None:
-    """Return why a step drops a learned parameter although the new model has its name; None if it keeps it."""
+    """Return why a step drops a learned parameter whose name the new model has; None if the step keeps it."""
     policy, version = _find_policy(step), step.new.version
     if policy is not None:
         return (
@@ -108,7 +109,7 @@ def _explain_drop(step: MigrationStep, states: StateMap, name: str, new: str) ->
 
 
 def _is_by_place(name: str) -> bool:
-    """Return whether a parameter has an entry for each state, or is an entry of a matrix over the states."""
+    """Return whether a parameter is a value per state, or an entry of a matrix over the states."""
     return is_chosen(name) or name.rpartition(".")[2] == "Q"
 
 
@@ -123,7 +124,7 @@ def _list_mode_names(spec: ModelSpec) -> list[str]:
 
 
 def _explain_unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) -> str | None:
-    """Return why a model cannot have a parameter with this value; None if it can."""
+    """Return why a model cannot have this value of a parameter; None if it can."""
     try:
         kalman.build(spec.definition(), {**others, name: value})
     except kalman.ModelError as error:
@@ -134,7 +135,7 @@ def _explain_unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, 
 def _convert_groups(
     spec: ModelSpec, groups: Any, renamed: Mapping[str, str], kept: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the initial parameters of a version by group; None if it has none."""
+    """Return the initial parameters of a version by group; None if the version has no groups."""
     if groups is None or spec.learn is None or spec.learn.scope != "group" or spec.learn.by != groups["by"]:
         return None
     own = [
@@ -150,7 +151,7 @@ def _convert_groups(
 
 
 def _convert_name(step: MigrationStep, name: str) -> str:
-    """Return the new version's name of an old parameter, whose process may be a part of a sum in either version."""
+    """Return the name of an old parameter in the new version; its process may be part of a sum in either version."""
     old, new = _find_process(step.old), _find_process(step.new)
     if is_chosen(name) or old is None or new is None or (old["kind"] == "sum") == (new["kind"] == "sum"):
         return name
@@ -173,7 +174,7 @@ def _list_parts(process: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _find_kind(spec: ModelSpec, name: str) -> str | None:
-    """Return the kind of a parameter's process; if the name contains a mode or a part, the kind of its process."""
+    """Return the kind of the process of a parameter; a mode or part in the name selects its process."""
     process = _find_process(spec)
     for label, mode in zip(_list_mode_names(spec), spec.definition().get("modes") or (), strict=True):
         if name.startswith(f"{label}."):
@@ -202,11 +203,11 @@ def _find_written_value(spec: ModelSpec, name: str) -> Any:
 
 
 NOTHING = Carried({}, {}, {})
-"""Carried parameters of a version that learns anew: none."""
+"""Result for a version that learns anew, to which no parameters are carried over."""
 
 
 def carry_over_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str, Any]) -> Carried:
-    """Return the learned parameters carried over to a version that takes no state; none if the states have no map."""
+    """Return the parameters carried over to a version that takes no states; none if the states have no map."""
     try:
         return carry_over_parameters([MigrationStep.forward(old, new)], learned)
     except UserError as error:
@@ -216,7 +217,10 @@ def carry_over_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[s
 def list_retraining_changes(
     old: ModelSpec, new: ModelSpec, before: Mapping[str, Any], after: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return the result of `changes_of` for a version that learns from history; after None: it has not learned yet."""
+    """Return the result of `list_parameter_changes` for a version that learns from history.
+
+    after: learned parameters of the new version; None if it has not learned yet.
+    """
     found = list_parameter_changes(old, new, before, after or {}, NOTHING, "from history")
     if after is None:
         for one in found:
@@ -236,15 +240,15 @@ def list_parameter_changes(
     carried: Carried,
     learned_how: str = "before",
 ) -> list[dict[str, Any]]:
-    """Return every parameter of two versions: name, value before and after, and origin of the new value.
+    """Return every parameter of the two versions with its name, both values, and the origin of the new value.
 
     Args:
         old: spec of the first version.
         new: spec of the last version.
         before: learned parameters of the first version.
         after: learned parameters of the last version.
-        carried: parameters of the first version that were carried over.
-        learned_how: text on how the last version learned the other parameters.
+        carried: parameters that are carried over from the first version.
+        learned_how: text that explains how the last version learned its other parameters.
     """
     was, now = _collect_values(old, before), _collect_values(new, after)
     found: list[dict[str, Any]] = []
@@ -282,7 +286,7 @@ def list_parameter_changes(
 
 
 def _collect_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a model's parameters; for a mixture, of the learned parameters."""
+    """Return the values of a model's parameters; for a mixture, only of the learned parameters."""
     shared = {name: value for name, value in learned.items() if name != GROUPS}
     found = {**collect_parameter_values(spec.definition(), shared), **shared}
     if GROUPS in learned:
@@ -291,7 +295,7 @@ def _collect_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, An
 
 
 def format_parameters(model: str, changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a table of every parameter before and after as lines, and how to learn the missing parameters."""
+    """Return lines with a table of all parameters before and after, and how to learn the missing parameters."""
     if not changes:
         return []
     cells = [
@@ -314,7 +318,7 @@ def format_parameters(model: str, changes: Sequence[Mapping[str, Any]]) -> list[
 
 
 def format_value(value: Any) -> str:
-    """Return a parameter's value with few digits, or `-` without a value."""
+    """Return a parameter's value with few digits; `-` if there is no value."""
     if value is None:
         return "-"
     if isinstance(value, str):

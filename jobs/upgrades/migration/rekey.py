@@ -1,6 +1,6 @@
-"""Give the states of a snapshot new keys: by a function of the key columns, and a rule that merges colliding keys.
+"""Give the states of a snapshot new keys, by a function of the key columns and a rule that merges colliding keys.
 
-Without a rule, old keys with the same new key are refused. The functions are called once for each partition's keys.
+Without a merge rule, old keys that have the same new key are refused. Each function is called once per partition.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class Rekey(NamedTuple):
-    """Change of keys. Picklable: it is sent to the executors.
+    """A change of keys. Picklable, because it is sent to the executors.
 
-    old: kind of the old keys; names, whole: new columns, and those with whole numbers in the measurements table; merge:
-    None, "newest", or a function; target: filter of the new version.
+    old: kind of the old keys. names: the new key columns. whole: the new key columns with whole numbers in the
+    measurements table. merge: None, "newest", or a function. target: filter of the new version.
     """
 
     old: KeyKind
@@ -55,7 +55,7 @@ class Rekey(NamedTuple):
 
 
 def build_rekey(warehouse: Warehouse, steps: Sequence[MigrationStep], target: Filter) -> Rekey | None:
-    """Return how the steps change the keys, or None if they do not.
+    """Return how the steps change the keys; None if the steps do not change the keys.
 
     Raises:
         UserError: several steps change the keys, or a function is missing.
@@ -85,7 +85,7 @@ def build_rekey(warehouse: Warehouse, steps: Sequence[MigrationStep], target: Fi
 
 
 def rekey_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
-    """Return a snapshot's state rows with new keys, and old keys as `old_key`; new keys may collide."""
+    """Return a snapshot's state rows with the new keys, and the old keys as `old_key`; new keys may collide."""
     old = [column.alias(f"k{i}") for i, column in enumerate(build_key_columns(rekey.old, F.col("key")))]
     rest = [field for field in rows.schema.fields if field.name != "key"]
     new = [StructField(f"n{i}", StringType()) for i in range(len(rekey.names))]
@@ -96,7 +96,7 @@ def rekey_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
 
 
 def find_collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
-    """Return the number of old keys that collide, the number of their new keys, and examples as text."""
+    """Return the number of old keys that collide, the number of their new keys, and examples of old keys as text."""
     shared = rows.groupBy("key").agg(
         F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
     )
@@ -117,10 +117,10 @@ def find_collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
 
 
 def merge_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
-    """Return one state row for each new key, by the merge rule.
+    """Return one state row for each new key, made by the merge rule.
 
     Raises:
-        UserError: when the rows are computed: the merge function returns invalid states.
+        UserError: the merge function returns invalid states; this error is raised when the rows are computed.
     """
     columns = [name for name in rows.columns if name != "old_key"]
     if rekey.merge is None:
@@ -137,7 +137,7 @@ def merge_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
 
 
 def compute_new_keys(rekey: Rekey, old: pd.DataFrame) -> list[list[str]]:
-    """Return the new key columns, as text, for a table of the old ones.
+    """Return the new key columns, as text, for a table of the old key columns.
 
     Raises:
         UserError: the function does not return a whole number or a text for each key and column.
@@ -166,14 +166,14 @@ def merge_states(
     mean: NDArray[np.float64],
     covariance: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Merge the K states of G keys by the merge function, to mean (n, G) and covariance (n*n, G).
+    """Merge the states of K old keys into G states, mean (n, G) and covariance (n*n, G), by the merge function.
 
     Args:
         rekey: change of keys with a merge function.
-        group: (K,) number of each state's new key, 0 to G-1, in order.
-        event_time: (K,) microseconds.
-        mean: (n, K) means.
-        covariance: (n*n, K) covariances.
+        group: (K,) number of the new key of each state, 0 to G-1, in ascending order.
+        event_time: (K,) event time of each state in microseconds.
+        mean: (n, K) mean of each state.
+        covariance: (n*n, K) covariance of each state.
 
     Raises:
         UserError: the function returns other shapes, or invalid states.
@@ -262,7 +262,7 @@ def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         columns = {
             "key": keys.take(pa.array(first)),
             "state_index": pa.array(np.add.reduceat(count, first)),
-            "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the last is the newest
+            "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the newest row
             "mean": build_lists(mean),
             "covariance": build_lists(covariance),
             "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),

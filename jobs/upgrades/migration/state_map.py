@@ -1,4 +1,4 @@
-"""Map states from one version of a model to another, as the spec defines, for K keys at a time."""
+"""Map states from one version of a model to another version by the rules in the spec, for K keys at a time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kalman.types import Filter
 Floats = NDArray[np.float64]
 
 SYMMETRY = 1e-9
-"""Tolerance, relative to the variances, for a covariance to be symmetric and positive semidefinite."""
+"""Relative tolerance (to the variances) in the check that a covariance is symmetric and positive semidefinite."""
 
 
 class StateMap(NamedTuple):
-    """Map of one step to `states`: affine, or a function of moments; `diffuse`: undetermined new states."""
+    """Map of one step to `states`: affine, or a function of moments; `diffuse`: new states that start undetermined."""
 
     states: tuple[str, ...]
     affine: Affine | None
@@ -39,7 +39,7 @@ class StateMap(NamedTuple):
 
 
 class StateMoments(NamedTuple):
-    """States of K keys: mean (n, K), covariance (n*n, K), undetermined directions A (n, q, K) or None."""
+    """States of K keys: mean (n, K), covariance (n*n, K), and undetermined directions A (n, q, K) or None."""
 
     mean: Floats
     covariance: Floats
@@ -47,7 +47,7 @@ class StateMoments(NamedTuple):
 
 
 class MigratedStates(NamedTuple):
-    """Migrated states of K keys as the parts of a snapshot, and (K,) bool: keys with an invalid state."""
+    """Migrated states of K keys as the parts of a snapshot, and a mask (K,) of the keys whose state is invalid."""
 
     mean: Floats
     covariance: Floats
@@ -57,10 +57,11 @@ class MigratedStates(NamedTuple):
 
 @dataclass(frozen=True)
 class Migration:
-    """Maps from the states of one version's filter to the states of another's. Picklable: it is sent to the executors.
+    """Maps from states of one version's filter to states of another version's filter. Picklable, for the executors.
 
-    key_parameters: per-key parameters that are carried over: name in the target and name in the source, in the target's
-    order; None: as in earlier releases, all if `keeps_key_parameters` or if nothing else changes.
+    key_parameters: pairs of names, in the target and in the source, of the per-key parameters that are carried over, in
+    the target's order. None means that the rule of earlier releases applies: all, if `keeps_key_parameters` or if
+    nothing else changes.
     """
 
     state_maps: tuple[StateMap, ...]
@@ -71,7 +72,7 @@ class Migration:
 
     @property
     def is_identity(self) -> bool:
-        """Return whether every state stays equal to the bit, with all its fields except learned parameters."""
+        """Return whether every state stays equal bit for bit, with all its fields except learned parameters."""
         identity = all(
             one.affine is not None and one.affine.identity and not one.diffuse for one in self.state_maps
         )
@@ -87,18 +88,18 @@ class Migration:
         )
 
     def apply(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> MigratedStates:
-        """Return the states of K keys in the target's fields.
+        """Return the states of K keys with the fields of the target.
 
         Args:
-            mean: (n, K) means.
-            covariance: (n*n, K) covariances, row by row.
-            extras: the other fields, each (d, K).
+            mean: (n, K) mean of each key.
+            covariance: (n*n, K) covariance of each key, row by row.
+            extras: the other fields of the states by name, each (d, K).
         """
         if self.is_identity:
             extras = self._carry_window(self._reset_learned(extras), mean.shape[1])
             if check_moments_suffice(self.target) is None:
                 wrong = find_wrong_states(mean, covariance)
-            else:  # mean and covariance may be infinite or NaN, the state may not
+            else:  # mean and covariance may be infinite or NaN, but the state may not
                 state = self.target.restore(mean, covariance, extras)
                 wrong = np.asarray(~np.isfinite(state).all(axis=0))
             return MigratedStates(mean, covariance, dict(extras), wrong)
@@ -118,7 +119,7 @@ class Migration:
         return MigratedStates(new_mean, new_covariance, new_extras, wrong)
 
     def _carry_key_parameters(self, state: Floats, field: Floats) -> Floats:
-        """Return target states with the per-key parameters that are carried over from the source's field (p, K)."""
+        """Return the target's states with the per-key parameters carried over from the source's field (p, K)."""
         if self.key_parameters is None:
             return self.target.with_parameters(state, field) if self.keeps_key_parameters else state
         rows = find_key_parameters(self.source).rows
@@ -127,7 +128,7 @@ class Migration:
         )
 
     def _carry_window(self, extras: Mapping[str, Floats], keys: int) -> Mapping[str, Floats]:
-        """Return the fields with the rows of the target's sliding log-likelihood: kept, restarted, or removed."""
+        """Return the fields, with the rows of the target's sliding log-likelihood kept, restarted, or removed."""
         window = {name: shape[0] for name, shape in self.target.fields.items() if name in WINDOW_FIELDS}
         if all(self.source.fields.get(name) == (width,) for name, width in window.items()) and window:
             return extras
@@ -135,7 +136,7 @@ class Migration:
         return {**others, **{name: np.zeros((width, keys)) for name, width in window.items()}}
 
     def _reset_learned(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """Return the fields of unchanged states; learned parameters that are not carried over begin anew."""
+        """Return the fields of unchanged states; learned parameters that are not carried over start again."""
         own = find_key_parameters(self.target)
         if self.key_parameters is None or len(self.key_parameters) == len(own.learned):
             return extras
@@ -154,10 +155,10 @@ def build_migration(
     new: Mapping[str, Any],
     carried: Mapping[str, str] | None = None,
 ) -> Migration:
-    """Return the migration along steps, between filters with these learned parameters.
+    """Return the migration along steps, between filters with the learned parameters `old` and `new`.
 
     carried: names of the parameters that are carried over, and their names in the first version
-    (`jobs.upgrades.migration.parameters`); None: decide on per-key parameters as earlier releases did.
+    (`jobs.upgrades.migration.parameters`). None means that per-key parameters follow the rule of earlier releases.
 
     Raises:
         UserError: a step is impossible; the message gives the reason and the remedy.
@@ -186,7 +187,7 @@ def build_migration(
 def pair_key_parameters(
     source: Filter, target: Filter, carried: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the per-key parameters that are carried over: name in the target and name in the source."""
+    """Return pairs of names, in the target and in the source, of the per-key parameters that are carried over."""
     before, after = find_key_parameters(source), find_key_parameters(target)
     return tuple(
         (name, carried[name])
@@ -197,26 +198,26 @@ def pair_key_parameters(
 
 
 def _unwrap_filter(model: Filter) -> Filter:
-    """Return the filter without the wrappers of its state: rounding, and the rows of a sliding log-likelihood."""
+    """Return the filter without the wrappers of its state, which are rounding and the sliding log-likelihood."""
     return drop_sliding(unwrap_rounding(model))
 
 
 def _has_kept_parameters(
     source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> bool:
-    """Return whether earlier releases carried over all per-key parameters: they did if the pooled parameters stay."""
+    """Return whether earlier releases carried over all per-key parameters, as they did if pooled parameters stay."""
     field = source.fields.get("parameters")
     same = bool(old) and dict(old) == dict(new)
     return same and field is not None and field == target.fields.get("parameters")
 
 
 def find_key_parameter_rows(model: Filter) -> dict[str, slice]:
-    """Return the positions of the per-key parameters."""
+    """Return the positions of each per-key parameter, by name."""
     return find_key_parameters(model).rows
 
 
 def check_moments_suffice(model: Filter) -> kalman.ModelError | None:
-    """Return why a filter's state cannot be made from a mean and a covariance; None if it can."""
+    """Return why a filter's state cannot be made from a mean and a covariance; None if it can be made."""
     n = len(model.states)
     try:
         model.from_moments(np.zeros((n, 1)), np.eye(n).reshape(n * n, 1))
@@ -242,7 +243,7 @@ def build_state_map(step: MigrationStep) -> StateMap:
 
 
 def _map_by_names(step: MigrationStep) -> StateMap:
-    """Return the map of states that are kept, renamed, rescaled, dropped or added."""
+    """Return the map for states that are kept, renamed, rescaled, dropped or added."""
     old, new, where, section = step.old, step.new, step.where, step.section
     before, after = tuple(old.states), tuple(new.states)
     origins = {} if step.rules is None else step.rules.states
@@ -284,7 +285,7 @@ def _map_by_names(step: MigrationStep) -> StateMap:
 
 
 def _check_dropped(step: MigrationStep, mapped: Sequence[str]) -> None:
-    """Refuse an old state that is neither mapped nor dropped, or both."""
+    """Refuse an old state that is neither mapped nor dropped, or that is both mapped and dropped."""
     old, where, section = step.old, step.where, step.section
     dropped = [] if step.rules is None else step.rules.drop
     for name in old.states:
@@ -308,7 +309,7 @@ def has_unchanged_units(state_map: StateMap) -> bool:
 
 
 def load_function(name: str, field: str, folder: str | None = None) -> Named:
-    """Return the function `module:function` of a field; the module may also be in `folder`.
+    """Return the function `module:function` in a field of the spec; the module may also be in `folder`.
 
     Raises:
         UserError: the function does not exist.
@@ -348,7 +349,7 @@ def _map_moments(state_map: StateMap, moments: StateMoments, extras: Mapping[str
 
 
 def _fold_moments(moments: StateMoments) -> StateMoments:
-    """Return the moments after moving barely determined directions into the covariance (`kalman.filters.diffuse`)."""
+    """Return the moments after barely determined directions were added to the covariance (`kalman.filters.diffuse`)."""
     A = moments.A
     if A is None:
         return moments
@@ -358,7 +359,7 @@ def _fold_moments(moments: StateMoments) -> StateMoments:
 
 
 def _has_room(target: Filter, A: Floats | None) -> bool:
-    """Return whether a model's states have room for these columns."""
+    """Return whether the states of a model have room for the columns of A."""
     if A is None:
         return True
     width = target.fields.get("diffuse", (0,))[0] // len(target.states)
@@ -366,7 +367,7 @@ def _has_room(target: Filter, A: Floats | None) -> bool:
 
 
 def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.bool_]:
-    """Write the undetermined directions into states, in place; return the keys with more directions than fit."""
+    """Write the undetermined directions into states, in place; return a mask of the keys with too many directions."""
     keys = state.shape[1]
     if A is None or not A.any():
         return np.zeros(keys, bool)
@@ -383,7 +384,7 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
 
 
 def find_wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
-    """Return the keys (K,) whose state is not finite, not symmetric or not positive semidefinite."""
+    """Return a mask (K,) of the keys whose state is not finite, not symmetric or not positive semidefinite."""
     n, keys = mean.shape
     P = covariance.reshape(n, n, keys)
     finite = np.isfinite(mean).all(axis=0) & np.isfinite(P).all(axis=(0, 1))
@@ -391,7 +392,7 @@ def find_wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
     bad = ~finite | (skew > SYMMETRY * scale)
     good = np.flatnonzero(~bad)
-    # Scaled to unit variances, so that the units of the states do not matter.
+    # The covariances are scaled to unit variances, so that the units of the states do not matter.
     part = np.moveaxis(P[:, :, good], 2, 0)
     spread = np.sqrt(np.maximum(np.einsum("kii->ki", part), 0.0))
     unit = np.where(spread > 0, spread, 1.0)
@@ -432,9 +433,9 @@ def _build_transform(step: MigrationStep, transform: Transform) -> Affine:
 
 
 def _put_initial(step: MigrationStep, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
-    """Write new state i's mean, and its covariances with the states `together`, from the spec's `initial`, in place.
+    """Write the mean of new state i, and its covariances with the states `together`, from the spec's `initial`.
 
-    Returns [i] if the state is diffuse, else [].
+    The arrays `b` and `N` are changed in place. Return [i] if the state is diffuse, else [].
     """
     new, initial = step.new, step.new.initial
     if initial is None:

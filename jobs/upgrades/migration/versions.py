@@ -1,4 +1,4 @@
-"""Find the specs of a model's versions, and the path of migrations from one version to a later or an earlier one."""
+"""Find the specs of a model's versions, and the path of migrations between two versions, forward or back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from jobs.storage.warehouse import Tables
 class MigrationStep(NamedTuple):
     """One migration of states, from version `old` to version `new`, forward or in reverse.
 
-    rules: mapping of states; None: all keep their names. rules_spec: spec with the rules, in both directions the later
-    version's; section: its section with the rules. `forward` and `reverse` make steps.
+    rules: mapping of states; None means that all states keep their names. rules_spec: the spec with the rules, which is
+    the later version's spec in both directions. section: the section of this spec with the rules. `forward` and
+    `reverse` make steps.
     """
 
     old: ModelSpec
@@ -30,7 +31,7 @@ class MigrationStep(NamedTuple):
 
     @classmethod
     def forward(cls, old: ModelSpec, new: ModelSpec) -> MigrationStep:
-        """Return the step to a later version; its section `migrate` has the rules."""
+        """Return the step to a later version, whose section `migrate` has the rules."""
         return cls(old, new, new.migrate, new, "migrate")
 
     @classmethod
@@ -40,17 +41,17 @@ class MigrationStep(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return the name of the version with the rules, for errors."""
+        """Return the name of the version with the rules, for error messages."""
         return f"version {self.rules_spec.version} of {self.new.name}"
 
     @property
     def keys(self) -> Rekeying | None:
-        """Return how the keys change; None if they stay, as in every step in reverse."""
+        """Return how the keys change; None if the keys stay the same, as in every step in reverse."""
         return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
 def read_known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
-    """Return a model's specs by version: from the current file, the files beside it, and manifests.
+    """Return the specs of a model by version: from the current file, from the files beside it, and from manifests.
 
     Raises:
         SpecError: a file is not a valid spec.
@@ -74,12 +75,12 @@ def read_known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
 
 
 def find_path_forward(model: DeployedModel[Tables], source: Manifest, target: int) -> list[MigrationStep]:
-    """Return the migrations from a snapshot to a later version; `model` is the deployed model.
+    """Return the migrations from a snapshot to a later version, in order; `model` is the deployed model.
 
     Raises:
-        UserError: the snapshot already has that version, a version's spec is unknown, or no path leads to it.
+        UserError: the snapshot already has this version, the spec of a version is unknown, or no path leads to it.
     """
-    # The snapshot's manifest defines the meaning of the states; the version's file may have changed since.
+    # The snapshot's manifest defines the meaning of the states, because the version's file may have changed since.
     known = {**read_known_versions(model), source.model_version: source.model_spec(model.spec.folder)}
     steps = find_path_between(known, source.model_version, target)
     if not steps:
@@ -90,7 +91,7 @@ def find_path_forward(model: DeployedModel[Tables], source: Manifest, target: in
 def find_path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[MigrationStep]:
     """Return the migrations from version `first` to the later version `last`, in order.
 
-    Each spec names the version that it migrates from (`migrate.from`, by default the previous version).
+    Each spec names the version from which it migrates (`migrate.from`, by default the previous version).
 
     Raises:
         UserError: a version's spec is unknown, or no path leads to it.
@@ -128,17 +129,17 @@ def _find_previous_version(spec: ModelSpec) -> int | None:
 
 
 SINGULAR = 1e6
-"""Condition number from which a matrix, its rows and columns scaled to 1, counts as singular.
+"""Condition number from which a matrix counts as singular, after its rows and columns were scaled to 1.
 
-It enters a covariance squared, so that at most four digits would remain.
+The condition number enters a covariance squared, so that at most four digits would remain.
 """
 
 
 def find_path_back(model: DeployedModel[Tables], later: Manifest, earlier: Manifest) -> list[MigrationStep]:
     """Return the migrations from a snapshot's version back to the version of an earlier snapshot, in order.
 
-    The snapshots contain the specs of both versions. A spec file with the same meaning takes precedence, because it may
-    have a later `migrate.reverse`.
+    The snapshots contain the specs of both versions. If a spec file has the same meaning, the file takes precedence,
+    because it may have a later `migrate.reverse`.
 
     Raises:
         UserError: a version's spec is unknown, or a step has no inverse; the message gives the reason and the remedy.
@@ -162,10 +163,10 @@ def reverse_path(known: dict[int, ModelSpec], last: int, first: int) -> list[Mig
 
 
 def reverse_rules(step: MigrationStep) -> StateMapSpec:
-    """Return the rules that map states of a step's newer version to its older version.
+    """Return the rules that map states of the newer version in a step to the older version.
 
     Raises:
-        UserError: the step has no inverse, and its spec no `migrate.reverse`.
+        UserError: the step has no inverse, and its spec has no `migrate.reverse`.
     """
     old, new = step.old, step.new
     if old.key != new.key or step.keys is not None:

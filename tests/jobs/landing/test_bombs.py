@@ -50,7 +50,7 @@ READ = """
 import json, re, sys
 from pathlib import Path
 from jobs.core.errors import UserError
-from jobs.landing.reading import reader_of
+from jobs.landing.reading import select_reader
 from jobs.specs.loading import load_spec
 
 spec, path, most, check = load_spec(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) << 20, sys.argv[4] == "check"
@@ -58,7 +58,7 @@ types, rows, said = {"sensor": "string"}, 0, ""
 
 
 def read_rows():
-    reader = reader_of(spec, str(path))
+    reader = select_reader(spec, str(path))
     for part in (one._replace(most=most) for one in reader.pieces()):
         yield from reader.read(part, types) if check else reader.sources(part)
 

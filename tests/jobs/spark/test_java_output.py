@@ -14,13 +14,13 @@ sys.stderr.write("\nof the model's own function\n")
 """
 PROGRAM = """
 import subprocess, sys, threading
-from jobs.spark.session import filtered
+from jobs.spark.session import filter_output
 
-with filtered():
+with filter_output():
     child = subprocess.Popen([sys.executable, sys.argv[1]])
 print("ours", file=sys.stderr, flush=True)
 child.wait()
-with filtered():
+with filter_output():
     pass
 for thread in threading.enumerate():
     if thread.name == "java output":

@@ -38,7 +38,7 @@ def test_a_worker_is_forked_and_knows_the_secret() -> None:
 
 def test_loaded_modules_are_excluded_from_garbage_collection() -> None:
     look = (
-        "import gc, sys; from jobs.spark.worker_daemon import MODULES, warm; warm(); "
+        "import gc, sys; from jobs.spark.worker_daemon import MODULES, load_modules; load_modules(); "
         "print(all(name in sys.modules for name in MODULES), gc.get_freeze_count() > 100_000)"
     )
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

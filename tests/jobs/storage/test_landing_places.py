@@ -33,11 +33,11 @@ import os, signal, sys
 from pathlib import Path
 from jobs import ingest
 from jobs.core.settings import Settings
-from jobs.landing import csv_parquet, file_groups
+from jobs.landing import csv_parquet, file_landing
 from jobs.landing.workers import Workers
 from jobs.storage.table_log import FileTable
 
-file_groups.INLINE_BYTES = file_groups._FILE_BYTES = 0
+file_landing.INLINE_BYTES = file_landing._FILE_BYTES = 0
 csv_parquet.PIECE_BYTES = 4000
 where, warehouse, models, folder, note = sys.argv[1:]
 run, commit = Workers.run, FileTable.commit_for_all

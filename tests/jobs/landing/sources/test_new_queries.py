@@ -19,7 +19,7 @@ CHANGED = "[DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version
 
 def run(monkeypatch: pytest.MonkeyPatch, *ends: tuple[str | None, int], restarts: tuple[str, ...]) -> int:
     """Run a landing whose queries end so: with an error or none, after landing so many micro-batches; count them."""
-    reader: Any = MagicMock(restarts=restarts, explained=str)
+    reader: Any = MagicMock(restarts=restarts, explain_error=str)
     reader.is_empty.return_value = False
     spec = SimpleNamespace(name="walk", source=SimpleNamespace(title="table t"))
     one: Any = SimpleNamespace(spec=spec, reader=reader, batches=0)
