@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jobs.specs.sections import Number, Observation, Process, SpecSection, Unscented
+from jobs.specs.sections import Number, ObservationSection, Process, SpecSection, Unscented
 
 
-class Gate(SpecSection):
+class GateOptions(SpecSection):
     """The gate: rows too far from their prediction are flagged and do not move the state."""
 
     probability: Number | str | None = Field(
@@ -26,14 +26,14 @@ class Gate(SpecSection):
     )
 
 
-class StudentT(SpecSection):
+class StudentTOptions(SpecSection):
     """Measurement noise with the heavy tails of Student's t, one weight for all components of a row."""
 
     degrees: Number = Field(description="degrees of freedom, such as 4; fewer mean heavier tails")
     iterations: int = Field(default=10, ge=1, description="iterations of the variational update")
 
 
-class Huber(SpecSection):
+class HuberOptions(SpecSection):
     """Huber's M-estimate: one weight for each component, 1 up to a threshold."""
 
     threshold: Number = Field(
@@ -45,14 +45,14 @@ class Huber(SpecSection):
     )
 
 
-class Robust(SpecSection):
+class RobustOptions(SpecSection):
     """Robustness against outliers."""
 
-    gate: Gate | None = Field(
+    gate: GateOptions | None = Field(
         default=None, description="flag rows whose NIS exceeds a limit, and leave the state as it is"
     )
-    student_t: StudentT | None = Field(default=None, description="Student-t noise, {degrees: 4}")
-    huber: Huber | None = Field(default=None, description="Huber weights, {threshold: 1.345}")
+    student_t: StudentTOptions | None = Field(default=None, description="Student-t noise, {degrees: 4}")
+    huber: HuberOptions | None = Field(default=None, description="Huber weights, {threshold: 1.345}")
     fading: Annotated[Number, Field(ge=1.0)] | str | None = Field(
         default=None,
         description="alpha of a fading memory, a number or a column: the predicted covariance is alpha^2 F P F' + Q, "
@@ -60,7 +60,7 @@ class Robust(SpecSection):
     )
 
 
-class Adaptive(SpecSection):
+class AdaptiveOptions(SpecSection):
     """Noise covariances that adapt to the innovations, key by key."""
 
     R: Number | None = Field(
@@ -81,8 +81,10 @@ class Mode(SpecSection):
     )
     filter: str | None = Field(default=None, description="kind of filter, linear by default")
     process: Process | None = Field(default=None, description="the process model in this mode")
-    observation: Observation | None = Field(default=None, description="the observation model in this mode")
-    robust: Robust | None = Field(default=None, description="student_t or huber, fading")
+    observation: ObservationSection | None = Field(
+        default=None, description="the observation model in this mode"
+    )
+    robust: RobustOptions | None = Field(default=None, description="student_t or huber, fading")
     unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
 
 

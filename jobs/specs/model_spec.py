@@ -34,7 +34,7 @@ from jobs.specs.filter_options import (
     MIXTURES,
     NEEDS,
     OPTIONS,
-    Adaptive,
+    AdaptiveOptions,
     Imm,
     Lms,
     Mixture,
@@ -42,7 +42,7 @@ from jobs.specs.filter_options import (
     Mode,
     Nlms,
     Rls,
-    Robust,
+    RobustOptions,
 )
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.functions import find_refusal, list_function_fields, list_functions
@@ -57,8 +57,8 @@ from jobs.specs.sections import (
     Learn,
     Names,
     Number,
-    Observation,
-    Outputs,
+    ObservationSection,
+    OutputsSection,
     Process,
     Smoothing,
     SpecSection,
@@ -193,7 +193,7 @@ class ModelSpec(SpecSection):
     process: Process | None = Field(
         default=None, description="the process model, such as {kind: random_walk, variance: 1.0}"
     )
-    observation: Observation | None = Field(
+    observation: ObservationSection | None = Field(
         default=None, description="the observation model, such as {H: [[1.0]], R: [[1.0]]}"
     )
     initial: Initial | None = Field(
@@ -216,10 +216,10 @@ class ModelSpec(SpecSection):
     mixture: Mixture | None = Field(
         default=None, description="components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"
     )
-    robust: Robust | None = Field(
+    robust: RobustOptions | None = Field(
         default=None, description="robustness against outliers: gate, student_t or huber, fading"
     )
-    adaptive: Adaptive | None = Field(
+    adaptive: AdaptiveOptions | None = Field(
         default=None, description="noise covariances that adapt to the innovations: R, Q"
     )
     learn: Learn | None = Field(default=None, description="the parameters that `pretrain` learns; null: none")
@@ -231,7 +231,9 @@ class ModelSpec(SpecSection):
     upgrade: Upgrade = Field(
         default_factory=Upgrade, description="conditions on which this version may become live"
     )
-    outputs: Outputs = Field(default_factory=Outputs, description="the contents of each estimate")
+    outputs: OutputsSection = Field(
+        default_factory=OutputsSection, description="the contents of each estimate"
+    )
     order: Order = Field(
         default_factory=Order,
         description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_word
-from jobs.specs.sections import Number, Outputs, SpecSection, check_duration
+from jobs.specs.sections import Number, OutputsSection, SpecSection, check_duration
 from jobs.specs.source import KafkaSink
 
 
@@ -33,7 +33,7 @@ class Readings(NamedTuple):
     states: Sequence[str]
     measurement: Sequence[str]
     control: Sequence[str]
-    outputs: Outputs
+    outputs: OutputsSection
 
     @property
     def by_name(self) -> Mapping[str, Reading]:

@@ -115,7 +115,7 @@ class Process(SpecSection):
         return replace_textbook_names(process)
 
 
-class Observation(SpecSection):
+class ObservationSection(SpecSection):
     """The observation model: how the measurement depends on the state."""
 
     model_config = ConfigDict(
@@ -300,7 +300,7 @@ class Storage(SpecSection):
     )
 
 
-class Outputs(SpecSection):
+class OutputsSection(SpecSection):
     """The contents of each estimate."""
 
     covariance: Literal["full", "diagonal"] = Field(

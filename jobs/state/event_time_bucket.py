@@ -22,10 +22,10 @@ from jobs.state.encoding.rows import KeyedRows, sort_by_key
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, find_newest_times
 from jobs.state.key_expiry import KeyExpiry
-from jobs.state.key_states import Copies, KeyStates, no_copy
+from jobs.state.key_states import BucketStates, Copies, no_copy
 from jobs.state.plan import Packet, Plan, build_duplicate_packet, build_output_packets
 from jobs.state.reorder_buffer import ReorderBuffer
-from jobs.state.replay_window import ReplayWindow
+from jobs.state.replay import ReplayWindow
 from jobs.state.row_ids import build_row_id_check
 
 
@@ -50,9 +50,9 @@ class EventTimeBucket:
         self.watermark = held.watermark
         self.max_event_time, self.last_arrival = held.max_event_time, held.last_arrival
         self.states = Blocks(stores.blocks, plan.state, plan.blocks)
-        if policy.idle is None:  # no key expires, and `KeyStates` never removes one
+        if policy.idle is None:  # no key expires, and `BucketStates` never removes one
             place = partial(copies, StateVariable.STATES)
-            self.states = KeyStates(stores.blocks, plan.state, plan.blocks, place)
+            self.states = BucketStates(stores.blocks, plan.state, plan.blocks, place)
         self.waiting = ReorderBuffer(stores.parts, policy.row_format, policy.delay, held.parts)
         self.expiry = KeyExpiry(plan, policy, self.states, stores, held.last_seen)
         self.window = ReplayWindow(plan, policy, self.states, stores, copies)

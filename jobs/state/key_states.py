@@ -56,7 +56,7 @@ def no_copy(variable: StateVariable) -> Path | None:
     """Return None for each state variable."""
 
 
-class KeyStates(Blocks):
+class BucketStates(Blocks):
     """The states of a bucket's keys, none of which is ever removed."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Stand-in for Spark's state store (RocksDB with changelogs), and for the values that `KeyStates` puts there.
+"""Stand-in for Spark's state store (RocksDB with changelogs), and for the values that `BucketStates` puts there.
 
 The state of a partition is a map of numbered values. Version N + 1 is that after micro-batch N; version 0 is empty. An
 attempt at a micro-batch loads a version and writes, as the changelog of the next one, what it puts and removes. A

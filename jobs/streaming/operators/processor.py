@@ -17,7 +17,7 @@ from jobs.state.encoding.rows import find_max_event_time, unpack_rows
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step
-from jobs.state.key_states import KeyStates
+from jobs.state.key_states import BucketStates
 from jobs.state.plan import Packet, Plan, build_output_packets
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FilterProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state variable, which has values by number."""
         store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
-        self.states = KeyStates(store, self.plan.state, self.plan.blocks, copy_folder)
+        self.states = BucketStates(store, self.plan.state, self.plan.blocks, copy_folder)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Add the states of the snapshot; each value of `payload` is a packet with state records of this bucket."""

@@ -20,7 +20,7 @@ from jobs.state.encoding import sorted_run
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records, merge_records
 from jobs.state.encoding.routing import compute_blocks, compute_routes
-from jobs.state.key_states import KeyStates
+from jobs.state.key_states import BucketStates
 from jobs.state.local_copy import LocalCopy
 
 SIZE = 5
@@ -94,11 +94,11 @@ def by_key(found: Records) -> dict[tuple, tuple]:
     return {(row[0], row[1]): (*row[2:5], tuple(row[5]), row[6]) for row in rows}
 
 
-def opened(store: Memory, state: StateFormat, blocks: int, folder: Path | None = None) -> KeyStates:
-    return KeyStates(store, state, blocks, lambda: folder)
+def opened(store: Memory, state: StateFormat, blocks: int, folder: Path | None = None) -> BucketStates:
+    return BucketStates(store, state, blocks, lambda: folder)
 
 
-def apply(states: KeyStates, new: Records) -> None:
+def apply(states: BucketStates, new: Records) -> None:
     """Do what a micro-batch does: load, replace or add the records of some keys, save."""
     present, known = states.load(new.arrays["route"])
     kept = by_key(known)
