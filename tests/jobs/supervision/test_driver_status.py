@@ -125,7 +125,7 @@ one = replace(drive(), launch=os.environ[LAUNCH_VARIABLE])
 time.sleep(float(sys.argv[2]))
 log.write(one)
 print("error: it is full", flush=True)
-while sys.argv[3] == "stays" and not log.asked_to_stop(one):
+while sys.argv[3] == "stays" and not log.read_stop_request(one):
     time.sleep(0.05)
 log.write(replace(one, ended_at=datetime.now(UTC), how="stopped"))
 sys.exit(0 if sys.argv[3] == "stays" else int(sys.argv[3]))
