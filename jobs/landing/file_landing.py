@@ -396,7 +396,8 @@ def _land(landing: FileLanding, files: Sequence[FileState], on_read: OnRead) -> 
             try:
                 return landed + _commit(landing, plans, written, tables, counts)
             except Conflict:
-                _check_again(landing, plans)  # if another process has landed a file, the other files start again
+                # If another process has landed a file of the group, the other files start again.
+                _check_again(landing, plans)
                 raise
     except BaseException:
         tables.remove_written()

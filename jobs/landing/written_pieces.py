@@ -62,7 +62,7 @@ class WritingTask(NamedTuple):
     accepted, rejected: targets of the accepted rows and of the rejected rows.
     name: prefix for the names of the written files.
     landed_at: start of the landing in microseconds since 1970. A time counts as in the future relative to it.
-    inputs: input files of the command that the driver has already found.
+    inputs: known inputs of the driver process, with which each worker process checks the files that it opens.
     """
 
     spec: ModelSpec
@@ -356,7 +356,7 @@ def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
         encoded = rows.column(name).combine_chunks().dictionary_encode()
         codes = codes * len(encoded.dictionary) + arrow.to_numpy(encoded.indices)
         if name != keys[-1]:
-            codes = np.unique(codes, return_inverse=True)[1]  # small codes prevent an overflow of the products
+            codes = np.unique(codes, return_inverse=True)[1]  # small codes prevent an overflow
     if not (_is_in_order(times, codes) or _is_in_order(codes, times)):
         order = np.lexsort((times, codes))
         times, codes = times[order], codes[order]

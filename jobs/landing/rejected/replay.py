@@ -71,7 +71,7 @@ class Landing(NamedTuple):
     def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
         """Return the progress in a model's topic; it has no offsets without a topic or before the first landing."""
         if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
-            return cls("", "", None, {})  # the id of each topic is known, and only `ingest` reads these topics
+            return cls("", "", None, {})  # each topic has a known id, and only `ingest` reads it
         table = measurements(spec.name)
         topic = "" if spec.streamed_source is None else spec.streamed_source.topic
         landed = find_landed_position(warehouse, table, topic) if topic else None

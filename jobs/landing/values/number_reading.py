@@ -177,7 +177,7 @@ class NumberReader:
                 pass
             else:
                 known = np.isfinite(arrow.to_numpy(read, 0.0))
-                if known.all():  # for texts that Arrow reads as finite numbers, this reader returns the same numbers
+                if known.all():  # both readers return the same finite numbers
                     return read, known
         fits = pc.match_substring_regex(column, self._usual)
         texts = pc.if_else(fits, column, pa.nulls(len(column), pa.string()))

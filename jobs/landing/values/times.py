@@ -67,7 +67,7 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
         UserError: see `read_times`.
     """
     zone = load_zone(spec.time_zone)
-    form = None if spec.time_parts else spec.time_format  # `combine_times` has already applied the format to parts
+    form = None if spec.time_parts else spec.time_format  # `combine_times` has already applied it
     micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     missing = arrow.to_numpy(column.is_null()).copy()
     if pa.types.is_string(column.type):
@@ -194,7 +194,7 @@ def _convert_counts(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
     numbers = np.where(known, values, 0)
     if values.dtype.kind != "f":
         whole = numbers.astype(np.int64)
-        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # round towards 0, as for texts
+        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as for texts
         return cut * count.micros + count.origin, known
     if count.is_rounded:
         return np.floor(numbers * (count.micros // 1000) + 0.5).astype(np.int64) * 1000 + count.origin, known
