@@ -199,7 +199,7 @@ def _list_values(column: pa.Array) -> list[Any]:
 def _convert_time(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except (ValueError, OverflowError):  # outside of the years 1 to 9999
+    except (ValueError, OverflowError):  # the time is outside the years 1 to 9999
         return f"{value.value} ({value.type})"
 
 

@@ -162,7 +162,7 @@ def list_parts(
 
 
 def _build_records_part(path: Path, start: int, columns: Sequence[str], named: Files) -> FilePart:
-    """Return all records of a CSV file from a byte position on as one part."""
+    """Return one part with all records of a CSV file from a byte position to the end."""
     dialect = read_dialect(path, columns, named)
     header = _read_header(path, dialect)
     names, wide = tuple(header.names), find_wide_columns(named, columns)

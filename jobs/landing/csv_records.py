@@ -102,7 +102,7 @@ PLAIN = Dialect()
 
 
 class Header(NamedTuple):
-    """Column names, and the position in the file's bytes at which the first row begins."""
+    """Column names of a file, and the byte position at which the first row begins."""
 
     names: list[str]
     end: int

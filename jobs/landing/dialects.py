@@ -68,7 +68,7 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Fi
     lines = io.StringIO(text, newline="")
     found: list[FileRecord] = []
     begin = line = 0
-    # Tabs at the end of a line are separators unless the separator is blanks; each such tab begins an empty field.
+    # With other separators a line stays unchanged, because each tab at its end may begin an empty field.
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
@@ -270,7 +270,7 @@ class _Cut(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Return the rows that have the usual number of fields."""
+        """Return the rows below the header that have the usual number of fields."""
         return [one.fields for one in self.records[self.place.first :] if len(one.fields) == self.place.width]
 
 
@@ -499,7 +499,7 @@ def _is_windows(beginning: bytes) -> bool:
 
 
 def _make_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
-    """Return made-up column names for a file without a header; empty for any other file."""
+    """Return made-up column names for a file without a header; return no names for other files."""
     records = _parse_rows_below(beginning, found)
     rows = [one for one in records if not (found.comment and one[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
@@ -523,7 +523,7 @@ def _score_cut(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     if width < 2 or not rows:
         return 0.0, 0
     even = [row for row in rows if len(row) == width]
-    # If all rows end with extra separators, the header is as wide as the fields before them.
+    # If all rows end with extra separators, the number of fields before these separators counts, as in the header.
     named = width if even and not any(any(row[len(rows[0]) :]) for row in even) else len(rows[0])
     if (
         len(even) < 0.5 * len(rows)

@@ -1,4 +1,4 @@
-"""Land a model's files: plan which files and rows may land, and commit them in groups."""
+"""Land the files of a model: find out which files and rows may land, and commit the files in groups."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 added at the end of the file, or land all rows as if the file were a different file with the same name."""
 
 Refuse = Callable[[str, UserError], None]
-"""Called with the path and the error of a file that cannot land."""
+"""Function that is called with the path and the error of a file that cannot land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ GROUP_BYTES = 64 << 20
 INLINE_BYTES = 16 << 20
 """Total bytes up to which a single process writes all rows, into one file of each table."""
 TASK_BYTES = 96 << 20
-"""Approximate input bytes of a task. Each task writes one file of a table."""
+"""Approximate input bytes of a task, which is about the size of the rows in one file of a table as text."""
 _FILE_BYTES = 32 << 10
 """Fixed cost of reading a file, in bytes; it is added to the size of the file."""
 
@@ -459,7 +459,7 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
         done += _FILE_BYTES
         tasks[-1].append(one._replace(pieces=[]))
         for piece in one.pieces:
-            # A piece belongs to the task that contains its middle.
+            # A piece belongs to the task whose share contains the middle of the piece.
             if done + piece.size / 2 > share * len(tasks) and tasks[-1] != [one._replace(pieces=[])]:
                 tasks.append([one._replace(pieces=[])])
             tasks[-1][-1].pieces.append(piece)

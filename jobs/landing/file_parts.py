@@ -71,7 +71,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> Iterator[Step]:
-    """Yield the pieces of a file, each read under `limit_memory`."""
+    """Yield the pieces of a file; each piece is read under `limit_memory`."""
     each = iter(steps)
     while True:
         with limit_memory(path, most):
@@ -247,7 +247,7 @@ def report_unreadable(path: Path) -> Iterator[None]:
             f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        if is_out_of_memory(error):  # `limit_memory` reports it
+        if is_out_of_memory(error):  # `limit_memory` reports this error
             raise
         kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
         raise UserError(
@@ -258,7 +258,7 @@ def report_unreadable(path: Path) -> Iterator[None]:
 
 
 def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
-    """Check that a file has each of the wanted columns once.
+    """Check that a file has each of the wanted columns exactly once.
 
     Raises:
         UserError: a column is missing or appears twice.

@@ -200,7 +200,7 @@ def parse_object(document: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()  # an error for half a surrogate pair
     except (ValueError, RecursionError):
         return {}, NOT_AN_OBJECT
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)

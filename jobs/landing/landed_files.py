@@ -151,7 +151,7 @@ class LandedFiles:
     def describe(self, digests: Sequence[str]) -> str:
         """Return a description of contents in words, with the details that are still in the history of the table."""
         if not self._commits.keys() >= set(digests):
-            self.__dict__.pop("_commits")  # the cache is older than these commits
+            self.__dict__.pop("_commits")  # a commit is newer than the cache
         return " and ".join(_describe_landing(one, self._commits.get(one, {})) for one in digests)
 
     def _numbers(self, table: str) -> dict[str, int]:

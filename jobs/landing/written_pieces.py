@@ -217,7 +217,7 @@ def _write_file(
 
 
 class _Rows:
-    """Writes the checked rows of one file or task, and counts them."""
+    """Writes and counts the checked rows of one file or task."""
 
     def __init__(self, task: WritingTask, tables: tuple[_Table, _Table]) -> None:
         self._task, (self._accepted, self._rejected) = task, tables

@@ -82,7 +82,7 @@ class Landing(NamedTuple):
         )
 
     def message(self, place: Place) -> str:
-        """Return the identity of a message."""
+        """Return a text that identifies a message: topic, topic id, partition and offset."""
         known = "" if self.first is None else place.topic_id or self.first
         return f"{place.topic}/{known}/{place.partition}/{place.offset}"
 

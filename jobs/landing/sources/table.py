@@ -191,7 +191,7 @@ def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
 
 
 def _format_versions(numbers: list[int]) -> str:
-    """Return version numbers in words."""
+    """Return version numbers as words for a message."""
     if len(numbers) == 1:
         return f"version {numbers[0]}"
     if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:

@@ -136,7 +136,7 @@ class NumberReader:
     """Reader of numbers in the notation that a spec sets."""
 
     def __init__(self, files: Files, unit: str | None = None) -> None:
-        """Prepare to read numbers that may have the unit `unit` before or after them."""
+        """Prepare to read numbers; `unit` may precede or follow a number, and None means that there is no unit."""
         self.unit = None if unit is None else _unify_mu(unit)
         self.negative = files.negative
         self.decimal = files.decimal
@@ -208,7 +208,7 @@ def _unify_mu(text: str) -> str:
 
 
 def parse_token(text: str) -> Token | None:
-    """Return the parts of a written number; None if a text is not a number."""
+    """Return the parts of a number in a text; None if the text is not a number."""
     found = _TOKEN.fullmatch(text.strip(BLANKS).replace(_MINUS, "-"))
     if found is None:
         return None
