@@ -51,8 +51,11 @@ from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
 
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
-"""Actions for a file that has already landed with another content: refuse the file, land only the rows that were
-added at the end of the file, or land all rows as if the file were a different file with the same name."""
+"""Actions for a file that has already landed with another content.
+
+They are, in order: refuse the file, land only the rows that were added at the end of the file, or land all rows as if
+the file were a different file with the same name.
+"""
 
 Refuse = Callable[[str, UserError], None]
 """Function that is called with the path and the error of a file that cannot land."""

@@ -140,7 +140,7 @@ def open_bytes(path: Path, most: int = MOST) -> BufferedIOBase:
     if not path.name.lower().endswith(".gz"):
         return stream
     found = _BoundedGzip(fileobj=stream)
-    found.myfileobj = stream  # type: ignore[assignment] # closed with it
+    found.myfileobj = stream  # type: ignore[assignment] # closed with the gzip file
     found.path, found.most = path, most
     return found
 

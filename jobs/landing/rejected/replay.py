@@ -69,7 +69,7 @@ class Landing(NamedTuple):
 
     @classmethod
     def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
-        """Return the progress in a model's topic; it has no offsets without a topic or before the first landing."""
+        """Return the progress in a model's topic; `offsets` is empty without a topic or before the first landing."""
         if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
             return cls("", "", None, {})  # each topic has a known id, and only `ingest` reads it
         table = measurements(spec.name)
