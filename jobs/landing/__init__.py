@@ -1,1 +1,1 @@
-"""From files, topics and tables to the measurements table or quarantine, and back out of it."""
+"""Land rows of files, topics and tables in the measurements table or the quarantine, and replay quarantined rows."""

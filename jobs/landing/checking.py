@@ -34,12 +34,14 @@ Ints = NDArray[np.int64]
 class ParsedRows(NamedTuple):
     """Rows as numbers, in input order.
 
-    key    (N,) codes from 0 below `keys`
+    key    (N,) code of the key of each row, from 0 to `keys` - 1
+    keys   number of keys
     time   (N,) microseconds since 1970-01-01 UTC
-    y, u   (m, N) measurements, NaN = missing; (c, N) controls
-    reason (N,) why a row is rejected, None where it is accepted; the numbers of a rejected row are undefined
-    ids    (N,) codes of the ids that identify duplicates, -1 where missing or where the spec has no id
-    clocks counts of local times at clock changes
+    y      (m, N) measurements, NaN where missing
+    u      (c, N) controls
+    reason (N,) reason why each row is rejected, None for accepted rows; other values of a rejected row are undefined
+    ids    (N,) code of the id that identifies duplicates, -1 if the id is missing or the spec has no id
+    clocks numbers of local times at clock changes
     """
 
     key: Ints
@@ -53,15 +55,15 @@ class ParsedRows(NamedTuple):
 
     @property
     def accepted(self) -> NDArray[np.bool_]:
-        """Return which rows (N,) are accepted."""
+        """Return a mask (N,) of the accepted rows."""
         return self.reason == None  # noqa: E711 - elementwise
 
 
 def parse(spec: ModelSpec, source: RawRows, file: str) -> ParsedRows:
-    """Parse the columns; a rejected row keeps its first reason.
+    """Parse the columns of rows; a row with several errors is rejected with the first reason.
 
     Raises:
-        UserError: a column's type cannot hold the values that the spec expects.
+        UserError: the type of a column is not suitable for the values that the spec expects.
     """
     reason = source.reasons()
     key, keys = assign_key_codes(spec, source, file, reason)
@@ -83,7 +85,10 @@ def parse(spec: ModelSpec, source: RawRows, file: str) -> ParsedRows:
 
 
 def _parse_times(spec: ModelSpec, source: RawRows, key: Ints, file: str) -> Times:
-    """Return the times of a part of a file; read earlier parts as far as a repeated hour needs them."""
+    """Return the times of a part of a file.
+
+    If the part begins within a repeated hour of the local clock, earlier parts are read until the pass is known.
+    """
     found = find_times(spec, source.columns[spec.time], key, file)
     earlier = iter(()) if source.before is None or not found.clocks.is_cut else source.before()
     both, rows, met = source, source.rows, found.clocks.repeated
@@ -99,14 +104,14 @@ def _parse_times(spec: ModelSpec, source: RawRows, key: Ints, file: str) -> Time
 
 
 ROWS_A_FILE = 2_000_000
-"""Rows per data file of a commit to the measurements."""
+"""Approximate number of rows of each data file in a commit to the measurements table."""
 
 
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
-    """Refuse a file with a column of a type that cannot hold the spec's values.
+    """Raise an error if a column of a file has a type that is not suitable for the spec.
 
     Raises:
-        UserError: a column has such a type; the message names it and the remedy.
+        UserError: a type is not suitable; the message names the column and the remedy.
     """
     names = spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
     empty = {name: pa.nulls(0, schema.field(name).type) for name in names}
@@ -114,9 +119,15 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
 
 
 def check_rows(spec: ModelSpec, source: RawRows, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns.
+    """Return checked rows with `_reason`, `_payload` (the raw row as JSON) and the spec's columns.
 
-    source: the rows with the file's column names.
+    `_reason` and `_payload` are null in accepted rows.
+
+    Args:
+        spec: spec of the model.
+        source: rows with the column names of the file.
+        key_types: types of the key and id columns.
+        file: name of the file, used in errors.
     """
     written, source = source, take_columns(spec, source)
     rows = parse(spec, source, file)
@@ -147,15 +158,15 @@ def check_rows(spec: ModelSpec, source: RawRows, key_types: KeyTypes, file: str)
 
 
 def build_columns_ddl(spec: ModelSpec, key_types: KeyTypes) -> str:
-    """Return the spec's columns as DDL, with the types of checked rows."""
+    """Return the DDL of the spec's columns, with the types that checked rows have."""
     types = {name: "double" for name in spec.columns} | key_types | {spec.time: "timestamp"}
     return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
 
 def build_payloads(source: RawRows, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the quarantine payloads of the wanted rows; null for other rows.
+    """Return the quarantine payloads of the wanted rows; null for all other rows.
 
-    A payload is the row as written, or a JSON object without null members.
+    A payload is the original text of the row, or a JSON object of the row's columns without null members.
     """
     places = np.flatnonzero(wanted)
     if not len(places):
@@ -176,7 +187,7 @@ def build_payloads(source: RawRows, wanted: NDArray[np.bool_]) -> pa.Array:
 
 
 def _list_values(column: pa.Array) -> list[Any]:
-    """Return values for a payload; for a time outside Python's range, the stored number and its type."""
+    """Return the values of a column for payloads; a time outside Python's range becomes its stored number and type."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError):
@@ -188,10 +199,10 @@ def _list_values(column: pa.Array) -> list[Any]:
 def _convert_time(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except (ValueError, OverflowError):  # outside of the years 1 to 9999
+    except (ValueError, OverflowError):  # the time is outside the years 1 to 9999
         return f"{value.value} ({value.type})"
 
 
 def _clear_missing(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
-    """Return a column with null at the missing values."""
+    """Return a column with null in place of the values that mean a missing value."""
     return column.take(arrow.build_integers(np.arange(len(column)), ~missing)) if missing.any() else column

@@ -1,4 +1,4 @@
-"""Read the columns of a CSV, Parquet or ORC file unchecked."""
+"""Read the columns of CSV, Parquet and ORC files without checking the values."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def recode_stream(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.B
     """Return a forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
 
     Args:
-        stream: bytes at their beginning.
+        stream: stream at the beginning of the file.
         encoding: encoding of the text.
-        by_cr: lines end with a carriage return alone.
+        by_cr: whether lines end with a carriage return alone.
     """
     return io.BufferedReader(_RecodedText(stream, encoding, by_cr), _BLOCK)
 
@@ -65,10 +65,10 @@ class _RecodedText(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer with the next bytes and return their number; 0 at the end.
+        """Fill a buffer with the next bytes, and return their number; 0 at the end of the stream.
 
         Raises:
-            UnicodeDecodeError: the text is not in the encoding.
+            UnicodeDecodeError: the bytes are not valid in the encoding.
         """
         block = b"."
         while block and not self._rest:
@@ -86,12 +86,12 @@ class _RecodedText(io.RawIOBase):
 FORMATS = (*CSV_FORMATS, *STORED_FORMATS)
 
 _FOUND: dict[tuple[object, ...], Dialect] = {}
-"""Cache of the dialects of files."""
+"""Cache of the dialects of files, by file, columns and settings."""
 _MOST_FOUND = 1 << 15
 
 
 def check_format(path: Path) -> str:
-    """Return the file's ending.
+    """Return the ending of a file.
 
     Raises:
         UserError: the ending is not in `FORMATS`.
@@ -106,10 +106,11 @@ def check_format(path: Path) -> str:
 
 
 def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> RawRows:
-    """Read the named columns, or all; CSV fields stay text, an empty field is null.
+    """Read the named columns of a file, or all columns; a CSV field stays text, and an empty field becomes null.
 
-    For a CSV file, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows
-    that are not UTF-8. Each column exists only if there are such rows.
+    For a CSV file, the column `_corrupt` contains the text of rows with a wrong number of fields, and the column
+    `_bytes` contains the bytes of rows that are not UTF-8. Each of these two columns exists only if the file has such
+    rows.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
@@ -130,11 +131,11 @@ def list_parts(
     """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
 
     Args:
-        path: the file.
-        start: byte position of the first record to read of a CSV file; its header is always skipped.
-        stop: byte position of the first record not to read of a CSV file.
-        columns: columns of the rows, to find a CSV file's dialect.
-        named: the spec's settings for files.
+        path: path of the file or folder.
+        start: for a CSV file, byte position of the first record to read; the header is always skipped.
+        stop: for a CSV file, byte position after the last record to read. None means the end of the file.
+        columns: column names of the rows, used to find the dialect of a CSV file.
+        named: settings of the spec for files.
 
     Raises:
         UserError: the file cannot be read, or has another format than its ending indicates.
@@ -161,7 +162,7 @@ def list_parts(
 
 
 def _build_records_part(path: Path, start: int, columns: Sequence[str], named: Files) -> FilePart:
-    """Return all records of a CSV file from a byte position on as one part."""
+    """Return one part with all records of a CSV file from a byte position to the end."""
     dialect = read_dialect(path, columns, named)
     header = _read_header(path, dialect)
     names, wide = tuple(header.names), find_wide_columns(named, columns)
@@ -169,14 +170,18 @@ def _build_records_part(path: Path, start: int, columns: Sequence[str], named: F
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:
-    """Tell if a CSV file can be read from its middle: it must be uncompressed UTF-8."""
+    """Return whether a CSV file can be read from its middle: the file must be uncompressed UTF-8."""
     return not path.name.lower().endswith(".gz") and not dialect.is_recoded
 
 
 def is_record_start(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
-    """Tell if a record of a CSV file begins at a byte position, or would begin there if the file continued.
+    """Return whether a record of a CSV file begins at a byte position, or the file ends there after a whole record.
 
-    columns, named: as in `parts`.
+    Args:
+        path: path of the file.
+        place: byte position.
+        columns: column names of the rows, used to find the dialect.
+        named: settings of the spec for files.
 
     Raises:
         UserError: the file cannot be read.
@@ -195,10 +200,10 @@ def is_record_start(path: Path, place: int, columns: Sequence[str] = (), named: 
 
 
 def read_part(part: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
-    """Yield the rows of a part of a file in batches, with the columns of `read`.
+    """Yield the rows of a part of a file in batches; the columns are the same as for `read`.
 
     Raises:
-        UserError: the file cannot be read, lacks a column, or takes more memory than the part allows.
+        UserError: the file cannot be read, lacks a column, or needs more memory than the part allows.
     """
     sources = _read_part(part, columns if part.wide is None else None)
     for source in limit_sources(sources, part.path, part.most):
@@ -222,9 +227,12 @@ def _read_part(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRow
 
 
 def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
-    """Return the schema of a file, after checking that the named columns exist.
+    """Check that a file has the named columns, and return the schema of the file.
 
-    named: the spec's settings for files: dialect and wide files.
+    Args:
+        path: path of the file.
+        columns: names of the columns that the file must have.
+        named: settings of the spec for files, including its dialect and wide files.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
@@ -247,7 +255,7 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
 
 
 def read_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
-    """Return the dialect of a CSV file: settings of the spec, and for the others the file's beginning."""
+    """Return the dialect of a CSV file; features that the spec does not set are found in the file's beginning."""
     there = path.stat()
     known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
     if known not in _FOUND:
@@ -259,7 +267,7 @@ def read_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dial
 
 
 def read_settings(path: Path) -> Files:
-    """Return the settings that a spec needs for a CSV file's dialect; no settings for any other file.
+    """Return the settings that a spec needs for the dialect of a CSV file; no settings for other files.
 
     Raises:
         UserError: the file cannot be read.
@@ -271,10 +279,10 @@ def read_settings(path: Path) -> Files:
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
-    """Check if the dialect is the reason why a CSV file's header lacks columns.
+    """Raise an error if a CSV file's header lacks columns because of the file's dialect.
 
     Raises:
-        UserError: it is; the message names the remedy.
+        UserError: the dialect is the cause. The message names the remedy.
     """
     have = set(names)
     missing = [name for name in columns if name not in have]
@@ -296,7 +304,7 @@ def _is_one_csv(path: Path) -> bool:
 
 @contextmanager
 def _report_unreadable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read, or is not CSV, into a UserError."""
+    """Raise a UserError in place of an error for a file that cannot be read or is not CSV."""
     try:
         with report_unreadable(path):
             yield
@@ -319,7 +327,7 @@ def _report_unreadable(path: Path) -> Iterator[None]:
 def _open_bytes(
     path: Path, dialect: Dialect = PLAIN, most: int = MOST, start: int = 0
 ) -> Iterator[io.BufferedIOBase]:
-    """Open a file at a position in its text, uncompressed, as UTF-8 with line feeds."""
+    """Open a file at a position in its text, and yield a stream of uncompressed UTF-8 bytes with line feeds."""
     with open_bytes(path, most) as plain:
         if not dialect.is_recoded:
             plain.seek(start)

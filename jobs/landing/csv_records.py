@@ -1,8 +1,9 @@
 """Cut the bytes of a CSV file into pieces of whole records, and parse the records of a piece.
 
-A piece is parsed independently, in any process, so that a file gives the same rows however it is cut. The rules are
-those of Python's `csv`. Arrow's reader is many times faster. It parses the pieces on which both readers must agree:
-quotes only around whole fields, the same number of fields in every record, valid UTF-8.
+Each piece is parsed independently, in any process, so that the rows of a file do not depend on the cuts. The rules are
+the rules of Python's `csv`. Arrow's reader is many times faster, and parses each piece for which both readers must give
+the same result: quotes are only around whole fields, every record has the same number of fields, and the bytes are
+valid UTF-8.
 """
 
 from __future__ import annotations
@@ -22,24 +23,30 @@ from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, R
 from jobs.state.encoding import arrow
 
 PIECE_BYTES = 8 << 20
-"""Approximate size of a piece in bytes: a piece is a Spark task, so it is small enough to keep all cores busy."""
+"""Approximate size of a piece in bytes. A piece becomes a Spark task; small pieces keep all cores busy."""
 HEADER_BYTES = 1 << 16
-"""Bytes that are read at once if only the header is needed."""
+"""Number of bytes of each read if only the header is needed."""
 
 BOM = b"\xef\xbb\xbf"
 _LONG = 4
-"""Maximum bytes of a character."""
+"""Maximum number of bytes of a character."""
 LONGEST = 16 << 20
-"""Maximum characters of a field; a longer field follows an unclosed quote."""
+"""Maximum number of characters of a field. A longer field is probably due to an unclosed quote."""
 UNCLOSED = 1 << 17
-"""Characters of a last field with an unclosed quote from which it has swallowed rows: the file is refused."""
+"""Maximum number of characters of a last field with an unclosed quote.
+
+A longer last field probably contains several rows, so the file is refused.
+"""
 LONGEST_RECORD = 64 << 20
-"""Maximum bytes of a record. A longer record is an error: each further block is searched with all blocks before."""
+"""Maximum number of bytes of a record.
+
+A longer record is an error, because the search for its end starts again at its beginning after each block.
+"""
 csv.field_size_limit(LONGEST)
 
 
 class Unreadable(csv.Error):
-    """The content is not a table of records; the message names the cause and the remedy."""
+    """Error for content that is not a table of records; the message names the cause and the remedy."""
 
 
 COMMA, BLANK = ",", " "
@@ -47,31 +54,31 @@ _NEWLINE = ord("\n")
 _RUN = re.compile(rb"[ \t]+")
 _AROUND = re.compile(rb"^ +| +(?=\r?$)", re.MULTILINE)
 _ANNOTATIONS = ("#group", "#datatype", "#default", "#constant")
-"""Annotations that InfluxDB writes above each table of a file."""
+"""First fields of the annotation lines that InfluxDB writes above each table of a file."""
 _WHOLE = re.compile(r" *[+-]?[0-9]+")
 _FRACTION = re.compile(r"[0-9]+(?:[eE][+-]?[0-9]+)? *")
 _INVALID = re.compile("[\udc80-\udcff]")
-"""Characters that Python's `surrogateescape` makes of bytes that are not UTF-8; valid UTF-8 never gives them."""
+"""Characters that Python's `surrogateescape` substitutes for bytes that are not UTF-8; valid UTF-8 never has them."""
 
 
 def is_cut_number(whole: str, fraction: str) -> bool:
-    """Tell if two fields may be one number with a decimal comma."""
+    """Return whether two adjacent fields may be one number with a decimal comma."""
     return _WHOLE.fullmatch(whole) is not None and _FRACTION.fullmatch(fraction) is not None
 
 
 class Dialect(NamedTuple):
-    """How a CSV file is written.
+    """Format of a CSV file.
 
-    separator  separator of the fields; a blank stands for one or more blanks
+    separator  separator of the fields; a blank means one or more blanks or tabs
     names      names of the columns of a file without a header
     skip       number of lines above the header that are skipped
-    below      number of unit rows below the header that are skipped
+    below      number of rows of units below the header that are skipped
     comment    beginning of a comment line; "" if there are no comments
     quote      quote around a field that contains a separator
     encoding   Python's name of the encoding
-    by_cr      lines end with a carriage return alone
-    extra      number of empty fields at the end of a row without a name in the header
-    first      name of the first column, if the header lacks it
+    by_cr      whether lines end with a carriage return alone
+    extra      number of empty fields at the end of a row that have no name in the header
+    first      name of the first column if the header has no name for this column
     """
 
     separator: str = COMMA
@@ -87,7 +94,7 @@ class Dialect(NamedTuple):
 
     @property
     def is_recoded(self) -> bool:
-        """Tell if positions in the text differ from positions in the file's bytes."""
+        """Return whether the file is recoded to UTF-8, so that positions in the text differ from those in the file."""
         return self.encoding != "utf-8"
 
 
@@ -95,18 +102,18 @@ PLAIN = Dialect()
 
 
 class Header(NamedTuple):
-    """Column names, and the position in the file's bytes at which the first row begins."""
+    """Column names of a file, and the byte position at which the first row begins."""
 
     names: list[str]
     end: int
 
 
 def read_header(stream: io.BufferedIOBase, dialect: Dialect = PLAIN) -> Header | None:
-    """Return the header of a CSV file: its first record that is not a blank line; None without such a record.
+    """Return the header of a CSV file, which is the first record after blank lines; None without any record.
 
     Args:
-        stream: bytes at their beginning.
-        dialect: dialect of the file; if it has names, the first record is a row.
+        stream: stream at the beginning of the file.
+        dialect: dialect of the file; if the dialect has names, the first record is a row.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
@@ -162,16 +169,16 @@ def _parse_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
 def cut_pieces(
     stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", dialect: Dialect = PLAIN
 ) -> Iterator[bytes]:
-    """Cut the rest of a stream into pieces of whole records of about `size` bytes; a record begins the rest.
+    """Yield the remaining bytes of a stream in pieces of whole records.
 
     Args:
-        stream: stream of bytes.
-        size: size of a piece in bytes.
-        rest: bytes that precede the stream.
+        stream: stream of bytes at the beginning of a record.
+        size: approximate size of a piece in bytes.
+        rest: bytes that precede the stream; if there are any, they begin with a record.
         dialect: dialect of the file.
 
     Raises:
-        csv.Error: a field is longer than Python's limit, as after an unclosed quote, or a record is too long.
+        csv.Error: a record is too long, or a field is longer than Python's limit, such as after an unclosed quote.
     """
     while block := stream.read(size):
         rest += block
@@ -189,15 +196,15 @@ def cut_pieces(
 
 
 def ends_record(data: bytes, dialect: Dialect = PLAIN) -> bool:
-    """Tell if bytes that begin with a record also end with a whole record."""
+    """Return whether bytes that begin with a record also end with a whole record."""
     return _find_last_end(data, dialect) == len(data)
 
 
 def _find_last_end(data: bytes, dialect: Dialect) -> int:
-    """Return the end of the last record that ends within `data`, 0 without such a record."""
+    """Return the end of the last record that ends within `data`; 0 if no record ends within `data`."""
     quotes = _find_quotes(data, dialect)
     if quotes is None or len(quotes) % 2 and len(data) - quotes[-1] > _LONG * csv.field_size_limit():
-        return _find_any_last_end(data, dialect)  # raises an error for an unclosed quote
+        return _find_any_last_end(data, dialect)  # this function raises an error if a quote is not closed
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -206,10 +213,10 @@ def _find_last_end(data: bytes, dialect: Dialect) -> int:
 
 
 def _find_quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
-    """Return the positions of the quotes if they open and close in turn; None if they do not.
+    """Return the positions of the quotes if opening and closing quotes alternate; None if they do not.
 
-    An opening quote begins a field, a closing quote ends it. A doubled quote stands for a quote within a field; by this
-    rule it closes and opens.
+    An opening quote is at the beginning of a field, and a closing quote is at its end. A doubled quote, which means a
+    quote within a field, counts as a closing quote and an opening quote.
     """
     mark = dialect.quote.encode()
     if mark not in data:
@@ -229,8 +236,8 @@ def _find_quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
 
 
 def _find_any_last_end(data: bytes, dialect: Dialect) -> int:
-    """Return the result of `_find_last_end` for bytes with quotes in any place."""
-    # The mark becomes a separate record, unless the last line break is within quotes.
+    """Return the result of `_find_last_end` for bytes with quotes in arbitrary positions."""
+    # The added letter becomes a separate record, unless the last line break is within quotes.
     text = _decode_text(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
@@ -242,13 +249,14 @@ def _find_any_last_end(data: bytes, dialect: Dialect) -> int:
 def parse_records(
     data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, dialect: Dialect = PLAIN
 ) -> RawRows:
-    """Parse the records of a piece into the wanted columns, or all columns; an empty field is null.
+    """Return the rows of a piece with the wanted columns, or with all columns; an empty field becomes null.
 
-    The column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows that are not
-    UTF-8. Each column exists only if there are such rows. Comments and repeated headers between the rows are left out.
+    The column `_corrupt` contains the text of rows with a wrong number of fields, and the column `_bytes` contains the
+    bytes of rows that are not UTF-8. Each of these two columns exists only if the piece has such rows. Comments and
+    repeated headers between the rows are skipped.
 
     Raises:
-        csv.Error: a field is longer than `LONGEST`, a long field has an unclosed quote, or another table begins.
+        csv.Error: a field is longer than `LONGEST`, a long field has an unclosed quote, or a second table begins.
     """
     chosen = list(names if wanted is None else wanted)
     places = {name: place for place, name in enumerate(names)}
@@ -262,7 +270,7 @@ def parse_records(
 
 
 def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool:
-    """Tell if rows of a piece may be comments or repeated headers, or have a field without a column name."""
+    """Return whether a row of a piece may be a comment or a repeated header, or has a field without a column name."""
     pc = arrow.load_compute()
     if any(column.null_count < len(column) for column in table.columns[len(names) :]):
         return True
@@ -272,12 +280,12 @@ def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool
     if dialect.names or len(names) < 2:
         return False
     place = next((place for place, name in enumerate(names) if name), 0)
-    # Comparing with a Python value would import pandas.
+    # Arrow would import pandas to compare with a Python value.
     return bool(pc.any(pc.is_in(table.column(place), value_set=arrow.build_texts([names[place]]))).as_py())
 
 
 def _parse_by_python(data: bytes, names: Sequence[str], chosen: list[str], dialect: Dialect) -> RawRows:
-    """Parse the records of a piece as Python's `csv` does."""
+    """Parse the records of a piece with Python's `csv`."""
     text = _decode_text(data)
     rows = [row for row in _parse_rows(io.StringIO(text, newline=""), dialect) if row]
     if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", dialect):
@@ -305,10 +313,10 @@ def _parse_by_python(data: bytes, names: Sequence[str], chosen: list[str], diale
 
 
 def _drop_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect) -> list[list[str]]:
-    """Return rows without comments and without headers between them.
+    """Return rows without the comments and repeated headers between the rows.
 
     Raises:
-        Unreadable: a header with other columns stands between the rows.
+        Unreadable: a header with other columns is between the rows.
     """
     mark = dialect.comment
     if dialect.names or len(names) < 2:
@@ -338,7 +346,7 @@ def _drop_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect)
 def _collect_originals(
     rows: Sequence[Sequence[str]], misshapen: set[int], invalid: set[int], width: int, dialect: Dialect
 ) -> dict[str, pa.Array]:
-    """Return the columns that keep misshapen rows and rows that are not UTF-8 unchanged; empty without such rows."""
+    """Return columns with the unchanged content of misshapen rows and of rows that are not UTF-8; empty if none."""
     kept: dict[str, pa.Array] = {}
     places = range(len(rows))
     if misshapen:
@@ -357,7 +365,7 @@ def _collect_originals(
 
 
 def _parse_by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
-    """Parse records that Arrow and Python read alike; None for any other records."""
+    """Parse records by Arrow; return None if Arrow and Python may give different results."""
     quotes = _find_quotes(data, dialect)
     if quotes is None or len(quotes) % 2 or data.count(b"\r") != data.count(b"\r\n") or data.startswith(BOM):
         return None
@@ -396,7 +404,7 @@ def _encode_text(text: str) -> bytes:
 
 
 def _escape_invalid(text: str) -> str:
-    """Return a text that shows invalid bytes as `\\xff` and the like."""
+    """Return a text in which escapes such as `\\xff` replace invalid bytes."""
     return _encode_text(text).decode("utf-8", "backslashreplace")
 
 
@@ -408,7 +416,7 @@ def _format_line(fields: Sequence[str], dialect: Dialect) -> str:
 
 
 def _reduce_blanks(data: bytes, dialect: Dialect) -> bytes:
-    """Reduce each run of blanks outside of quotes to one blank, and remove blanks at both ends of a line."""
+    """Replace each run of blanks outside quotes by one blank, and remove the blanks at both ends of each line."""
     mark = dialect.quote.encode()
     if mark not in data:
         return _AROUND.sub(b"", _RUN.sub(b" ", data))

@@ -1,4 +1,4 @@
-"""Find the dialect of a CSV file: encoding, separator, quotes, header, and the lines around the header."""
+"""Find the dialect of a CSV file: its encoding, separator, quotes and header, and the lines around the header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect, is_cut_number
 from jobs.specs.files import BLANKS, SEPARATORS, Files
 
 MOST_RECORDS = 200
-"""Records at a file's beginning that are searched for the header."""
+"""Number of records at the beginning of a file that are searched for the header."""
 NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
 _TIME_NAME = re.compile(
     r"time|date|zeit|datum|fecha|heure|stamp|jahr|year|month|^(at|ts|t|when|day|hour|_time|epoch|utc)$",
@@ -35,11 +35,11 @@ _UNITS = frozenset(
 
 
 _ABSENT = frozenset(("", "na", "n/a", "none", "-", "--"))
-"""Texts that mean no unit, or no value."""
+"""Texts that mean that a unit or a value is missing."""
 
 
 class FileRecord(NamedTuple):
-    """A record of a file: its first line (from 0) and its fields."""
+    """A record of a file: the number of its first line, from 0, and its fields."""
 
     line: int
     fields: list[str]
@@ -48,10 +48,10 @@ class FileRecord(NamedTuple):
 class HeaderPlace(NamedTuple):
     """Position of a file's header.
 
-    record  index of the header among the records; -1: there is no header
+    record  index of the header among the records; -1 means that the file has no header
     first   index of the first row with numbers or times
-    width   number of fields of the rows
-    below   number of unit rows below the header
+    width   number of fields in a row
+    below   number of rows of units below the header
     """
 
     record: int
@@ -61,11 +61,14 @@ class HeaderPlace(NamedTuple):
 
 
 def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[FileRecord]:
-    """Return the records of a text; if it is cut off and has several, without the last record."""
+    """Return the records of a text.
+
+    If the text is cut off (`is_cut`) and has several records, the last record is incomplete and is not returned.
+    """
     lines = io.StringIO(text, newline="")
     found: list[FileRecord] = []
     begin = line = 0
-    # Tabs at the end of a line are separators here, not blanks: each begins an empty field.
+    # With other separators a line stays unchanged, because each tab at its end may begin an empty field.
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
@@ -94,10 +97,10 @@ def record_with(records: Sequence[FileRecord], columns: Sequence[str], comment: 
 
 
 def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlace:
-    """Return the likely position of the header: the record of texts above rows with numbers or times.
+    """Return the likely position of the header, which is a record of texts above rows with numbers or times.
 
-    If several records of texts stand above the rows, the lower ones are units if they look like units; else the upper
-    ones are titles.
+    If several records of texts are above the rows, the record that looks most like a header is chosen. Records below
+    the header that look like units are counted as rows of units.
     """
     if not records:
         return HeaderPlace(0, 1, 0)
@@ -109,7 +112,8 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
         [row for row in rows[-max(len(rows) * 2 // 5, 1) :] if len(row) == width], width
     )
     are_rows = [_is_row(records[place].fields, columns, width) for place in plain]
-    # A number among titles, such as a device number, is not followed by a row.
+    # A record is the first row only if a row follows it, because titles may also contain numbers, such as a device
+    # number.
     first = next(
         (place for i, place in enumerate(plain) if are_rows[i] and all(are_rows[i + 1 : i + 2])),
         None,
@@ -132,7 +136,7 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
 
 
 def _has_time_names(fields: Sequence[str]) -> bool:
-    """Tell if a record has a text and then distinct years or dates, which are column names."""
+    """Return whether a record has a text and at least three distinct years or dates, which are then column names."""
     times = [text for text in fields if _YEAR_OR_DATE.fullmatch(text)]
     texts = [text for text in fields if text and NUMBER_OR_TIME.fullmatch(text) is None]
     return len(texts) > 0 and len(times) >= 3 and len(set(times)) == len(times)
@@ -143,7 +147,7 @@ def _find_texts_above(
 ) -> list[int]:
     """Return the indices of records above the first row that may be a header or units.
 
-    A comment counts only if it stands directly above the first row and no other record qualifies.
+    A comment directly above the first row is returned alone. Other comments are not returned.
     """
     found: list[int] = []
     for place in range(first - 1, -1, -1):
@@ -158,7 +162,7 @@ def _find_texts_above(
 
 
 def count_units_below(records: Sequence[FileRecord], header: int) -> int:
-    """Return how many rows of units stand below a header."""
+    """Return the number of rows of units directly below a header."""
     rows = [one.fields for one in records[header + 1 :]]
     count = 0
     while count < len(rows) - 1 and is_units_row(rows[count]) and not _may_name_series(rows[count:]):
@@ -167,9 +171,10 @@ def count_units_below(records: Sequence[FileRecord], header: int) -> int:
 
 
 def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if a text of the first row may name a series: its column repeats it, or it is the only unit, a letter.
+    """Return whether the first row, although it looks like units, may contain the name of a series.
 
-    A row of two columns has one unit at most.
+    A text is the name of a series if it occurs again in its column. A row of more than two columns may also contain a
+    name if it has at most one unit and this unit is a single letter.
     """
     units = [text.strip() for text in rows[0] if _is_unit(text) and text.strip().casefold() not in _ABSENT]
     if len(rows[0]) > 2 and all(len(text) == 1 and text.isalpha() for text in units) and len(units) < 2:
@@ -181,7 +186,7 @@ def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def is_units_row(fields: Sequence[str]) -> bool:
-    """Tell if most fields of a row are units, kinds or date formats, and no field is a number."""
+    """Return whether most fields of a row are units, types or date formats, and no field is a number or a time."""
     filled = [text.strip() for text in fields if text.strip()]
     if not filled or any(NUMBER_OR_TIME.fullmatch(text) for text in filled):
         return False
@@ -189,10 +194,11 @@ def is_units_row(fields: Sequence[str]) -> bool:
 
 
 def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if the first record is a row, not a header.
+    """Return whether the first record is a row and not a header.
 
-    It is a row if it has a number or a time wherever the second record has one (at least once). Each of its texts must
-    also occur again in its column: a column name does not.
+    The first record is a row if it has a number or a time in every column in which the second record has a number or a
+    time, and in at least one column. Each text of the first record must also occur again in the same column, because a
+    column name usually does not occur again.
     """
     if len(rows) < 2 or len(rows[0]) != len(rows[1]):
         return False
@@ -205,7 +211,7 @@ def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _find_value_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indices of fields that hold numbers or times in most rows."""
+    """Return the indices of the columns that contain numbers or times in most rows."""
     found = []
     for place in range(width):
         cells = [row[place] for row in rows if row[place].strip()]
@@ -216,7 +222,7 @@ def _find_value_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _is_row(fields: Sequence[str], columns: Sequence[int], width: int) -> bool:
-    """Tell if a record has numbers or times in at least half of the columns that hold them."""
+    """Return whether a record has numbers or times in at least half of its filled fields in these columns."""
     if len(fields) != width:
         return False
     cells = [fields[place] for place in columns if fields[place].strip()]
@@ -225,7 +231,7 @@ def _is_row(fields: Sequence[str], columns: Sequence[int], width: int) -> bool:
 
 
 def _score_likeness(fields: Sequence[str]) -> int:
-    """Return a score of how much a record of texts looks like a header."""
+    """Return a score that is higher the more a record of texts looks like a header."""
     filled = [text.strip() for text in fields if text.strip()]
     unlike = is_units_row(fields) or fields[0] == "TOA5" or fields[0].endswith(":") or ": " in fields[0]
     named = any(_TIME_NAME.search(text) for text in filled)
@@ -242,21 +248,21 @@ def _is_unit(text: str) -> bool:
 
 
 ANY = Files()
-"""Settings of a spec that leaves the dialect open."""
+"""Settings of a spec that does not set the dialect."""
 
 BEGINNING = 1 << 16
-"""Bytes at a file's beginning that are inspected to find its dialect."""
+"""Number of bytes at the beginning of a file that are inspected to find the dialect."""
 COMMENT = "#"
 ROW_NAMES = "row_names"
-"""Name for a first column without a name in the header, as R and pandas write it."""
+"""Name for the first column if the header has no name for it, as in files that R and pandas write."""
 _SEP = re.compile(r"\s*\"?sep=(.)\"?\s*", re.IGNORECASE)
 _SINGLE_QUOTED = re.compile(r"(?:^|[,;\t| ])'[^'\n]*'(?=[,;\t| \r]|$)", re.MULTILINE)
 NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)", BLANK: "blanks"}
-"""Separators in words."""
+"""Name of each separator in words."""
 
 
 class _Cut(NamedTuple):
-    """Records under one separator, and the position of their header."""
+    """Records of a text that is cut at one separator, and the position of the header."""
 
     separator: str
     records: list[FileRecord]
@@ -264,24 +270,24 @@ class _Cut(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Return the rows that have the usual number of fields."""
+        """Return the rows below the header that have the usual number of fields."""
         return [one.fields for one in self.records[self.place.first :] if len(one.fields) == self.place.width]
 
 
 def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file.
 
-    With `columns`, the dialect is the separator and the first line that give a header with these columns. If the spec
-    names the columns of files without a header, the separator must give as many fields. Else the separator that cuts
-    the records best (`_merit`) is chosen, or a comma if no separator cuts them well.
+    With `columns`, the separator and the header line are chosen so that the header has these columns. If the spec
+    names the columns of files without a header, the separator must give as many fields as there are names. In all other
+    cases the separator with the highest score (`_score_cut`) is chosen, or a comma if all scores are 0.
 
     Args:
         beginning: first bytes of the file.
-        columns: columns that the file must have, if known.
-        named: the spec's settings for files.
+        columns: columns that the file must have; empty if they are not known.
+        named: settings of the spec for files.
     """
     plain, text = _decode_beginning(beginning, named)
-    if named.comment is None and text.startswith("%"):  # as MATLAB and LaTeX write comments
+    if named.comment is None and text.startswith("%"):  # MATLAB and LaTeX begin comments with a percent sign
         named = named.model_copy(update={"comment": "%"})
     given = BLANK if named.separator == BLANKS else named.separator
     skip = named.skip_lines or 0
@@ -295,7 +301,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     cuts: list[_Cut] = []
     for one in possible:
         records = read_records(text, one, plain.quote, is_cut)
-        # The usual case. A blank line is not a record where blanks are separators.
+        # In most files the first line is the header.
         if columns and records and records[0].line == 0 and set(columns) <= set(records[0].fields):
             return _build_dialect(
                 plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
@@ -325,7 +331,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
 
 
 def _decode_beginning(beginning: bytes, named: Files) -> tuple[Dialect, str]:
-    """Detect encoding and line ends; return them as a dialect, with the text of a file's beginning."""
+    """Return a dialect with the detected encoding and line ends, and the decoded text of a file's beginning."""
     encoding = "utf-8" if named.encoding is None else named.encoding
     if named.encoding is None:
         encoding = _find_wide_encoding(beginning) or encoding
@@ -336,7 +342,7 @@ def _decode_beginning(beginning: bytes, named: Files) -> tuple[Dialect, str]:
 
 
 def _find_wide_encoding(beginning: bytes) -> str | None:
-    """Return a UTF-16 encoding for a file with its mark, or with a NUL in every other byte; else None."""
+    """Return a UTF-16 encoding if a file has a byte order mark or a NUL in nearly every other byte; else None."""
     if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     some = beginning[:2000]
@@ -348,7 +354,11 @@ def _find_wide_encoding(beginning: bytes) -> str | None:
 
 
 def _quote_of(text: str) -> str:
-    """Return the quote: an apostrophe if it encloses fields in the header or in most lines, else a double quote."""
+    """Return the quote of a text: a double quote, or an apostrophe if apostrophes enclose fields.
+
+    Apostrophes count only if the text has no double quote, and if they enclose at least two fields of the header, or
+    fields in most lines.
+    """
     if '"' in text or "'" not in text:
         return '"'
     header, lines = text.lstrip("\n").split("\n", 1)[0], text.count("\n") or 1
@@ -357,7 +367,7 @@ def _quote_of(text: str) -> str:
 
 
 def _locate_header(cut: _Cut, named: Files) -> _Cut:
-    """Return records with the likely position of their header: the first record if the spec sets `skip_lines`."""
+    """Return records with the likely position of the header; with `skip_lines`, the header is the first record."""
     if named.skip_lines is None:
         return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
     width = len(cut.records[0].fields) if cut.records else 0
@@ -365,7 +375,7 @@ def _locate_header(cut: _Cut, named: Files) -> _Cut:
 
 
 def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
-    """Return the dialect of a file whose header is the record at `place`; -1: there is no header."""
+    """Return the dialect of a file whose header is the record at `place`; -1 means that the file has no header."""
     records, mark = cut.records, named.comment or COMMENT
     if not records:
         return plain._replace(separator=cut.separator)
@@ -395,7 +405,7 @@ def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str]
 
 
 def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
-    """Return the number of empty fields at the end of rows without a name, and whether the first field lacks one."""
+    """Return the number of empty fields without a name at the end of rows, and whether the first field has no name."""
     if not rows:
         return 0, False
     named = len(header)
@@ -407,13 +417,13 @@ def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) 
     if width != len(header) + 1 or not all(len(row) == width for row in rows) or named < len(header):
         return 0, False
     numbered = [row[0] for row in rows] == [str(place) for place in range(1, len(rows) + 1)]
-    # `20,5` below `at,value` may be a decimal fraction: then the header does name the first field.
+    # A row such as `20,5` may be one number with a decimal comma. In this case the header names the first field.
     is_fraction = all(is_cut_number(*row[-2:]) for row in rows)
     return 0, numbered or len(rows) > 1 and len({row[0] for row in rows}) == len(rows) and not is_fraction
 
 
 def describe_header(dialect: Dialect) -> list[str]:
-    """Describe in words where a file's encoding, header, comments and quotes differ from most files."""
+    """Return descriptions of the unusual features of a file: its encoding, header, comments and quotes."""
     words = []
     if dialect.encoding != "utf-8":
         words.append(f"text in {dialect.encoding}")
@@ -434,7 +444,7 @@ def describe_header(dialect: Dialect) -> list[str]:
 
 
 def suggest_setting(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
-    """Return why a file's header may lack columns, and the setting to change; empty if not due to its dialect."""
+    """Return why a header may lack columns, with the setting to change; empty if the dialect is not the cause."""
     found = find_dialect(beginning, columns, named)
     rows = _parse_rows_below(beginning, found)
     if found.names or not rows:
@@ -458,7 +468,7 @@ def suggest_setting(beginning: bytes, columns: Sequence[str], named: Files = ANY
 
 
 def _parse_rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
-    """Return the fields of the records from the header on, below the skipped lines."""
+    """Return the fields of the header and of all records below it, without the skipped lines."""
     _, text = _decode_beginning(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     below = text.split("\n", found.skip)[-1]
     records = read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
@@ -468,7 +478,7 @@ def _parse_rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
 def detect_settings(beginning: bytes) -> Files:
     """Return the settings that a spec needs for a file: encoding, lines above the header, units and comments.
 
-    A file without a header also gets made-up column names.
+    The settings of a file without a header also contain made-up column names.
     """
     encoding = "cp1252" if _is_windows(beginning) else None
     found = find_dialect(beginning, (), Files(encoding=encoding))
@@ -482,19 +492,19 @@ def detect_settings(beginning: bytes) -> Files:
 
 
 def _is_windows(beginning: bytes) -> bool:
-    """Tell if bytes are neither UTF-8 nor UTF-16, so probably Windows-1252."""
+    """Return whether bytes are probably Windows-1252, because they are neither UTF-8 nor UTF-16."""
     if _find_wide_encoding(beginning) or beginning.isascii():
         return False
     return beginning.decode("utf-8", "ignore").isascii()
 
 
 def _make_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
-    """Return made-up column names for a file without a header; empty for any other file."""
+    """Return made-up column names for a file without a header; return no names for other files."""
     records = _parse_rows_below(beginning, found)
     rows = [one for one in records if not (found.comment and one[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
         return ()
-    above = records[0]  # may be a header that begins like a comment, as in `#YY,MM,DD`
+    above = records[0]  # this record may be a header that begins like a comment, such as `#YY,MM,DD`
     if len(above) == len(rows[0]) and not any(NUMBER_OR_TIME.fullmatch(text) for text in above):
         return ()
     return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
@@ -503,9 +513,9 @@ def _make_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
 def _score_cut(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     """Return a score of how well a separator cuts records; below 1 the records have different numbers of fields.
 
-    A good separator gives each record the same number of fields (`fields`, if known), and most fields are numbers or
-    times; after that, more fields are better. A decimal comma cuts as evenly as a semicolon between fields, but not
-    into numbers.
+    A good separator gives each record the same number of fields (`fields`, if known), and most of these fields are
+    numbers or times. Among equal separators, the separator with more fields is better. Numbers are counted because a
+    decimal comma may cut all records into the same number of fields, but these fields are not all numbers.
     """
     width = cut.place.width
     begin = cut.place.first if cut.place.record < 0 else cut.place.record
@@ -513,7 +523,7 @@ def _score_cut(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     if width < 2 or not rows:
         return 0.0, 0
     even = [row for row in rows if len(row) == width]
-    # If all rows end with extra separators, the header is as wide as the fields before them.
+    # If all rows end with extra separators, the number of fields before these separators counts, as in the header.
     named = width if even and not any(any(row[len(rows[0]) :]) for row in even) else len(rows[0])
     if (
         len(even) < 0.5 * len(rows)

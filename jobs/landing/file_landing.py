@@ -1,4 +1,4 @@
-"""Land a model's files: plan which files and rows may land, and commit them in groups."""
+"""Land the files of a model: find out which files and rows may land, and commit the files in groups."""
 
 from __future__ import annotations
 
@@ -51,20 +51,26 @@ from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
 
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
-"""Actions for a file that has landed with another content: refuse it, land only the rows that were added at its end, or
-land all rows, as of another file with the same name."""
+"""Actions for a file that has already landed with another content.
+
+They are, in order: refuse the file, land only the rows that were added at the end of the file, or land all rows as if
+the file were a different file with the same name.
+"""
 
 Refuse = Callable[[str, UserError], None]
-"""Called with the path and the error of a file that cannot land."""
+"""Function that is called with the path and the error of a file that cannot land."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
     """Outcome of one file.
 
-    rows: accepted rows; reasons: rows quarantined by this run, by reason; version: version of the measurements table
-    that committed the rows, or None; before: the file had already landed, and was not read again; note: note on a file
-    that had landed with another content; counts: counts of all its rows.
+    rows: number of accepted rows.
+    reasons: number of rows that this run has quarantined, by reason.
+    version: version of the measurements table that contains the rows; None if no row was accepted.
+    before: whether the file had already landed, and was therefore not read again.
+    note: note on a file that had landed with another content; None for other files.
+    counts: counts of all rows of the file.
     """
 
     path: str
@@ -78,16 +84,16 @@ class Landed:
 
 
 class ChangedFile(UserError):
-    """A file has another content than when it landed."""
+    """Error for a file whose content has changed since the file landed."""
 
 
 @dataclass
 class FileLanding:
-    """Lands files of one model, each once.
+    """Lands the files of one model, each file once.
 
     changed: action for a file that has landed with another content (one of `CHANGED`).
-    history: the files are history of new keys.
-    workers: processes that read and write.
+    history: whether the files contain the history of new keys.
+    workers: processes that read and write the files.
     """
 
     warehouse: Tables
@@ -101,13 +107,13 @@ class FileLanding:
         self.key_types: KeyTypes = {}
 
     def check_all(self, paths: Sequence[str], refuse: Refuse | None = None) -> list[FileState]:
-        """Return the states of the files that may land; several are hashed at once.
+        """Return the states of the files that may land; several files are hashed in parallel.
 
-        If the measurements table does not exist, it is created with the types of the first file.
+        If the measurements table does not exist, it is created with the key types of the first file.
 
         Args:
             paths: paths of the files.
-            refuse: called for a file that may not land. Without it the error is raised.
+            refuse: called for each file that may not land. None means that the first error is raised.
 
         Raises:
             UserError: a file lacks a column, cannot be read, or has landed with another content (`ChangedFile`).
@@ -140,7 +146,7 @@ class FileLanding:
         return read_spec_schema(self.spec, path), read_file_state(path, build_salt(self.spec, path))
 
     def plan(self, file: FileState, known: Known) -> FilePieces:
-        """Return the pieces of a file that land.
+        """Return the pieces of a file that must be landed.
 
         Raises:
             UserError: the file cannot be read, or has landed with another content.
@@ -149,12 +155,13 @@ class FileLanding:
         return FilePieces(file, known, cut_file_pieces(self.spec, file.path, file.size, start, middle))
 
     def _find_starts(self, file: FileState, known: Known) -> tuple[int, int]:
-        """Return the byte positions from which a file's accepted rows land, and its rejected rows are kept.
+        """Return the byte positions from which a file's accepted rows and its rejected rows are committed.
 
-        They differ if a landing of a former content was killed between the commits of its rejected and accepted rows.
+        The two positions differ if an earlier landing of the file was killed after the commit of the rejected rows and
+        before the commit of the accepted rows.
 
         Raises:
-            ChangedFile: the file has landed with another content, and may not land with this one.
+            ChangedFile: the file has landed with another content, and may not land with its present content.
         """
         if known.landed or not known.others or self.changed == NEW:
             return 0, 0
@@ -180,7 +187,7 @@ class FileLanding:
         return ends[0] or 0, max(places)
 
     def note_of(self, path: str, known: Known) -> str | None:
-        """Return the note on a file that had landed with another content, or None."""
+        """Return the note on a file that had landed with another content; None for other files."""
         if not known.others:
             return None
         which = (
@@ -189,12 +196,15 @@ class FileLanding:
         return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
     def still(self, file: FileState, known: Known, numbers: TransactionNumbers) -> Known:
-        """Return which rows of a file are committed now, after checking that the rows that were read are still valid.
+        """Check that a file is unchanged since it was read, and return which of its rows are committed now.
 
-        numbers: transaction numbers as of now.
+        Args:
+            file: state of the file when it was read.
+            known: rows that were committed when the file was read.
+            numbers: present transaction numbers.
 
         Raises:
-            UserError: the file has changed, or another process has landed another content of it.
+            UserError: the file has changed, or another process has landed the file with another content.
         """
         if stamp_of(file.path) != (file.size, file.changed):
             raise UserError(
@@ -210,12 +220,12 @@ class FileLanding:
 
 
 def read_file_size(path: str) -> int:
-    """Return the size in bytes of a file, or of a folder's part files."""
+    """Return the size in bytes of a file, or the total size of the part files in a folder."""
     return sum(file.stat().st_size for file in list_part_files(Path(path)))
 
 
 def _can_be_appended_to(path: Path) -> bool:
-    """Tell if a file's format allows appended rows: uncompressed CSV, JSON lines or text lines."""
+    """Return whether rows can be appended to a file: it must be uncompressed CSV, JSON lines or text lines."""
     name = path.name.lower()
     return (
         path.is_file()
@@ -225,9 +235,15 @@ def _can_be_appended_to(path: Path) -> bool:
 
 
 def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
-    """Return the end, in bytes, of the longest of these contents that is a prefix of whole rows of a file; else None.
+    """Return the byte position up to which a file still has the content that landed; None if no content matches.
 
-    A last row that was read without its line break counts as whole if the next read begins with it.
+    A content matches if the file begins with it and it ends after a whole row. The longest match is returned. A former
+    last row without a line break counts as whole if the line break now follows it.
+
+    Args:
+        spec: spec of the model.
+        path: path of the file.
+        digests: SHA-256 digests, in hexadecimal, of the contents that landed.
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
@@ -248,21 +264,24 @@ def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
 
 
 MOST_FILES = 1_000
-"""Maximum files of one commit: its metadata list them."""
+"""Maximum number of files of one commit. The limit exists because the metadata of a commit list all its files."""
 GROUP_BYTES = 64 << 20
-"""Maximum bytes of the files of one commit, unless it has only one file."""
+"""Maximum total bytes of the files of one commit. A larger file is committed alone."""
 INLINE_BYTES = 16 << 20
-"""Bytes up to which one process writes the rows, into one file."""
+"""Total bytes up to which a single process writes all rows, into one file of each table."""
 TASK_BYTES = 96 << 20
-"""Approximate bytes of a task: as text, the rows of one file of a table."""
+"""Approximate input bytes of a task, which is about the size of the rows in one file of a table as text."""
 _FILE_BYTES = 32 << 10
-"""Fixed cost of a file, in bytes, added to its size."""
+"""Fixed cost of reading a file, in bytes; it is added to the size of the file."""
 
 OnRead = Callable[[int], None]
 
 
 class _UnfitGroup(Exception):
-    """Some files of a group cannot land: errors by path; empty if another process has committed some of its rows."""
+    """Error for a group with files that cannot land.
+
+    `errors` has an error for each path; it is empty if another process has committed rows of the group.
+    """
 
     def __init__(self, errors: Mapping[str, UserError]) -> None:
         super().__init__()
@@ -275,17 +294,17 @@ def land_all(
     refuse: Refuse | None = None,
     on_read: OnRead = lambda size: None,
 ) -> Iterator[list[Landed]]:
-    """Check files and land them in order; yield the outcomes of each commit. Idempotent.
+    """Check files and land them in order; yield the outcomes of each commit. A second run lands no row again.
 
     Args:
         landing: landing of the model.
         paths: paths of the files.
-        refuse: called for a file that cannot land. Without it, a file that may not land stops all files; if a file
-            cannot be read, the files before it land, and the error is raised.
-        on_read: called with the number of bytes read, from any thread.
+        refuse: called for each file that cannot land. If it is None, an error is raised instead: before any file lands
+            if a check fails, or after the earlier files have landed if a file cannot be read.
+        on_read: called with the number of bytes read; the call may come from any thread.
 
     Raises:
-        UserError: a file has more rejected rows than the spec allows; without `refuse`, also if a file cannot land.
+        UserError: a file has more rejected rows than the spec allows, or a file cannot land and `refuse` is None.
     """
     for group in group_files(landing.check_all(paths, refuse)):
         if done := _land_group(landing, group, refuse, on_read):
@@ -293,7 +312,10 @@ def land_all(
 
 
 def group_files(files: Sequence[FileState]) -> Iterator[list[FileState]]:
-    """Group files by commit: the files of a group have different contents and a limited total size."""
+    """Yield groups of files, one group for each commit.
+
+    The files of a group have different contents, and their number and total size are limited.
+    """
     group: list[FileState] = []
     digests: set[str] = set()
     size = 0
@@ -309,14 +331,19 @@ def group_files(files: Sequence[FileState]) -> Iterator[list[FileState]]:
 
 
 def needs_workers(size: int, files: int) -> bool:
-    """Tell if several processes write files of this total size."""
+    """Return whether several processes must land files.
+
+    Args:
+        size: total size of the files in bytes.
+        files: number of the files.
+    """
     return size + files * _FILE_BYTES > INLINE_BYTES
 
 
 def _land_group(
     landing: FileLanding, files: list[FileState], refuse: Refuse | None, on_read: OnRead
 ) -> list[Landed]:
-    """Land the files of a group that can land, and return the outcomes."""
+    """Land those files of a group that can land, and return their outcomes."""
     landed: list[Landed] = []
     failed: UserError | None = None
     while files:
@@ -344,7 +371,7 @@ def _land(landing: FileLanding, files: Sequence[FileState], on_read: OnRead) -> 
     """Write and commit the files of a group.
 
     Raises:
-        _UnfitGroup: some files cannot land; then no file of the group has landed.
+        _UnfitGroup: a file cannot land. In this case no file of the group has landed.
     """
     numbers = landing.landed.numbers()
     landed: list[Landed] = []
@@ -372,7 +399,8 @@ def _land(landing: FileLanding, files: Sequence[FileState], on_read: OnRead) -> 
             try:
                 return landed + _commit(landing, plans, written, tables, counts)
             except Conflict:
-                _check_again(landing, plans)  # another process has landed a file: the others start again
+                # If another process has landed a file of the group, the other files start again.
+                _check_again(landing, plans)
                 raise
     except BaseException:
         tables.remove_written()
@@ -386,10 +414,10 @@ def _write(
     counts: Mapping[str, RowCounts],
     on_read: OnRead,
 ) -> list[WrittenPiece]:
-    """Write the rows of files, and add up the counts of each path.
+    """Write the rows of files, and add the numbers of rows of each path to `counts`.
 
     Raises:
-        _UnfitGroup: some files cannot be read, or have too many rejected rows.
+        _UnfitGroup: a file cannot be read, or has too many rejected rows.
     """
     targets = tables.list_targets()
     tasks = [
@@ -423,7 +451,7 @@ def _write(
 
 
 def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
-    """Cut the pieces of files, in order, into tasks of about the same size."""
+    """Distribute the pieces of files, in order, among tasks of about the same size."""
     sizes = [[_FILE_BYTES, *(piece.size for piece in one.pieces)] for one in files]
     total = sum(map(sum, sizes))
     rounds = -(-total // (processes * TASK_BYTES))
@@ -434,7 +462,7 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
         done += _FILE_BYTES
         tasks[-1].append(one._replace(pieces=[]))
         for piece in one.pieces:
-            # A piece belongs to the task that contains its middle.
+            # A piece belongs to the task whose share contains the middle of the piece.
             if done + piece.size / 2 > share * len(tasks) and tasks[-1] != [one._replace(pieces=[])]:
                 tasks.append([one._replace(pieces=[])])
             tasks[-1][-1].pieces.append(piece)
@@ -443,10 +471,10 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
 
 
 def _check_again(landing: FileLanding, plans: Sequence[FilePieces]) -> None:
-    """Check that the written rows still match the files and the commits.
+    """Check that no file and no commit has changed since the rows were written.
 
     Raises:
-        _UnfitGroup: they do not match.
+        _UnfitGroup: a file has changed, or another process has committed rows of a file.
     """
     numbers = landing.landed.numbers()
     errors: dict[str, UserError] = {}
@@ -469,13 +497,13 @@ def _commit(
     tables: LandingTables,
     counts: Mapping[str, RowCounts],
 ) -> list[Landed]:
-    """Commit the rejected rows of files, then the accepted rows."""
+    """Commit the rejected rows of files, and after them the accepted rows."""
     bad = [one.file for one in plans if counts[one.file.path].reasons]
     if bad:
         parts = [part for one in written for part in one.rejected]
         _commit_files(landing, tables.prepare_rejected(), parts, bad, {})
-    # Commit also without a row. Else a file whose rows were all rejected would land after the spec is mended,
-    # and again when its rejected rows are replayed.
+    # A file is committed even if it has no accepted row. Otherwise the rows of a file that was rejected as a whole
+    # would land twice after the spec is corrected: from the file, and by the replay of the rejected rows.
     new = [one.file for one in plans if counts[one.file.path].rows or one.file in bad or one.known.kept]
     version = None
     if new:
@@ -504,7 +532,7 @@ def _commit_files(
     files: Sequence[FileState],
     metadata: Mapping[str, str],
 ) -> int | None:
-    """Commit written parts with the transaction of each file; return the version."""
+    """Commit written part files with a transaction for each input file; return the version of the table."""
     transactions = [build_file_transaction(landing.spec.name, one.path, one.digest) for one in files]
     return commit_or_remove(table, parts, lambda parts: table.commit_for_all(parts, transactions, metadata))
 
@@ -512,7 +540,7 @@ def _commit_files(
 def _build_detail(
     landing: FileLanding, new: Sequence[FileState], counts: Mapping[str, RowCounts]
 ) -> dict[str, Any]:
-    """Return the metadata for the commit of accepted rows."""
+    """Return the metadata of the commit that contains the accepted rows."""
     files: list[dict[str, Any]] = []
     total = RowCounts()
     for file in new:
@@ -525,13 +553,13 @@ def _build_detail(
 
 
 def keep_whole_file(warehouse: Tables, model: str, file: FileState, reason: str) -> None:
-    """Quarantine a file that cannot land as one row. Idempotent.
+    """Quarantine a file that cannot land: add one row for the whole file. A second call adds no row.
 
     Args:
-        warehouse: warehouse of the quarantine.
+        warehouse: warehouse that contains the quarantine.
         model: name of the model.
         file: file that cannot land.
-        reason: why it cannot land.
+        reason: reason why the file cannot land.
     """
     name = f"ingest-{model}-{file.digest}-file", 1
     warehouse.create(TABLE, QUARANTINE)

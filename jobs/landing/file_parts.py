@@ -1,4 +1,4 @@
-"""Cut files into parts that can be read independently, bound the memory for reading, and report unreadable files."""
+"""Cut files into parts that can be read independently, limit the memory of reading, and report unreadable files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from jobs.specs.files import Files
 from jobs.specs.problems import suggest_word
 
 RATIO = 100
-"""Maximum memory of a file's content as a multiple of its size; files of measurements take 5 to 30 times."""
+"""Maximum memory of a file's content as a multiple of the file's size; typical files need 5 to 30 times their size."""
 MOST = Files().memory_mb << 20
-"""Bytes of memory that a piece may take, unless the spec sets another number."""
+"""Maximum bytes of memory for a piece, unless the spec sets another number."""
 MOST_ROWS = 250_000
-"""Rows that are checked at once: a rejected row takes a kilobyte of memory while it is written."""
+"""Maximum number of rows that are checked together; each rejected row needs about a kilobyte of memory."""
 BATCH_BYTES = 64 << 20
-"""Bytes of a Parquet file's rows in memory at once, by the row width that its metadata declares."""
+"""Maximum bytes of a batch of Parquet rows, estimated from the row width in the metadata of the file."""
 _NEAR = 8 << 20
 _lock = Lock()
 _within = 0
-"""Number of pieces being read under the limit; the first sets the limit, the last lifts it."""
+"""Number of pieces that are being read under the limit. The first piece sets the limit; the last piece removes it."""
 _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 _End = object()
 Step = TypeVar("Step")
@@ -46,10 +46,10 @@ Step = TypeVar("Step")
 
 @contextmanager
 def limit_memory(path: str | Path, most: int = MOST) -> Iterator[None]:
-    """Limit the process to `most` additional bytes of memory, if the system supports it (Linux).
+    """Limit the process to `most` additional bytes of memory, if the system supports this limit (Linux).
 
     Raises:
-        UserError: reading the file takes more.
+        UserError: reading the file needs more memory.
     """
     _set_limit(most)
     try:
@@ -66,12 +66,12 @@ def limit_memory(path: str | Path, most: int = MOST) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell if an error comes from the memory limit; decompressing libraries may report it as damage."""
+    """Return whether the memory limit caused an error; decompression libraries may report a damaged file instead."""
     return isinstance(error, MemoryError) or "std::bad_alloc" in str(error) or _is_full()
 
 
 def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> Iterator[Step]:
-    """Yield the pieces of a file, each read under `limit_memory`."""
+    """Yield the pieces of a file; each piece is read under `limit_memory`."""
     each = iter(steps)
     while True:
         with limit_memory(path, most):
@@ -82,14 +82,14 @@ def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> It
 
 
 def limit_sources(sources: Iterable[RawRows], path: str | Path, most: int = MOST) -> Iterator[RawRows]:
-    """Yield the rows of a file under `limit_memory`, as long as they are in proportion to the file's size.
+    """Yield the rows of a file, read under `limit_memory`, in batches of up to `MOST_ROWS` rows.
 
     Raises:
-        UserError: the rows take far more memory than the file has bytes.
+        UserError: the rows need more memory than `most` and `RATIO` times the file's size.
     """
     each, held = iter(sources), 0
     while True:
-        # Rows already read count: all rows of a small file together may take no more than a piece.
+        # The limit includes all rows read before: together, the rows of a small file may not need more than `most`.
         left = max(most, RATIO * os.path.getsize(path)) - held
         with limit_memory(path, min(most, left + (most >> 3))):
             source = next(each, None)
@@ -102,15 +102,15 @@ def limit_sources(sources: Iterable[RawRows], path: str | Path, most: int = MOST
 
 
 def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
-    """Check that a file's content in memory is in proportion to its size.
+    """Raise an error if a file's content in memory is far larger than the file.
 
     Args:
-        path: the file.
-        held: bytes of memory that its content takes.
-        most: bytes that are always allowed.
+        path: path of the file.
+        held: bytes of memory that the content needs.
+        most: bytes of memory that are always allowed.
 
     Raises:
-        UserError: the content is too large.
+        UserError: the content needs more than `most` bytes and more than `RATIO` times the file's size.
     """
     size = os.path.getsize(path)
     if held > max(most, RATIO * size):
@@ -122,31 +122,31 @@ def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
 
 
 def compute_stored_bytes(schema: pa.Schema, columns: Sequence[str], rows: int) -> int:
-    """Return the minimum bytes of memory for columns of a Parquet or ORC file."""
+    """Return the minimum bytes of memory for `rows` rows of columns of a Parquet or ORC file."""
     kinds = (schema.field(name).type for name in columns)
     return rows * sum(_compute_width(kind) for kind in kinds)
 
 
 def compute_batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
-    """Return the number of rows of a Parquet file to read at once: `MOST_ROWS`, or fewer if they are wide."""
+    """Return the number of rows in a batch of a Parquet file: `MOST_ROWS`, or fewer if the rows are wide."""
     sizes = [(metadata.row_group(one).total_byte_size, metadata.row_group(one).num_rows) for one in groups]
     width = max((size // max(rows, 1) for size, rows in sizes), default=0)
     return max(1, min(MOST_ROWS, BATCH_BYTES // max(width, 1)))
 
 
 def open_bytes(path: Path, most: int = MOST) -> BufferedIOBase:
-    """Open a file for reading uncompressed bytes; reading far more than a compressed file's size is an error."""
+    """Open a file and return its uncompressed bytes as a stream; too large a content of a gzip file is an error."""
     stream = open_input(path)
     if not path.name.lower().endswith(".gz"):
         return stream
     found = _BoundedGzip(fileobj=stream)
-    found.myfileobj = stream  # type: ignore[assignment] # closed with it
+    found.myfileobj = stream  # type: ignore[assignment] # closed with the gzip file
     found.path, found.most = path, most
     return found
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """Gzip file that checks the amount of uncompressed data while it is read."""
+    """Gzip file that checks the size of the uncompressed data during reading."""
 
     path: Path
     most: int
@@ -158,7 +158,7 @@ class _BoundedGzip(gzip.GzipFile):
 
 
 def _compute_width(kind: pa.DataType) -> int:
-    """Return the minimum bytes of a value; for a text, the bytes of its offset."""
+    """Return the minimum bytes of a value of a type; for a text, the bytes of its offset."""
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:
@@ -187,13 +187,13 @@ def _lift_limit() -> None:
 
 
 def _is_full() -> bool:
-    """Tell if the process is near its memory limit."""
+    """Return whether the process is near its memory limit."""
     limit, taken = resource.getrlimit(resource.RLIMIT_DATA)[0], _read_memory_taken()
     return _within > 0 and taken is not None and limit != resource.RLIM_INFINITY and limit - taken < _NEAR
 
 
 def _read_memory_taken() -> int | None:
-    """Return the bytes of memory that count for the limit; None if the system does not report them."""
+    """Return the bytes of memory that count for the limit; None if the system does not report this number."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[5]) * resource.getpagesize()
@@ -204,17 +204,19 @@ def _read_memory_taken() -> int | None:
 BLANK_BYTES = b" \t\r\n"
 """Bytes that a blank line may contain."""
 _MANY_BLANK = re.compile(rb"\n\n{2,}")
-"""Pattern of a run of line breaks: empty lines are not rows."""
+"""Pattern of several empty lines, which are replaced by one line break because empty lines are not rows."""
 CSV_FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _KINDS = {**dict.fromkeys(CSV_FORMATS, "a CSV"), ".parquet": "a Parquet", ".orc": "an ORC"}
 
 
 class FilePart(NamedTuple):
-    """Part of a file that can be read independently, also by a Spark worker.
+    """Part of a file that can be read independently, for example by a Spark worker.
 
-    start, stop: range of bytes with whole lines or records, of Parquet row groups, or of ORC stripes; stop None: to the
-    end of the file. most: bytes of memory for reading a piece of the part. dialect, names: dialect and column names of
-    a CSV file. wide: columns that become rows.
+    start, stop: range of bytes with whole lines or records, range of Parquet row groups, or range of ORC stripes. A
+        stop of None means the end of the file.
+    most: maximum bytes of memory to read a piece of the part.
+    dialect, names: dialect and column names of a CSV file.
+    wide: columns of a wide file that become rows; None for other files.
     """
 
     path: str
@@ -227,13 +229,13 @@ class FilePart(NamedTuple):
 
 
 def is_csv(path: str | Path) -> bool:
-    """Tell by a file's ending if it is CSV."""
+    """Return whether a file's ending is that of a CSV file."""
     return str(path).lower().endswith(CSV_FORMATS)
 
 
 @contextmanager
 def report_unreadable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read into a UserError."""
+    """Raise a UserError in place of an error for a file that cannot be read."""
     try:
         yield
     except FileNotFoundError:
@@ -245,7 +247,7 @@ def report_unreadable(path: Path) -> Iterator[None]:
             f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        if is_out_of_memory(error):  # `limit_memory` reports it
+        if is_out_of_memory(error):  # `limit_memory` reports this error
             raise
         kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
         raise UserError(
@@ -256,7 +258,7 @@ def report_unreadable(path: Path) -> Iterator[None]:
 
 
 def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
-    """Check that a file has each of the wanted columns once.
+    """Check that a file has each of the wanted columns exactly once.
 
     Raises:
         UserError: a column is missing or appears twice.
@@ -272,11 +274,15 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
 
 
 def cut_line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[FilePart]:
-    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
+    """Return the parts of a file's bytes from `start` to `stop`, in order, cut at line ends.
 
-    A compressed file cannot be read from its middle, so it is one part.
+    A compressed file is one part, because it cannot be read from its middle.
 
-    most: bytes of memory for reading a part.
+    Args:
+        path: path of the file.
+        start: byte position of the first part.
+        stop: byte position of the end. None means the end of the file.
+        most: maximum bytes of memory to read a part.
 
     Raises:
         UserError: the file cannot be read.
@@ -298,10 +304,10 @@ def cut_line_parts(path: Path, start: int = 0, stop: int | None = None, most: in
 
 
 def read_lines(part: FilePart) -> Iterator[list[bytes]]:
-    """Yield the lines of a part of a file in batches, without a byte order mark at the file's beginning.
+    """Yield the lines of a part of a file in batches; a byte order mark at the beginning of the file is skipped.
 
     Raises:
-        UserError: the file cannot be read, a line is too long, or the content is far larger than the file's size.
+        UserError: the file cannot be read, a line is too long, or the content is far larger than the file.
     """
     with report_unreadable(Path(part.path)):
         for lines in limit_steps(_read_lines(part), part.path, part.most):

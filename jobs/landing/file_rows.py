@@ -1,4 +1,4 @@
-"""Read the rows of a file, a folder or a glob for a model's spec, for every verb that takes files. No Spark."""
+"""Read the rows of a file, a folder or a glob without Spark, for all commands that read files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jobs.specs.model_spec import ModelSpec
 
 
 def list_input_files(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
-    """Return the files of an input: a file, a folder or a glob. A single file is not checked for existence.
+    """Return the files of an input, which is a file, a folder or a glob; a single file need not exist.
 
     Raises:
         UserError: a folder or a glob has no file with these endings, or the input is not a path.
@@ -48,11 +48,11 @@ def list_input_files(input: str, endings: Sequence[str] = FORMATS) -> list[Path]
 
 
 def read_rows(spec: ModelSpec, input: str) -> RawRows:
-    """Read the columns of a spec, under the spec's names, from all files of an input, in order.
+    """Read the columns of a spec from all files of an input, in order; the result has the spec's column names.
 
     Raises:
-        UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files; or there
-            is no row.
+        UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files, or no file
+            has a row.
     """
     found = {path: read_first_rows(spec, path) for path in list_input_files(input, list_endings(spec))}
     paths = [path for path, source in found.items() if source.rows]
@@ -66,7 +66,7 @@ def read_rows(spec: ModelSpec, input: str) -> RawRows:
 
 
 def read_first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> RawRows:
-    """Read about `most` first rows of a file: the columns of a spec, under the file's names.
+    """Read about `most` first rows of a file, with the columns of a spec; the result has the file's column names.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
@@ -80,7 +80,7 @@ def read_first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> RawR
 
 
 def take_rows(sources: Iterable[RawRows], most: float) -> list[RawRows]:
-    """Return the first batches that together have at least `most` rows; all batches if they have fewer."""
+    """Return the first batches that together have at least `most` rows, or all batches if they have fewer rows."""
     found: list[RawRows] = []
     rows = 0
     for source in sources:
@@ -92,7 +92,7 @@ def take_rows(sources: Iterable[RawRows], most: float) -> list[RawRows]:
 
 
 def _unify_types(sources: list[RawRows], are_json: list[bool]) -> list[RawRows]:
-    """Convert JSON numbers to texts in columns that have several types."""
+    """Return sources with JSON numbers converted to texts in the columns whose types differ between the sources."""
     kinds = [{name: column.type for name, column in source.columns.items()} for source in sources]
     differ = {name for one in kinds for name, kind in one.items() if kind != kinds[0].get(name, kind)}
     return [
@@ -109,9 +109,12 @@ def _unify_types(sources: list[RawRows], are_json: list[bool]) -> list[RawRows]:
 
 
 def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> RawRows:
-    """Read the named columns, or all, of all files of an input without a model, in order.
+    """Read columns from all files of an input, in order, without the spec of a model.
 
-    named: settings for the dialect of CSV files.
+    Args:
+        input: file, folder or glob.
+        columns: names of the columns. None means all columns.
+        named: settings for the dialect of CSV files.
 
     Raises:
         UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files.
@@ -127,7 +130,7 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> R
 
 
 def _read_members(path: Path, columns: Sequence[str] | None) -> RawRows:
-    """Return the named members, or all, of all objects of a JSON file.
+    """Return the named members, or all members, of all objects of a JSON file.
 
     Raises:
         UserError: the file cannot be read, lacks a member, or has values that are not objects.
@@ -145,7 +148,7 @@ def _read_members(path: Path, columns: Sequence[str] | None) -> RawRows:
 
 
 def check_types(path: Path, sources: Sequence[RawRows], columns: Sequence[str]) -> None:
-    """Check that the last source, which is from the file `path`, has the column types of the first source.
+    """Check that the last source, which was read from `path`, has the same column types as the first source.
 
     Raises:
         UserError: a column has another type.
@@ -159,7 +162,7 @@ def check_types(path: Path, sources: Sequence[RawRows], columns: Sequence[str]) 
 
 
 def describe_dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
-    """Describe the unusual dialects among CSV files in words; an empty list if all files are usual."""
+    """Return a description of each unusual dialect among CSV files; an empty list if no dialect is unusual."""
     words = (
         describe_dialect(path, spec.files, spec.file_columns) for path in map(Path, paths) if is_csv(path)
     )
@@ -168,12 +171,12 @@ def describe_dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]
 
 
 def describe_dialect(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
-    """Describe in words where a file's notation differs from most files.
+    """Return descriptions of the unusual features in the format of a file.
 
     Args:
-        path: the file.
-        files: the spec's settings for files.
-        columns: columns of the file, to find the dialect of a CSV file.
+        path: path of the file.
+        files: settings of the spec for files.
+        columns: columns of the file, used to find the dialect of a CSV file.
     """
     dialect = read_dialect(path, columns, files) if is_csv(path) else PLAIN
     words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
@@ -188,9 +191,12 @@ def describe_dialect(path: Path, files: Files, columns: Sequence[str] = ()) -> l
 
 
 def read_columns_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
-    """Return the schema of a file without a model, after checking that the named columns exist.
+    """Check that a file has the named columns, and return the schema of the file, without the spec of a model.
 
-    named: known settings for the dialect of CSV files.
+    Args:
+        path: path of the file.
+        columns: names of the columns that the file must have.
+        named: known settings for the dialect of CSV files.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
@@ -203,7 +209,7 @@ def read_columns_schema(path: Path, columns: Sequence[str], named: Files = ANY) 
 
 
 def infer_member_schema(path: Path) -> pa.Schema:
-    """Return the schema of a file's first JSON objects; nested members are named `outer.inner`.
+    """Return the schema inferred from the first JSON objects of a file; nested members are named `outer.inner`.
 
     Raises:
         UserError: the file cannot be read, or has no object.
@@ -220,7 +226,7 @@ def infer_member_schema(path: Path) -> pa.Schema:
 
 
 def read_member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[RawRows]:
-    """Yield the named members of a file of JSON objects in the types of a schema, in batches of rows.
+    """Yield the named members of a file of JSON objects in batches of rows, with the types of a schema.
 
     Raises:
         UserError: the file cannot be read.
@@ -236,7 +242,7 @@ def read_member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterato
 
 
 def _flatten_members(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
-    """Return an object's members; nested members are named `outer.inner`."""
+    """Return the members of an object; nested members are named `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         found |= (
@@ -248,14 +254,14 @@ def _flatten_members(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 
 def _infer_kind(values: list[Any]) -> pa.DataType:
-    """Return the type of a member: numbers if all values are numbers, else texts."""
+    """Return the type of a member, which is a type of numbers if all values are numbers, else the type of texts."""
     if not values or not all(map(is_number, values)):
         return pa.string()
     return pa.int64() if all(map(is_whole, values)) else pa.float64()
 
 
 def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column in a type, or as texts if a later document has another type."""
+    """Return a column in a type, or as texts if a value does not have this type."""
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:

@@ -1,10 +1,10 @@
-"""`ingest --input FOLDER --trigger SECONDS`: land the files that arrive in folders, each once, until stopped.
+"""Land each file that arrives in folders once, until stopped (`ingest --input FOLDER --trigger SECONDS`).
 
-A file lands when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
-neither the next scan nor the next run reads it again. The record is written after the file's commits; each file has
-a separate transaction (`jobs.landing.file_landing`). After a crash between the two, the next run lands the file again,
-which is idempotent. The transaction names path and content, so it also shows if the file has changed meanwhile. The
-records only save reading files again.
+A file lands when it has not changed for `SETTLE_SECONDS`. The outcome is recorded in `_folders/<model>`, so that
+neither the next scan nor the next run reads the file again. The outcome is recorded after the commits of the file, and
+each file has a separate transaction (`jobs.landing.file_landing`). After a crash between the commits and the record,
+the next run tries to land the file again, which is idempotent. The transaction identifies path and content, so that a
+changed file is also detected. The records are not needed for correctness; they only avoid reading files again.
 """
 
 from __future__ import annotations
@@ -42,28 +42,31 @@ from jobs.storage.files import SmallFiles
 from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
-"""Seconds without a change after which a file counts as completely written."""
+"""Number of seconds without a change after which a file counts as completely written."""
 AT_ONCE = 100
-"""Files that land together; a stop waits until all of them have landed."""
+"""Maximum number of files that land together; a stop waits until all these files have landed."""
 LANDED, REFUSED = "landed", "refused"
 
 
 class Stamp(NamedTuple):
-    """Size (bytes) and modification time (ns) of a file; they change with its content."""
+    """Size (bytes) and modification time (ns) of a file; at least one value changes if the content changes."""
 
     size: int
     changed: int
 
 
 class Notes:
-    """Outcomes of files: one small record per file. Its name holds the outcome, so listing the folder reads all."""
+    """Outcomes of files, with one small record for each file.
+
+    The name of a record contains the outcome, so that a listing of the folder is sufficient to read all outcomes.
+    """
 
     def __init__(self, files: SmallFiles) -> None:
         self._files = files
         self._done = {tuple(name.split("-")[:2]) for name in files.names("")}
 
     def has(self, path: str, stamp: Stamp) -> bool:
-        """Tell if a file has an outcome for its current content."""
+        """Return whether a file has an outcome for its current content."""
         return (_hash_value(path), _hash_value(stamp)) in self._done
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
@@ -74,9 +77,9 @@ class Notes:
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Return the stamp of a file, or of the last file that Spark writes into a folder; None if there is no file.
+    """Return the stamp of a file, or of the `_SUCCESS` file that Spark writes last into a folder.
 
-    A file that is removed meanwhile must not stop the watch.
+    None is returned if the file does not exist, because a file that was just removed must not stop the watch.
     """
     try:
         found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
@@ -101,7 +104,10 @@ class Inbox:
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
-        """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
+        """Return the new files that have not changed for `SETTLE_SECONDS`, sorted by name.
+
+        now: time of this scan, in seconds of the monotonic clock.
+        """
         since: dict[tuple[str, Stamp], float] = {}
         for path, stamp in self._found():
             if not self.notes.has(path, stamp):
@@ -120,7 +126,7 @@ class Inbox:
 
 @dataclass
 class WatchTotals:
-    """Counts of one run."""
+    """Counts of one run of the watch."""
 
     files: int = 0
     refused: int = 0
@@ -131,22 +137,22 @@ class WatchTotals:
 
 @dataclass
 class FolderLanding:
-    """Lands the files of one model's folders."""
+    """Lands the files that arrive in the folders of one model."""
 
     files: FileLanding
     inbox: Inbox
     totals: WatchTotals = field(default_factory=WatchTotals)
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
-        """Land files; quarantine a whole file if its columns do not match the spec or it changed after it landed.
+        """Land files; quarantine a file as a whole if its columns do not match the spec or if it changed after landing.
 
         Raises:
-            UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
+            UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match the spec.
         """
         stamps = dict(arrived)
 
         def refuse(path: str, error: UserError) -> None:
-            if _stamp(path) == stamps[path]:  # else it is still being written: a later scan takes it
+            if _stamp(path) == stamps[path]:  # if not, the file is still being written; a later scan lands it
                 self._refuse(path, stamps[path], error)
 
         for landed in land_all(self.files, list(stamps), refuse):
@@ -166,10 +172,10 @@ class FolderLanding:
         self.totals.reasons.update(done.reasons)
 
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
-        """Quarantine a whole file as one row. Idempotent.
+        """Quarantine a whole file as one row; a second call adds no row.
 
         Raises:
-            UserError: the spec limits `quarantine`, which forbids a whole file unless its rows have landed.
+            UserError: the spec limits `quarantine`, and the file is not a changed file whose former rows have landed.
         """
         reason = error.message.removeprefix(f"{path}: ")
         spec = self.files.spec
@@ -183,7 +189,7 @@ class FolderLanding:
 
 
 def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, changed: str) -> Report:
-    """Scan folders every `seconds` seconds and land new files until SIGTERM.
+    """Scan folders every `seconds` seconds, and land new files until SIGTERM.
 
     Raises:
         UserError: an input is not a folder, another process lands the model's files, or `FolderLanding.take_all` fails.

@@ -1,8 +1,9 @@
-"""Read JSON objects, one per row, into unchecked columns, and read the rows of JSON files.
+"""Read JSON objects, one object for each row, into unchecked columns, and read the rows of JSON files.
 
-Arrow's reader reads all ordinary documents at once. It allows one type per column, and does not identify an invalid
-document. So a pattern first finds the documents that Arrow would misread. Types are inferred from the first documents.
-A block that Arrow refuses is halved until a few documents remain; Python's reader reads these one by one.
+Arrow's reader reads a whole block of documents at once. Arrow allows one type per column, and its error does not name
+the invalid document. Therefore a pattern first finds the documents that Arrow would misread, and the types are inferred
+from the first documents. A block that Arrow refuses is halved until few documents remain. Python's reader reads these
+remaining documents and the documents that Arrow would misread, each separately.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from jobs.state.encoding.arrow import load_compute
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
 SCHEMA_DOCUMENTS = 1000
-"""Documents at a file's beginning that are used to infer its columns and types."""
+"""Number of documents at the beginning of a file from which columns and types are inferred."""
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
 FEW = 32
-"""Number of documents of a block that is not halved any more."""
-# One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs, and
-# no -0, which Arrow reads as 0 where it is a key.
+"""Maximum number of documents of a block that is not halved again."""
+# An ordinary document is one object from the first character to the last. It has no NaN or infinity, no second object
+# and no escape that may be half of a surrogate pair. It also has no -0, because Arrow reads a key of -0 as 0.
 _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
 _ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)|:\s*-0\s*[,}]"
 
 
 class _Wanted(NamedTuple):
-    """Columns to read; key columns; columns whose numbers must not become floating-point."""
+    """Names of the columns to read, of the key columns, and of the columns whose numbers must stay exact."""
 
     columns: tuple[str, ...]
     keys: tuple[str, ...]
@@ -64,7 +65,7 @@ class _Wanted(NamedTuple):
 
 
 class _Number(str):
-    """A number as the document writes it."""
+    """Text of a number, unchanged from the document."""
 
 
 def read_objects(
@@ -72,20 +73,22 @@ def read_objects(
 ) -> RawRows:
     """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
-    A column is text, or numbers if all documents have numbers in it. Other members are ignored.
+    A column has numbers if this member is a number in all documents; otherwise the column has texts. Other members are
+    ignored.
 
     Args:
-        documents: N documents with one object each, none null.
+        documents: N documents, not null, with one object each.
         columns: names of the members to read.
-        keys: key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
-        exact: other columns whose numbers keep their spelling.
+        keys: names of the key columns. A key must be a text, a whole number or a boolean, because only these values
+            have a unique notation.
+        exact: names of other columns whose numbers must keep their notation.
     """
     parts = _read_parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
     return join_parts(parts, columns)
 
 
 def _read_parts(documents: pa.Array, wanted: _Wanted) -> list[RawRows]:
-    """Read runs of documents, each with the fastest possible reader."""
+    """Read each run of ordinary documents with Arrow's reader, and each other run with Python's reader."""
     if len(documents) == 0:
         return []
     ordinary = _find_ordinary(documents)
@@ -107,7 +110,7 @@ def _find_ordinary(documents: pa.Array) -> NDArray[np.bool_]:
     try:
         text = documents.cast(pa.string())
     except pa.ArrowInvalid:
-        return np.zeros(len(documents), bool)  # Python's reader finds the documents that are not UTF-8
+        return np.zeros(len(documents), bool)  # Python's reader identifies the documents that are not UTF-8
     pc = load_compute()
     good = pc.match_substring_regex(text, _ORDINARY)
     odd = pc.match_substring_regex(text, _ODD)
@@ -115,12 +118,12 @@ def _find_ordinary(documents: pa.Array) -> NDArray[np.bool_]:
 
 
 def _infer_schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
-    """Infer the types of the columns from some documents; None if Arrow has no fitting type."""
+    """Return the types of the columns, inferred from documents; None if Arrow has no suitable type for a column."""
     rows = [parse_object(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
         if "." in name and not any(name in row for row in rows):
-            return None  # a nested member
+            return None  # the name is that of a nested member
         value = next((row[name] for row in rows if row.get(name) is not None), None)
         number, exact = isinstance(value, _Number), name in wanted.exact
         if (number or value is None) and not exact:
@@ -147,7 +150,7 @@ def _read_halves(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted)
 
 
 def _read_by_arrow(documents: pa.Array, schema: pa.Schema) -> RawRows | None:
-    """Read ordinary documents; None if one does not match the schema."""
+    """Return the rows of ordinary documents; None if a document does not match the schema."""
     pc = load_compute()
     lines = pc.binary_join_element_wise(
         documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))
@@ -186,7 +189,10 @@ def _read_singly(documents: pa.Array, wanted: _Wanted) -> RawRows:
 
 
 def parse_object(document: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return a document's members, and why it is invalid (None: valid); numbers keep their spelling."""
+    """Return the members of a document, and the reason why the document is invalid, or None.
+
+    Numbers keep their notation.
+    """
     try:
         text = document.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -194,14 +200,17 @@ def parse_object(document: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()  # an error for half a surrogate pair
     except (ValueError, RecursionError):
         return {}, NOT_AN_OBJECT
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
 
 
 def find_member(row: Mapping[str, Any], name: str) -> Any:
-    """Return a member of an object; if it lacks a name with dots, the nested member, as in `main.temp`."""
+    """Return a member of an object, or None.
+
+    If the object has no member with a dotted name such as `main.temp`, the nested member is returned.
+    """
     if name in row or "." not in name:
         return row.get(name)
     value: Any = row
@@ -211,7 +220,7 @@ def find_member(row: Mapping[str, Any], name: str) -> Any:
 
 
 def has_member(row: Mapping[str, Any], name: str) -> bool:
-    """Tell if an object has a member, null or not; `name` as in `find_member`."""
+    """Return whether an object has a member, which may be null; `name` may be dotted, as for `find_member`."""
     above, _, last = name.rpartition(".")
     if name in row or not above:
         return name in row
@@ -220,12 +229,12 @@ def has_member(row: Mapping[str, Any], name: str) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Tell if a member returned by `parse_object` is a whole number."""
+    """Return whether a member returned by `parse_object` is a whole number."""
     return isinstance(value, _Number) and value.lstrip("-").isdigit()
 
 
 def is_number(value: Any) -> bool:
-    """Tell if a member returned by `parse_object` is a number."""
+    """Return whether a member returned by `parse_object` is a number."""
     return isinstance(value, _Number)
 
 
@@ -245,12 +254,12 @@ def _format_text(value: Any) -> str | None:
 
 
 def is_json(path: str | Path) -> bool:
-    """Tell by a file's ending if it has JSON objects."""
+    """Return whether a file's ending is that of a JSON file."""
     return str(path).lower().endswith(FORMATS)
 
 
 def spans_lines(path: Path) -> bool:
-    """Tell if a file does not have one object per line, so that it cannot be cut at line ends."""
+    """Return whether the objects of a file may span lines, so that the file cannot be cut at line ends."""
     with open_bytes(path) as file:
         beginning = file.read(BEGINNING)
         while not beginning.strip(BLANK_BYTES + BOM) and (block := file.read(BEGINNING)):
@@ -259,9 +268,12 @@ def spans_lines(path: Path) -> bool:
 
 
 def read_json_documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) -> list[bytes]:
-    """Return all documents of a file, or the first `most`.
+    """Return the documents of a file.
 
-    columns: as in `read_part`.
+    Args:
+        path: path of the file.
+        most: maximum number of documents, from the beginning. None means all documents.
+        columns: column names of a row, as for `read_part`.
 
     Raises:
         UserError: the file cannot be read, or is not JSON.
@@ -275,9 +287,15 @@ def read_json_documents(path: Path, most: int | None = None, columns: Sequence[s
 
 
 def list_json_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[FilePart]:
-    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
+    """Return the parts of a file's bytes from `start` to `stop`, in order, cut at line ends.
 
-    most: bytes of memory for reading a part.
+    A file whose objects span lines is one part.
+
+    Args:
+        path: path of the file.
+        start: byte position of the first part.
+        stop: byte position of the end. None means the end of the file.
+        most: maximum bytes of memory to read a part.
 
     Raises:
         UserError: the file cannot be read.
@@ -293,7 +311,9 @@ def list_json_parts(path: Path, start: int = 0, stop: int | None = None, most: i
 def read_part(part: FilePart, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
     """Yield the documents (binary) of a part of a file, in batches.
 
-    columns: columns of a row, to tell a single object that is a row from an envelope of rows.
+    Args:
+        part: part of a file.
+        columns: column names of a row, used to distinguish a single object that is a row from an envelope of rows.
 
     Raises:
         UserError: the file cannot be read, or is not JSON.
@@ -308,7 +328,7 @@ def read_part(part: FilePart, columns: Sequence[str] = ()) -> Iterator[pa.Array]
 
 
 def _read_values(part: FilePart, columns: Sequence[str]) -> Iterator[pa.Array]:
-    """Yield the rows of a file without one object per line, in batches."""
+    """Yield the rows of a file whose objects span lines, in batches."""
     some: list[bytes] = []
     size = 0
     with open_bytes(Path(part.path), part.most) as file:
@@ -327,7 +347,7 @@ def _collect_documents(lines: Iterable[bytes]) -> pa.Array:
 
 @contextmanager
 def _report_unreadable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read, or is not JSON, into a UserError."""
+    """Raise a UserError in place of an error for a file that cannot be read or is not JSON."""
     try:
         with report_unreadable(path):
             yield
@@ -340,10 +360,10 @@ def _report_unreadable(path: Path) -> Iterator[None]:
 
 
 def infer_json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
-    """Return the spec's columns with the types of a file's first documents.
+    """Return the schema of the spec's columns, inferred from the first documents of a file.
 
     Raises:
-        UserError: the file cannot be read, is empty, or a column is in none of the first documents.
+        UserError: the file cannot be read, is empty, or has a column of the spec in none of its first documents.
     """
     if spec.files.wide is not None:
         raise UserError(
@@ -377,7 +397,7 @@ def infer_json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
 
 
 def parse_documents(spec: ModelSpec, values: pa.Array, path: str) -> RawRows:
-    """Return the spec's columns of N documents (binary) of a file, unchecked; a payload is a document."""
+    """Return the spec's columns of N documents (binary) of a file, unchecked; each row's payload is its document."""
     keys = spec.list_file_columns(name for name in spec.key if name != spec.key_from_name)
     exact = spec.list_file_columns([spec.time, *spec.id_columns])
 

@@ -1,12 +1,12 @@
-"""Find which files have landed from the Delta log: the path and the content of each.
+"""Find out from the Delta log which files have landed, with their paths and contents.
 
-The rows of a file are committed in the Delta transaction `ingest-MODEL-SHA256`; its number stands for the path. A
-commit of several files has a transaction for each file. So the commit itself identifies path and content. Delta keeps
-both as long as the table exists, and no second record can disagree. The same holds for the file's rejected rows in the
-quarantine table.
+The accepted rows of a file are committed in the Delta transaction `ingest-MODEL-SHA256`; the number of the transaction
+is a hash of the path. A commit of several files has a transaction for each file. Therefore the commit itself identifies
+path and content, Delta stores both as long as the table exists, and no separate record can contradict the table. The
+rejected rows of a file are committed to the quarantine table in the same way.
 
-Earlier releases gave each of these transactions the number 1. For files that they landed, the transaction identifies
-the content; the path is in the commit's metadata or, where the history has expired, in `_origin`.
+Earlier releases gave each transaction the number 1. For files that landed by these releases, the transaction identifies
+only the content. Their path is in the metadata of the commit or, if the history has expired, in the column `_origin`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 UNKNOWN = ""
-"""Placeholder for a content that the table's history no longer has."""
+"""Placeholder for the hash of a content that is no longer in the history of the table."""
 _NO_PATH = 1
-"""Number of the transactions of releases that did not record paths."""
+"""Transaction number of releases that did not record paths."""
 
 
 def build_file_transaction(model: str, path: str, digest: str) -> tuple[str, int]:
@@ -38,12 +38,18 @@ def build_file_transaction(model: str, path: str, digest: str) -> tuple[str, int
 
 
 def hash_path(path: str) -> int:
-    """Return the transaction number of a path: 60 bits of its hash, greater than the number of earlier releases."""
+    """Return the transaction number of a path: 60 bits of a hash, plus a constant so that the number exceeds 1."""
     return int(hashlib.sha256(path.encode()).hexdigest()[:15], 16) + _NO_PATH + 1
 
 
 class FileState(NamedTuple):
-    """A file as it was when its content was hashed."""
+    """State of a file at the time when its content was hashed.
+
+    path: path of the file.
+    digest: SHA-256 of the content.
+    size: size in bytes.
+    changed: modification time in nanoseconds.
+    """
 
     path: str
     digest: str
@@ -52,12 +58,12 @@ class FileState(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Return the `position` of the file's rejected rows in the quarantine."""
+        """Return the value of the column `position` for the file's rejected rows in the quarantine."""
         return json.dumps({"file": self.path, "sha256": self.digest})
 
 
 def read_file_state(path: str, salt: bytes = b"") -> FileState:
-    """Return the state of a file with the SHA-256 of its content, after `salt`."""
+    """Return the state of a file; the SHA-256 is that of `salt` followed by the content."""
     size, changed = stamp_of(path)
     digest = hashlib.sha256(salt)
     for file in list_part_files(Path(path)):
@@ -68,17 +74,22 @@ def read_file_state(path: str, salt: bytes = b"") -> FileState:
 
 
 def stamp_of(path: str) -> tuple[int, int]:
-    """Return the size in bytes of a file, or of a folder's part files, and its modification time (ns)."""
+    """Return the size in bytes and the modification time (ns) of a file or of the part files in a folder.
+
+    The size of a folder is the sum of the sizes of its part files; its time is the newest of their times.
+    """
     stats = [file.stat() for file in list_part_files(Path(path))]
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Which rows of a file are committed, for its present content and for earlier contents of the same path.
+    """Committed rows of a file, for its present content and for other contents of the same path.
 
-    landed, kept: whether this content's accepted (landed) and rejected (kept) rows are committed, under any path.
-    accepted, rejected: the other contents (SHA-256) whose accepted and whose rejected rows are committed.
+    landed: whether the accepted rows of the present content are committed, for any path.
+    kept: whether the rejected rows of the present content are committed, for any path.
+    accepted: SHA-256 of the other contents whose accepted rows are committed.
+    rejected: SHA-256 of the other contents whose rejected rows are committed.
     """
 
     landed: bool
@@ -88,38 +99,43 @@ class Known:
 
     @property
     def others(self) -> list[str]:
-        """Return the other contents, sorted."""
+        """Return the SHA-256 of all other contents, sorted."""
         return sorted(self.accepted | self.rejected)
 
 
 @dataclass
 class TransactionNumbers:
-    """Transaction number of each content, in the measurements and in the quarantine."""
+    """Transaction number of each content, in the measurements table and in the quarantine."""
 
     accepted: dict[str, int]
     rejected: dict[str, int]
 
     @cached_property
     def by_path(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
-        """Return the contents of each transaction number, in the measurements and in the quarantine."""
+        """Return the contents of each transaction number, in the measurements table and in the quarantine."""
         return _invert_numbers(self.accepted), _invert_numbers(self.rejected)
 
 
 @dataclass
 class LandedFiles:
-    """The files of one model that have landed."""
+    """Files of one model that have landed."""
 
     warehouse: Tables
     model: str
 
     def numbers(self) -> TransactionNumbers:
-        """Return the transaction numbers of both tables as of now, for many calls of `known`."""
+        """Return the present transaction numbers of both tables; they can be used for many calls of `known`."""
         return TransactionNumbers(self._numbers(measurements(self.model)), self._numbers(TABLE))
 
     def known(self, path: str, digest: str, numbers: TransactionNumbers | None = None) -> Known:
-        """Return which rows of a file with this content are committed, as of `numbers` or of now.
+        """Return the committed rows of a file.
 
-        A content that has landed under another path is the same file, moved or copied.
+        A content that has landed with another path counts as landed, because the file was moved or copied.
+
+        Args:
+            path: path of the file.
+            digest: SHA-256 of the content.
+            numbers: transaction numbers. None means the present numbers.
         """
         numbers = self.numbers() if numbers is None else numbers
         landed, kept = digest in numbers.accepted, digest in numbers.rejected
@@ -133,13 +149,13 @@ class LandedFiles:
         return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
 
     def describe(self, digests: Sequence[str]) -> str:
-        """Describe contents in words, with the details that the table's history still has."""
+        """Return a description of contents in words, with the details that are still in the history of the table."""
         if not self._commits.keys() >= set(digests):
-            self.__dict__.pop("_commits")  # the cache is older than these commits
+            self.__dict__.pop("_commits")  # a commit is newer than the cache
         return " and ".join(_describe_landing(one, self._commits.get(one, {})) for one in digests)
 
     def _numbers(self, table: str) -> dict[str, int]:
-        """Return the number of each landed content's transaction."""
+        """Return the transaction number of each landed content in a table."""
         of_file = re.compile(rf"ingest-{re.escape(self.model)}-([0-9a-f]{{64}})")
         found = self.warehouse.transactions(table)
         return {match[1]: number for name, number in found.items() if (match := of_file.fullmatch(name))}
@@ -153,9 +169,9 @@ class LandedFiles:
 
     @cached_property
     def _commits(self) -> dict[str, Mapping[str, Any]]:
-        """Return commit metadata by content, as of the first call."""
+        """Return the commit metadata by content; the result is cached at the first call."""
         table = measurements(self.model)
-        # A commit of one file describes it directly; a commit of several files has a list.
+        # The metadata of a commit describe one file directly, and several files in the list `files`.
         return {
             one["sha256"]: {**one, "version": entry.version}
             for entry in self.warehouse.read_log_entries(table)
@@ -165,16 +181,16 @@ class LandedFiles:
 
     @cached_property
     def _origins(self) -> set[str]:
-        """Return the paths in `_origin`."""
+        """Return the paths in the column `_origin` of the measurements table."""
         origins = self.warehouse.group_counts(measurements(self.model), ["_origin"])
         return {one["_origin"].removeprefix(HISTORY_PREFIX) for one in origins if one["_origin"]}
 
     @cached_property
     def _rejected_by_earlier_release(self) -> dict[str, set[str]]:
-        """Return the contents that have rows in the quarantine, by path."""
+        """Return the contents whose rows are in the quarantine, by path."""
         found: dict[str, set[str]] = {}
         for row in self.warehouse.group_counts(TABLE, ["model", "position", "reason"]):
-            # A file that is quarantined as a whole has no landed rows.
+            # A row for a whole quarantined file is skipped, because no row of this file has landed.
             if row["model"] == self.model and not row["reason"].startswith("file: "):
                 detail = json.loads(row["position"] or "{}")
                 if "sha256" in detail:

@@ -1,7 +1,8 @@
 """Read the messages of a topic as rows, and check them with the same rules and parser as files.
 
-Values reach Python unparsed, and one call parses a whole Arrow batch (`jobs.landing.json_rows`). This measured several
-times faster than Spark's `from_json`, and no rule is written twice. Spark parses Avro.
+Spark passes JSON values to Python unparsed, and one call parses a whole Arrow batch (`jobs.landing.json_rows`). In
+measurements this was several times faster than Spark's `from_json`, and messages and files have the same rules. Spark
+parses Avro values.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEY_KINDS = ("string", "int", "bigint")
 
 
 def derive_topic_key_types(source: Source, names: list[str]) -> KeyTypes:
-    """Return the types of key and id columns in the measurements table of a topic."""
+    """Return the types of the key and id columns in the measurements table of a topic."""
     if source.format == "avro":
         whole = {
             field["name"]
@@ -62,11 +63,19 @@ def read_checked_messages(
     topic_id: str | None = None,
     several: bool = False,
 ) -> DataFrame:
-    """Turn messages (`key`, `value`, `partition`, `offset`) of one topic, or of `several`, into checked rows.
+    """Return the checked rows of messages.
+
+    Args:
+        messages: frame with the columns `key`, `value`, `partition` and `offset`.
+        spec: spec of the model.
+        source: source of the messages.
+        types: types of the key and id columns.
+        topic_id: id of the topic, for the positions of rejected rows; None if unknown.
+        several: whether the messages are from several topics; then the frame also has the column `topic`.
 
     Returns:
-        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`; with
-        several topics also `_topic`.
+        Frame with `_reason`, `_payload` and `_position` (null in accepted rows), the spec's columns, `_partition` and
+        `_offset`. If the messages are from several topics, the frame also has `_topic`.
 
     Raises:
         UserError: the Avro schema is invalid, or lacks a column of the spec.
@@ -88,7 +97,7 @@ def read_checked_messages(
                 yield check(batch)
 
     if source.format == "avro":
-        check(_build_empty(raw, spec))  # refuses unusable column types before the query starts
+        check(_build_empty(raw, spec))  # raises an error for unusable column types before the query starts
     return raw.mapInArrow(work, schema)
 
 
@@ -101,7 +110,7 @@ class MessageChecker(NamedTuple):
     topic_id: str | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns of `read_checked_messages`."""
+        """Return the checked rows of a batch, with the columns of `read_checked_messages`."""
         values = batch.column("value")
         message_keys = self._decode_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
@@ -130,13 +139,13 @@ class MessageChecker(NamedTuple):
     def _columns(
         self, batch: pa.RecordBatch, message_keys: pa.Array | None
     ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
-        """Return the unparsed columns, and the reasons (N,) why a message has no columns."""
+        """Return the unparsed columns of a batch, and (N,) the reason why each invalid message has no values."""
         spec, key = self.spec, self.source.message_key
         inner = spec.list_file_columns(name for name in spec.columns if name != key)
         if self.source.format == "avro":
             names = [name for name in batch.schema.names if name.startswith("c_")]
             columns = {name[2:]: batch.column(name) for name in names}
-            # Spark returns a record without values for an invalid record.
+            # For an invalid record, Spark returns a record in which all values are null.
             known = np.zeros(batch.num_rows, bool)
             for column in columns.values():
                 known |= arrow.to_numpy(column.is_valid())
@@ -171,7 +180,11 @@ class MessageChecker(NamedTuple):
         problem: str | None,
         row: str | None,
     ) -> str | None:
-        """Return the payload for quarantine: JSON text, the fields of an Avro record, or an invalid record's bytes."""
+        """Return the payload for quarantine.
+
+        The payload is the JSON text of the message, the fields of an Avro record, or the bytes of an invalid Avro
+        record.
+        """
         if value is None:
             return None
         if self.source.format == "avro":
@@ -199,7 +212,7 @@ class MessageChecker(NamedTuple):
 
 
 def _select_send_time(messages: DataFrame) -> Column:
-    """Return the broker's timestamp, else the start of the micro-batch: both stay the same in a retry."""
+    """Return the broker's timestamp, or else the start of the micro-batch; a retry gives the same time."""
     began = F.current_timestamp()
     if "timestamp" not in messages.columns:
         return began.alias(SENT)
@@ -208,16 +221,16 @@ def _select_send_time(messages: DataFrame) -> Column:
 
 
 def _read_send_times(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-    """Return the send times of a batch's messages, in microseconds since 1970; None: unknown."""
+    """Return the send times (N,) of the messages of a batch, in microseconds since 1970; None if unknown."""
     return arrow.to_numpy(batch.column(SENT).cast(pa.int64())) if SENT in batch.schema.names else None
 
 
 def _select_cells(spec: ModelSpec, source: Source) -> list[Column]:
-    """Return the fields of an Avro record as columns c_<field>; none for JSON."""
+    """Return the fields of an Avro record as columns c_<field>; an empty list for JSON."""
     if source.format == "json":
         return []
     value = F.col("value")
-    if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
+    if source.framing == "confluent":  # a zero byte and a schema number of four bytes precede the record
         value = F.when(F.substring(value, 1, 1) == F.lit(bytearray(1)), F.expr("substring(value, 6)"))
     names = [field["name"] for field in (source.avro_schema or {}).get("fields", [])]
     wanted = spec.list_file_columns(name for name in spec.columns if name != source.message_key)
@@ -233,7 +246,11 @@ def _select_cells(spec: ModelSpec, source: Source) -> list[Column]:
 
 
 def _build_empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
-    """Return an empty batch with the columns of a frame."""
+    """Return an empty Arrow batch with the columns of a frame.
+
+    Raises:
+        UserError: a column has no type in Arrow, or the type of a key or id column is not suitable.
+    """
     try:
         schema = to_arrow_schema(raw.schema, timezone="UTC")
     except PySparkException as error:

@@ -1,4 +1,4 @@
-"""Unchecked rows of files or messages, as columns."""
+"""Unchecked rows of files, messages or tables, as columns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from jobs.state.encoding import arrow
 
 CORRUPT = "_corrupt"
-"""Column with the text of a row whose number of fields differs from the header's."""
+"""Column with the text of a misshapen row, which has another number of fields than the header."""
 FIELDS = "_fields"
-"""Column with the number of fields of such a row and of the header."""
+"""Column with the number of fields of a misshapen row and of the header."""
 BYTES = "_bytes"
 """Column with the bytes (base64) of a row that is not UTF-8 text."""
 LINE = "_line"
@@ -28,14 +28,19 @@ NOT_UTF8 = "row: not UTF-8 text"
 
 
 class RawRows(NamedTuple):
-    """Unchecked rows: `columns` by name, each with N `rows`.
+    """Unchecked rows as columns. In texts that are not UTF-8, escapes such as `\\xff` replace the invalid bytes.
 
-    `problems` (N,): why a row is invalid regardless of its values, None where it is valid; None: all rows are valid.
-    The texts of a row that is not UTF-8 have `\\xff` and the like in place of invalid bytes.
-    `decimal`: decimal mark of numbers in texts. `left_out`: number of skipped comments and repeated headers.
-    `landed`: landing time in microseconds since 1970, for all rows or for each (N,); None: now.
-    `before`: returns the earlier parts of the same file, the nearest first; None: there are no earlier parts.
-    `payload`: returns the quarantine payload of a row by its index; None: the payload is the row's columns.
+    columns: columns by name, with N values each.
+    rows: number N of rows.
+    problems: (N,) reason why each row is invalid regardless of its values, None for valid rows. None in place of the
+        array means that all rows are valid.
+    decimal: decimal mark of numbers in texts.
+    left_out: number of skipped comments and repeated headers.
+    landed: landing time in microseconds since 1970, of all rows or (N,) of each row. None means the present time.
+    before: function that returns the earlier parts of the same file, the nearest part first. None means that there are
+        no earlier parts.
+    payload: function that returns the quarantine payload of the row with an index. None means that the payload consists
+        of the columns of the row.
     """
 
     columns: dict[str, pa.Array]
@@ -48,24 +53,24 @@ class RawRows(NamedTuple):
     payload: Callable[[int], str] | None = None
 
     def reasons(self) -> NDArray[np.object_]:
-        """Return a copy of the reasons (N,) why rows are invalid, None where valid, to add other reasons."""
+        """Return a copy of `problems` (N,) to which other reasons can be added; None for each valid row."""
         return np.full(self.rows, None, object) if self.problems is None else self.problems.copy()
 
 
 def find_shape_problem(row: Mapping[str, object]) -> str | None:
-    """Return why a rejected row's payload does not fit the file's columns; None if it fits."""
+    """Return the reason why the payload of a rejected row is misshapen or not UTF-8; None if it is neither."""
     if row.get(CORRUPT) is not None:
         return MISSHAPEN
     return None if row.get(BYTES) is None else NOT_UTF8
 
 
 def encode_base64(lines: Sequence[bytes | None]) -> pa.Array:
-    """Return bytes as base64 texts for the column `BYTES`; null for None."""
+    """Return lines of bytes as base64 texts for the column `BYTES`; a line of None becomes null."""
     return arrow.build_texts([None if line is None else base64.b64encode(line).decode() for line in lines])
 
 
 def cut_rows(source: RawRows, start: int, stop: int) -> RawRows:
-    """Return rows `start` to `stop` (excluded) of a source without a `payload` function."""
+    """Return the rows from `start` up to, but not including, `stop` of a source without a `payload` function."""
     return source._replace(
         columns={name: column.slice(start, stop - start) for name, column in source.columns.items()},
         rows=max(min(stop, source.rows) - start, 0),
@@ -75,9 +80,9 @@ def cut_rows(source: RawRows, start: int, stop: int) -> RawRows:
 
 
 def repair_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
-    """Return columns with valid UTF-8 texts, and which rows (N,) were invalid; None if all were valid.
+    """Return columns with valid UTF-8 texts, and a mask (N,) of the rows with invalid texts; None if all are valid.
 
-    Arrow does not check the bytes of texts, even if another reader has not checked them either.
+    This check is necessary because Arrow does not check the bytes of texts, and the reader may not have checked them.
     """
     found, marks = dict(columns), None
     for name, column in columns.items():
@@ -99,9 +104,10 @@ def repair_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDA
 
 
 def join_parts(parts: Sequence[RawRows], names: Sequence[str]) -> RawRows:
-    """Concatenate the rows of several parts, in order; columns that only some parts have follow the named columns.
+    """Return the rows of several parts in order; the named columns are first, all other columns of the parts follow.
 
-    A column of several types becomes text: in JSON such a column mixes numbers with texts of numbers.
+    A column that has several types becomes a column of texts. Such columns occur in JSON, if a member is a number in
+    one part and a text in another part.
     """
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys([*names, *(name for part in parts for name in part.columns)]):
@@ -120,7 +126,7 @@ def join_parts(parts: Sequence[RawRows], names: Sequence[str]) -> RawRows:
 
 
 def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], text: str) -> None:
-    """Reject the bad rows (N,) that have no reason yet with `text`."""
+    """Set the reason `text` for those rows of the mask `bad` (N,) that have no reason yet; update `reason` in place."""
     if bad.any():
         bad = bad & (reason == None)  # noqa: E711 - elementwise
         reason[bad] = text

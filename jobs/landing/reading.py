@@ -1,6 +1,6 @@
-"""Read and check the rows of a file, piece by piece, with one reader for each kind of file.
+"""Read and check the rows of a file, piece by piece, with a different reader for each type of file.
 
-A piece is read independently, in any process, so that a file gives the same rows however it is cut.
+Each piece is read independently, in any process, so that the rows of a file do not depend on the cuts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _CUT_BY_BYTES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 
 
 class FilePiece(NamedTuple):
-    """Part of a file, with its approximate bytes.
-
-    rejected: keep the rejected rows, too.
-    """
+    """Part of a file with its approximate size in bytes; `rejected` is whether rejected rows are also committed."""
 
     part: FilePart
     size: int
@@ -47,17 +44,17 @@ class FilePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class FileReader:
-    """Reader of one CSV, Parquet or ORC file: its columns, its pieces in order, and the rows of a piece."""
+    """Reader of the columns, pieces and rows of one CSV, Parquet or ORC file."""
 
     spec: ModelSpec
     path: str
 
     def columns(self) -> pa.Schema:
-        """Return the columns of the file, after checking them against the spec."""
+        """Check that the file has the columns of the spec, and return the schema of the file."""
         return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
-        """Return the file's pieces in order; for lines or records, the pieces between two byte positions."""
+        """Return the pieces of the file in order; for lines and records, the pieces between two byte positions."""
         return list_parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
     def read(
@@ -65,17 +62,20 @@ class FileReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the checked rows of a piece (`check_rows`).
 
-        landed: start of the file's landing, in microseconds since 1970; None: now.
+        Args:
+            piece: piece of the file.
+            key_types: types of the key and id columns.
+            landed: start of the landing, in microseconds since 1970. None means the present time.
         """
         for source in self.sources(piece):
             yield check_rows(self.spec, source._replace(landed=landed), key_types, self.path)
 
     def sources(self, piece: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
-        """Yield the named columns, or all, of a piece, with the key from the file's name.
+        """Yield the named columns, or all columns, of a piece in batches, with the key from the file's name.
 
-        Each batch of rows can return the rows before it (`Source.before`).
+        The function `RawRows.before` of a batch returns the rows before the batch.
         """
-        last: list[RawRows] = []  # the previous batch only, to bound the memory for a large piece
+        last: list[RawRows] = []  # only the previous batch, to limit the memory for a large piece
         for number, source in enumerate(self._read_unkeyed(piece, columns)):
             keyed = add_key(self.spec, source, self.path)
 
@@ -88,7 +88,7 @@ class FileReader:
             last = [keyed]
 
     def _before(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
-        """Yield the rows before a piece, the nearest first."""
+        """Yield the rows before a piece, beginning with the nearest batch."""
         for one in reversed(self.pieces(0, piece.start)):
             if one.path == piece.path and one.start < piece.start:
                 yield from reversed(list(self.sources(one, columns)))
@@ -99,7 +99,7 @@ class FileReader:
 
 
 class LineReader(FileReader):
-    """Reader of lines of text; its columns are the groups of the spec's expression."""
+    """Reader of lines of text; the columns are the named groups of the spec's `line_pattern`."""
 
     def columns(self) -> pa.Schema:
         return build_text_schema(self.spec, Path(self.path))
@@ -113,7 +113,7 @@ class LineReader(FileReader):
 
 
 class DocumentReader(FileReader):
-    """Reader of JSON; it always returns the columns of the spec, whichever columns are requested."""
+    """Reader of JSON files; all rows have the columns of the spec, and requested columns are ignored."""
 
     def columns(self) -> pa.Schema:
         return infer_json_schema(Path(self.path), self.spec)
@@ -127,19 +127,19 @@ class DocumentReader(FileReader):
 
 
 def list_endings(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the endings of files that can land for a model; text files only if the spec has `line_pattern`."""
+    """Return the endings of files that can land for a model; text files can land if the spec has `line_pattern`."""
     return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
 def select_reader(spec: ModelSpec, path: str) -> FileReader:
-    """Return the reader for the ending of a file, or of a folder that Spark wrote as one file."""
+    """Return the reader for a file, or for a folder that Spark has written, chosen by the ending of the path."""
     if is_json(path):
         return DocumentReader(spec, path)
     return LineReader(spec, path) if is_text(path) else FileReader(spec, path)
 
 
 def read_keyed_schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return a file's schema, with the key from its name.
+    """Return the schema of a file, with the key column from the file's name.
 
     Raises:
         UserError: a column of the spec is missing, or the file cannot be read.
@@ -148,13 +148,13 @@ def read_keyed_schema(spec: ModelSpec, path: str) -> pa.Schema:
 
 
 def read_spec_schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return the types of the spec's columns in a file after checking them against the spec.
+    """Check the types of the spec's columns in a file, and return these types.
 
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
     schema = read_keyed_schema(spec, path)
-    check_columns(Path(path), schema.names, schema.names)  # rejected rows are kept with all columns, by name
+    check_columns(Path(path), schema.names, schema.names)  # payloads contain all columns by name
     refuse_types(spec, schema, path)
     return build_spec_schema(spec, schema)
 
@@ -163,11 +163,11 @@ def cut_file_pieces(spec: ModelSpec, path: str, size: int, start: int, middle: i
     """Return the pieces of a file from a byte position on, in order.
 
     Args:
-        spec: the model.
-        path: the file.
-        size: bytes of the file.
+        spec: spec of the model.
+        path: path of the file.
+        size: size of the file in bytes.
         start: byte position from which accepted rows land.
-        middle: byte position, at or after `start`, from which rejected rows are kept.
+        middle: byte position, at or after `start`, from which rejected rows are also committed.
 
     Raises:
         UserError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Report on the rows of a source: counts, reasons of rejection with their remedies, and doubts about accepted rows."""
+"""Report on the rows of a source: counts, reasons of rejection with remedies, and warnings about accepted rows."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 MOST_FILES = 20
-"""Files that are searched for the cause of missing measurements."""
+"""Maximum number of files that are searched for the cause of missing measurements."""
 
 
 def list_remarks(spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequence[Path]) -> list[str]:
-    """Return remedies for rejected rows, and notes about repeats and times.
+    """Return remedies for rejected rows, and notes on repeated rows, missing measurements and doubtful times.
 
     Args:
-        spec: the model.
-        source: N rows as written.
-        rows: the same N rows, parsed.
-        files: the files of the rows.
+        spec: spec of the model.
+        source: N unparsed rows.
+        rows: the same N rows after parsing.
+        files: files that contain the rows.
     """
     bad = ~rows.accepted
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
@@ -73,13 +73,13 @@ def list_remarks(spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequ
 def format_absent_notes(
     spec: ModelSpec, absent: Mapping[str, int], rows: int, paths: Sequence[str | Path]
 ) -> list[str]:
-    """Return a note for each measurement that some accepted rows lack.
+    """Return a note for each measurement that is missing in accepted rows.
 
     Args:
-        spec: the model.
-        absent: number of rows that lack each measurement, by its name.
+        spec: spec of the model.
+        absent: number of accepted rows without a measurement, by name of the measurement.
         rows: number of accepted rows.
-        paths: the files of the rows.
+        paths: files that contain the rows.
     """
     notes = []
     for name in spec.measurement:
@@ -94,7 +94,7 @@ def format_absent_notes(
 
 
 def find_absent_notes(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | Path]) -> list[str]:
-    """Return the notes of `format_absent_notes` on parsed rows."""
+    """Return the notes of `format_absent_notes` for parsed rows."""
     accepted = rows.accepted
     counts = {
         name: int(np.isnan(values[accepted]).sum())
@@ -104,7 +104,7 @@ def find_absent_notes(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | P
 
 
 def _find_cause(spec: ModelSpec, path: Path, name: str) -> str | None:
-    """Return why a file's rows lack a measurement, or None if the file does not show why."""
+    """Return why a measurement is missing in the rows of a file; None if the file does not show the cause."""
     try:
         if is_json(path):
             return _find_document_cause(path, name)
@@ -132,20 +132,20 @@ def _find_document_cause(path: Path, name: str) -> str | None:
 
 
 def _simplify_name(name: str) -> str:
-    """Return a name in one case, without the marks between its words."""
+    """Return a name in lower case, without the punctuation between its words."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 
 def describe_rejected(
     spec: ModelSpec, counts: RowCounts, reasons: Mapping[str, int], unit: str = "row"
 ) -> list[str]:
-    """Return lines on the quarantined rows: their number, the reasons and the remedies.
+    """Return lines on the quarantined rows: the number of rows, the reasons and the remedies.
 
     Args:
-        spec: the model.
-        counts: counts of the rows.
-        reasons: number of rows that this run quarantined, by reason.
-        unit: the word for a row.
+        spec: spec of the model.
+        counts: counts of all rows.
+        reasons: number of rows that this run has quarantined, by reason.
+        unit: word for a row, such as "message".
     """
     if not reasons:
         return []
@@ -164,10 +164,10 @@ def describe_accepted(
     """Return notes on accepted rows that repeat other rows, have doubtful times, or lack a measurement.
 
     Args:
-        spec: the model.
-        counts: counts of the rows.
-        spans: the first and last time of each file or source, in microseconds since 1970.
-        in_parts: repeats were counted only within each part of a file or source.
+        spec: spec of the model.
+        counts: counts of all rows.
+        spans: first and last time of each file or source, in microseconds since 1970.
+        in_parts: whether repeated rows were counted only within each part of a file or source.
         lacking: files with rows that lack a measurement.
     """
     doubts = {find_epoch_doubt(spec, *one) for one in spans} - {None}
@@ -178,7 +178,7 @@ def describe_accepted(
 
 
 def build_row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
-    """Return the numbers of a report as data."""
+    """Return the row counts of a report as data for JSON output."""
     return {
         "rows": counts.rows,
         "quarantined": sum(reasons.values()),
@@ -199,12 +199,12 @@ def build_source_report(
     """Return the report of a landing.
 
     Args:
-        warehouse: the warehouse with the measurements.
-        spec: the model.
-        counts: counts of this run's rows.
-        began: start of the run on the monotonic clock.
-        place: sentence on skipped data, or None; the position that has landed, as words and as data.
-        unit: the word for a row.
+        warehouse: warehouse with the measurements table.
+        spec: spec of the model.
+        counts: counts of the rows of this run.
+        began: start of the run, in seconds of the monotonic clock.
+        place: text on skipped data, or None; landed position in words; landed position as data.
+        unit: word for a row, such as "message".
     """
     assert spec.source is not None
     note, upto, data = place

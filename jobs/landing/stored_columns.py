@@ -1,6 +1,6 @@
-"""Read Parquet and ORC files. Their row groups and stripes are parts that can be read independently.
+"""Read Parquet and ORC files, whose row groups and stripes can be read independently.
 
-Arrow reads an ORC time without a zone as local time; the spec's `time_zone` gives the zone.
+Arrow reads an ORC time without a zone as local time; the zone is the spec's `time_zone`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jobs.landing.raw_rows import NOT_UTF8, RawRows, repair_texts
 
 FORMATS = (".parquet", ".orc")
 ROWS_A_PART = 1_000_000
-"""Rows of stripes that are read together."""
+"""Approximate number of rows of the ORC stripes that are one part."""
 
 
 def read_stored_schema(path: Path) -> pa.Schema:
-    """Return the schema of a file, or of a folder of files."""
+    """Return the schema of a file, or of the first file of a folder."""
     with limit_memory(path), _open_file(_list_files(path)[0]) as file:
         schema = file.schema if isinstance(file, orc.ORCFile) else file.schema_arrow
     return pa.schema([(field.name, _find_plain_kind(field.type)) for field in schema])
@@ -62,10 +62,10 @@ def list_stored_parts(path: Path) -> list[FilePart]:
 
 
 def read_stored(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
-    """Yield the named columns, or all, of a part in batches of rows.
+    """Yield the named columns, or all columns, of a part in batches of rows.
 
     Raises:
-        UserError: a column is missing, the file is damaged, or its content is far larger than its size.
+        UserError: a column is missing, the file is damaged, or its content needs far more memory than allowed.
     """
     path = Path(part.path)
     with _open_file(path) as file:
@@ -77,7 +77,7 @@ def read_stored(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRo
         check_columns(path, schema.names, wanted)
         refuse_expansion(path, compute_stored_bytes(schema, wanted, rows), part.most)
         for batch in read(wanted):
-            batch.validate(full=True)  # a damaged file may hold invalid text
+            batch.validate(full=True)  # a damaged file may contain invalid texts
             found, not_utf8 = repair_texts({name: _cast_plain(batch.column(name)) for name in wanted})
             source = RawRows(found, batch.num_rows)
             if not_utf8 is not None:
@@ -88,7 +88,10 @@ def read_stored(part: FilePart, columns: Sequence[str] | None) -> Iterator[RawRo
 
 
 def _read_stripes(file: orc.ORCFile, part: FilePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Read one column after the other, as the ORC reader takes several times the memory of its result."""
+    """Yield the stripes of a part, read column by column.
+
+    Columns are read separately because the ORC reader needs several times the memory of its result.
+    """
     for place in range(part.start, file.nstripes if part.stop is None else part.stop):
         found = [file.read_stripe(place, columns=[name]).column(0) for name in columns]
         yield pa.RecordBatch.from_arrays(found, columns)
@@ -102,7 +105,7 @@ def _read_groups(file: pq.ParquetFile, part: FilePart, columns: list[str]) -> It
     ):
         rows += batch.num_rows
         yield batch
-    # If a damaged column ends early, Arrow ends the other columns there, too.
+    # If a damaged column ends early, Arrow returns all other columns with fewer rows, too, and raises no error.
     said = sum(file.metadata.row_group(one).num_rows for one in groups)
     if rows != said:
         raise UserError(
@@ -116,13 +119,13 @@ def _open_file(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
         if path.name.lower().endswith(".orc"):
             yield orc.ORCFile(stream)
         else:
-            # Old Spark versions write INT96 times: in nanoseconds, years outside 1677 to 2262 would overflow.
-            # Read through a buffer: without one, all columns of a row group would be in memory at once.
+            # Old Spark versions write INT96 times, which are read in microseconds, because in nanoseconds years outside
+            # 1677 to 2262 would overflow. With a buffer, not all columns of a row group are in memory together.
             yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return a file itself, or the part files of a folder that Spark wrote.
+    """Return the path itself if it is a file, or the part files of a folder that Spark has written.
 
     Raises:
         UserError: the folder has no files.
@@ -149,7 +152,7 @@ def _find_plain_kind(kind: pa.DataType) -> pa.DataType:
 def _cast_plain(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    # The cast from bytes to text is unchecked: `repair_texts` marks rows with invalid texts.
+    # The cast from bytes to text is unchecked, because `repair_texts` later finds the rows with invalid texts.
     return column.cast(_find_plain_kind(column.type), safe=not _is_bytes(column.type))
 
 
@@ -158,4 +161,4 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 _TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
-"""Types that are read as text. Some Parquet writers declare their texts as bytes only."""
+"""Tests for types that are read as text; bytes are included because some Parquet writers declare texts as bytes."""

@@ -1,4 +1,4 @@
-"""Prepare and write the measurements table of a model, for rows of any source."""
+"""Prepare the measurements table of a model, and write and commit rows of any source."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
 
     Args:
         warehouse: warehouse of the table.
-        spec: the model.
+        spec: spec of the model.
         types: types of the key and id columns of a new table; an existing table keeps its types.
-        messages: the rows are messages of topics, so a new table also has columns for their places.
+        messages: whether the rows are messages of topics; then a new table also has columns for the places of messages.
 
     Raises:
-        UserError: the table exists, and a column of the spec is missing.
+        UserError: the table exists and lacks a column of the spec.
     """
     table = measurements(spec.name)
     if warehouse.exists(table):
@@ -49,9 +49,10 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
 
 
 def build_accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
-    """Return the schema of accepted rows in a measurements table's order.
+    """Return the schema of accepted rows, with the columns in the order of the measurements table.
 
-    messages: the rows are messages of topics: place columns that the table lacks are added at the end.
+    messages: whether the rows are messages of topics. In this case the schema has the columns for the places of
+    messages; columns that the table lacks are at the end.
     """
     more = ["_origin", "_landed_at"]
     places = pa.schema(parse_schema(PLACES).to_arrow() if messages else [])
@@ -63,9 +64,11 @@ def build_accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = Fa
 
 @dataclass
 class LandingTables:
-    """Measurements and quarantine in one attempt to land rows; the names of its files contain `attempt`.
+    """Measurements table and quarantine in one attempt to land rows.
 
-    messages: the rows are messages of topics; landed_at: microseconds since 1970.
+    messages: whether the rows are messages of topics.
+    attempt: random text that is part of the name of each written file.
+    landed_at: start of the attempt, in microseconds since 1970.
     """
 
     warehouse: Tables
@@ -78,7 +81,7 @@ class LandingTables:
 
     @classmethod
     def of(cls, warehouse: Tables, spec: ModelSpec, messages: bool = False) -> LandingTables:
-        """Begin an attempt."""
+        """Begin an attempt to land rows of a model."""
         accepted, rejected = FileTable(warehouse, measurements(spec.name)), FileTable(warehouse, TABLE)
         return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, read_now_us())
 
@@ -92,7 +95,7 @@ class LandingTables:
             self.remove_written()
 
     def list_targets(self) -> tuple[WriteTarget, WriteTarget]:
-        """Return the targets of accepted and of rejected rows."""
+        """Return the targets of the accepted rows and of the rejected rows."""
         schema = build_accepted_schema(self.accepted, self.spec, self.messages)
         self.accepted.ready(schema)
         rejected = TARGET_BYTES, INDEXED
@@ -104,7 +107,7 @@ class LandingTables:
         )
 
     def task(self) -> WritingTask:
-        """Return a task for writing rows from other sources than files."""
+        """Return a task that writes rows from a source other than files."""
         name = name_attempt(0, self.attempt, 0, 0)
         return WritingTask(
             self.spec, {}, (), False, *self.list_targets(), name, self.landed_at, get_known_inputs()
@@ -113,12 +116,12 @@ class LandingTables:
     def commit(
         self, written: Sequence[WrittenRows], transaction: tuple[str, int], place: dict[str, Any]
     ) -> None:
-        """Commit the rejected rows, then the accepted rows, each at most once per transaction.
+        """Commit the rejected rows, and then the accepted rows; each table commits a transaction at most once.
 
         Args:
-            written: result of each process.
-            transaction: application and number.
-            place: position in the source after these rows, for the commit's metadata.
+            written: result of each task.
+            transaction: application and number of the Delta transaction.
+            place: position in the source after these rows, for the metadata of the commit.
         """
         rejected = [part for one in written for part in one.rejected]
         if rejected:
@@ -135,26 +138,26 @@ class LandingTables:
         )
 
     def prepare_rejected(self) -> FileTable:
-        """Return the quarantine ready for rejected rows; create it if it does not exist."""
+        """Create the quarantine if it does not exist, and return it prepared for rejected rows."""
         self.warehouse.create(TABLE, QUARANTINE)
         self.rejected.ready(REJECTED)
         return self.rejected
 
     def remove_written(self) -> None:
-        """Remove this attempt's uncommitted files, unless a commit may still name them."""
+        """Remove the files of this attempt, but not from a table whose commit was tried and may have succeeded."""
         for table in (self.accepted, self.rejected):
             if not table.tried:
                 remove_of(table.path, self.attempt)
 
 
 def record_start(warehouse: Tables, spec: ModelSpec, source: str, detail: dict[str, Any]) -> None:
-    """Commit the start position of a source's landing, without rows.
+    """Commit the start position for the landing of a source, in a commit without rows.
 
     Args:
-        warehouse: warehouse of the measurements.
-        spec: the model.
-        source: name of the source in the commit's transaction.
-        detail: metadata of the commit on the position.
+        warehouse: warehouse of the measurements table.
+        spec: spec of the model.
+        source: name of the source, used in the transaction of the commit.
+        detail: position, for the metadata of the commit.
     """
     said = json.dumps({**detail, "rows": 0, "min_time": None, "max_time": None})
     transaction = f"ingest-{spec.name}-{source}", time.time_ns() // 1_000_000

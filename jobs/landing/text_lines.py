@@ -1,6 +1,7 @@
-"""Read lines of text by a regular expression (`line_pattern` of a spec); each named group is a column.
+"""Read lines of text with the regular expression `line_pattern` of a spec; each named group is a column.
 
-A line that the expression does not fully match is rejected, with its text as payload. Empty lines are skipped.
+If the expression does not match a whole line, the line is rejected, and its payload contains the line. Empty lines are
+skipped.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _UNMATCHED = "line: does not match line_pattern"
 
 
 def is_text(path: str | Path) -> bool:
-    """Tell by its ending if a file has lines of text."""
+    """Return whether a file's ending is that of a file with lines of text."""
     return str(path).lower().endswith(FORMATS)
 
 
 def get_line_pattern(spec: ModelSpec, path: str | Path) -> str:
-    """Return the regular expression for a model's lines.
+    """Return the `line_pattern` of a spec.
 
     Raises:
-        UserError: the spec has no expression.
+        UserError: the spec has no `line_pattern`.
     """
     if spec.line_pattern is None:
         groups = [rf"(?P<{name}>\w+)" for name in spec.key[:1]] + [rf"(?P<{spec.time}>\S+)"]
@@ -44,10 +45,10 @@ def get_line_pattern(spec: ModelSpec, path: str | Path) -> str:
 
 
 def build_text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
-    """Return the schema of a file of lines: a column for each group of the spec's expression.
+    """Return the schema of a file of lines, with a column for each named group of the spec's `line_pattern`.
 
     Raises:
-        UserError: the spec has no expression, or the file cannot be read.
+        UserError: the spec has no `line_pattern`, or the file cannot be read.
     """
     groups = re.compile(get_line_pattern(spec, path)).groupindex
     with report_unreadable(path), open_input(path):
@@ -55,7 +56,7 @@ def build_text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
 
 
 def read_part(pattern: str, part: FilePart, columns: Sequence[str] | None = None) -> Iterator[RawRows]:
-    """Yield the rows of a part of a file in batches: the named columns, or all columns and the whole line.
+    """Yield the rows of a part of a file in batches, with the named columns, or with all columns and the whole line.
 
     Raises:
         UserError: the file cannot be read.
@@ -67,9 +68,9 @@ def read_part(pattern: str, part: FilePart, columns: Sequence[str] | None = None
 
 
 def match_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
-    """Match a rejected row's line again; return the row with its groups, an empty one as null, and the problem.
+    """Match the line of a rejected row again; return the row with the named groups added, and the problem, or None.
 
-    Rows without a line stay unchanged.
+    An empty group becomes null. A row without a line stays unchanged.
     """
     line = row.get(LINE)
     if not isinstance(line, str):
@@ -81,7 +82,7 @@ def match_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, obje
 
 
 def _match_lines(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> RawRows:
-    """Return the groups of lines as columns; an empty group is null."""
+    """Return the named groups of lines as columns; an empty group becomes null."""
     texts = [line.decode("utf-8", "backslashreplace") for line in lines]
     invalid = np.array([text.encode() != line for text, line in zip(texts, lines, strict=True)], bool)
     matches = [wanted.fullmatch(text) for text in texts]

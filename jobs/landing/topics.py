@@ -1,4 +1,4 @@
-"""Read Kafka topics as streams of checked rows: from the landed position, or from their start."""
+"""Read Kafka topics as streams of checked rows, from the landed position or from the start of the topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LandedTopic(NamedTuple):
-    """Landed position of one topic: its id (None if unknown) and the next offset of each partition."""
+    """Landed position of one topic: the topic's id, or None if unknown, and the next offset of each partition."""
 
     id: str | None
     offsets: Offsets
@@ -47,13 +47,13 @@ class LandedTopic(NamedTuple):
 
 
 class TopicsStart(NamedTuple):
-    """Landed positions of topics by name, and the name of the landing query's checkpoint."""
+    """Landed positions of topics, by name, and the name of the checkpoint of the query that lands them."""
 
     topics: dict[str, LandedTopic]
     checkpoint: str
 
     def position(self, topic: str) -> dict[str, Any]:
-        """Return a topic's landed position in the form of a stream's position."""
+        """Return the landed position of a topic in the same form as the position of a stream."""
         return build_topic_position(topic, self.topics[topic].offsets, topic_id=self.topics[topic].id)
 
     def detail(self, source: Source) -> dict[str, Any]:
@@ -70,10 +70,10 @@ class TopicsStart(NamedTuple):
 
 
 def require_source(spec: ModelSpec) -> Source:
-    """Return the spec's source.
+    """Return the streamed source of a spec.
 
     Raises:
-        UserError: the spec has no source, though a generation of the model reads a topic.
+        UserError: the spec has no streamed source, although a generation of the model reads a topic.
     """
     if spec.streamed_source is None:
         raise UserError(
@@ -84,10 +84,10 @@ def require_source(spec: ModelSpec) -> Source:
 
 
 def read_source_topic(spark: SparkSession, source: Source) -> Topic:
-    """Return the topic of a source, with the partitions that are read.
+    """Return the topic of a source, with only the partitions that the source names, or with all partitions.
 
     Raises:
-        UserError: there is no such topic or partition, or the brokers do not answer.
+        UserError: the topic or a named partition does not exist, or the brokers do not answer.
     """
     topic = read_topic(spark, source.topic)
     absent = [number for number in source.partitions if number not in topic.bounds]
@@ -113,10 +113,10 @@ def read_source_topics(spark: SparkSession, source: Source) -> dict[str, Topic]:
 
 
 def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> TopicsStart:
-    """Return the position where the landing continues; the first landing begins at `source.start` and records it.
+    """Return the position where the landing continues.
 
-    A topic id that the last landing did not know is recorded, too, unless the offsets show that the topic was
-    recreated.
+    The first landing begins at `source.start`, and this position is committed. If the last landing recorded no id for
+    a topic, the present id of the topic is also committed, unless the offsets show that the topic was recreated.
     """
     found = _find_newest(warehouse, spec)
     if found is None:
@@ -131,7 +131,7 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -
 
 
 def refuse_gaps(spec: ModelSpec, start: TopicsStart, have: Mapping[str, Topic]) -> None:
-    """Refuse topics that do not continue at their landed position.
+    """Check that each topic continues at its landed position.
 
     Raises:
         UserError: a topic was deleted, was recreated, or has lost messages.
@@ -151,7 +151,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
     """Restart the landing at the topics' present messages if a topic was deleted or recreated, or has lost messages.
 
     Returns:
-        A sentence that names these topics; None if all topics continue.
+        A text that names the topics that were deleted, recreated or have lost messages; None if there are none.
     """
     found = _find_newest(warehouse, spec)
     if found is None:
@@ -183,7 +183,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
 
 
 def suggest_topic_restart(spec: ModelSpec) -> str:
-    """Return the sentence on how to continue with the topics' present messages."""
+    """Return the sentence that explains how to continue with the present messages of the topics."""
     anew = ", `pretrain`, and `stream --model {0} --adopt` the new snapshot" if spec.streamed_source else ""
     command = f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
     return f"To continue with what Kafka has now: {command}{anew.format(spec.name)}"
@@ -205,7 +205,7 @@ def _name_checkpoint(spec: ModelSpec) -> str:
 
 
 def _find_newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
-    """Return the position of the last landing; None before the first landing."""
+    """Return the position that the last landing has reached; None before the first landing."""
     source, table = spec.streamed_source, measurements(spec.name)
     if source is not None:
         found = find_newest_landing(warehouse, table, source.topic)
@@ -223,7 +223,7 @@ def _find_newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
 def _record(
     warehouse: Warehouse, spec: ModelSpec, topics: dict[str, LandedTopic], checkpoint: str
 ) -> TopicsStart:
-    """Commit the start position of the landing, without rows."""
+    """Commit the start position of the landing, in a commit without rows."""
     assert spec.source is not None
     start = TopicsStart(topics, checkpoint)
     record_start(warehouse, spec, spec.source.topic or "topics", start.detail(spec.source))
@@ -242,11 +242,12 @@ def read_messages(
 
     Args:
         warehouse: warehouse of the model.
-        spec: the model.
-        checkpoint: checkpoint of the query; its position counts, or `start` before the first micro-batch.
-        start: position in the topic; a partition without an offset is read from its beginning.
+        spec: spec of the model.
+        checkpoint: checkpoint of the query. The query continues at the checkpoint's position if a micro-batch has been
+            committed, else at `start`.
+        start: position in the topic; a partition without an offset is read from the beginning of the partition.
         types: types of the key columns.
-        reader: name of the query, for errors.
+        reader: name of the query, used in errors.
 
     Raises:
         UserError: messages after the position have been deleted, the topic was recreated, or the brokers do not
@@ -267,16 +268,16 @@ def read_topics(
     """Return the messages of a source's topics as a stream.
 
     Args:
-        spark: the session.
-        source: source with the names of the topics, or a pattern of names.
-        offsets: start offsets by topic; a topic or partition without an offset is read from its beginning.
-        have: the topics as they are now.
+        spark: Spark session.
+        source: source with the names of the topics, or a pattern for the names.
+        offsets: start offsets, by topic; a topic or partition without an offset is read from its beginning.
+        have: present topics, by name.
     """
     stream = stream_reader(spark, source.max_offsets_per_batch)
     if source.partitions:
         stream = stream.option("assign", json.dumps({source.topic: sorted(source.partitions)}))
     elif source.pattern:
-        # Spark matches the pattern anywhere in a name.
+        # Without the anchors, Spark would match the pattern anywhere in a name.
         stream = stream.option("subscribePattern", f"^(?:{source.pattern})$")
     else:
         stream = stream.option("subscribe", ",".join(have))
@@ -293,7 +294,7 @@ def read_topics(
 def _refuse_gap(
     spec: ModelSpec, checkpoint: Checkpoint, start: Mapping[str, Any], have: Topic, reader: str
 ) -> None:
-    """Refuse a topic that does not continue at the position of a query."""
+    """Raise an error if a topic does not continue at the position of a query."""
     batch = checkpoint.find_last_commit()
     needed = start if batch is None else checkpoint.position(batch, start)
     if needed["topic"] != have.name:
@@ -306,16 +307,16 @@ def _refuse_gap(
 
 
 def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
-    """Return the messages after a generation's snapshot as a stream of checked rows."""
+    """Return the messages after the snapshot of a generation as a stream of checked rows."""
     checkpoint, start = Checkpoint(warehouse, generation.checkpoint), generation.start_position
     return read_messages(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
 
 
 def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
-    """Return a generation with its topic's id; a generation of an earlier release adopts the topic's present id.
+    """Return a generation with the id of its topic; a generation of an earlier release gets the topic's present id.
 
-    Spark's checkpoint has no id, so the id is kept in the generation's row. A topic is not adopted if its offsets show
-    that it was recreated.
+    Spark's checkpoint does not contain the id, so the row of the generation stores the id. The present id is not stored
+    if the offsets show that the topic was recreated.
     """
     if generation.topic is None or generation.start_position.get("topic_id") is not None:
         return generation
@@ -329,7 +330,10 @@ def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
 def watch_topic(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that raises if a generation's topic was recreated; for a table it does nothing."""
+    """Yield a function that raises an error if a generation's topic was recreated.
+
+    For a generation that reads a table, the function does nothing.
+    """
     if generation.topic is None:
         yield lambda: None
         return

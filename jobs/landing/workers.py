@@ -1,7 +1,8 @@
-"""Worker processes on this machine that write pieces of files. They start once per command, if several are needed.
+"""Write pieces of files in worker processes on this machine.
 
-A process reads tasks from a pipe until the pipe ends; it also ends with the command, even if that is killed. Files that
-an unfinished task has written then are not part of a table.
+The processes start when a command first has several tasks. Each process reads tasks from a pipe until the pipe is
+closed, so that it ends with the command, even if the command is killed. The files that an unfinished task has written
+never become part of a table.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _LOCAL = re.compile(r"local\[(\d+)")
 
 
 class WorkerEnded(UserError):
-    """A process ended during a task, so that nothing of the task has landed."""
+    """Error for a process that ended during a task; no row of the task has landed."""
 
 
 class Workers:
-    """Runs tasks in this process and other processes, one per core.
+    """Runs tasks in this process and in other processes; by default there is one process for each core.
 
     Args:
-        master: Spark's master URL; a number of local threads in it is the number of processes.
+        master: Spark's master URL. A number of local threads in this URL limits the number of processes.
     """
 
     def __init__(self, master: str = "") -> None:
@@ -43,12 +44,12 @@ class Workers:
         self._others: list[_Worker] = []
 
     def start(self) -> None:
-        """Start the other processes, unless they run."""
+        """Start the other processes, unless they are already running."""
         while len(self._others) < self.count - 1:
             self._others.append(_Worker())
 
     def close(self) -> None:
-        """End the other processes, also during a task."""
+        """End the other processes, even during a task."""
         others, self._others = self._others, []
         for one in others:
             one.end()
@@ -58,7 +59,7 @@ class Workers:
 
         Args:
             tasks: tasks of one group of files.
-            on_read: called with the number of bytes read, from any thread.
+            on_read: called with the number of bytes read; the call may come from any thread.
 
         Raises:
             WorkerEnded: a process was killed.
@@ -76,7 +77,7 @@ class Workers:
                     return
                 try:
                     found[place] = write(task, on_read)
-                except BaseException as error:  # the first one is raised below
+                except BaseException as error:  # the first error is raised below
                     errors.append(error)
 
         if len(tasks) > 1:
@@ -86,7 +87,7 @@ class Workers:
             thread.start()
         work(write_pieces)
         if errors:
-            self.close()  # stops the other tasks
+            self.close()  # stop the other tasks
         for thread in threads:
             thread.join()
         if errors:
@@ -95,7 +96,7 @@ class Workers:
 
 
 class _Worker:
-    """Another process, with this end of the pipe to it."""
+    """Another process, and the pipe to this process."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(one or os.getcwd() for one in sys.path)
@@ -105,7 +106,7 @@ class _Worker:
                 [sys.executable, "-c", f"{_COMMAND}({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # output of libraries is not the command's result
+                stdout=2,  # output of libraries must not mix with the output of the command
                 env={**os.environ, "PYTHONPATH": path},
             )
 
@@ -114,7 +115,7 @@ class _Worker:
         return self._process.pid
 
     def write(self, task: WritingTask, on_read: Callable[[int], None]) -> WrittenPiece:
-        """Run a task in the process.
+        """Run a task in the other process, and return the result.
 
         Raises:
             WorkerEnded: the process was killed.
@@ -142,8 +143,8 @@ class _Worker:
 
 
 def serve(handle: int) -> None:
-    """Run tasks from a pipe until it ends; send back the bytes read, then the result or an error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
+    """Run tasks from a pipe until the pipe is closed; send back the bytes read, and then the result or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself ends its processes
     with Connection(handle) as pipe:
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Read, check, write and count pieces of files. Rows of files become files of tables only here.
+"""Read and check pieces of input files, write their rows into files of tables, and count the rows.
 
-Any process can run a task. Its result names the written files, which join a table when the driver commits them
-(`jobs.landing.file_landing`).
+Any process can run a task. The result of a task names the written files; these files become part of a table when the
+driver commits them (`jobs.landing.file_landing`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 ORIGIN, LANDED_AT = "_origin", "_landed_at"
 SOURCE = "_source"
-"""Column with the source of a row; the quarantine has the same column."""
+"""Column with the source of a row, for the column `source` of the quarantine."""
 _TEXTS = ("model", "payload", "reason", "source", "position", "generation", "id")
 REJECTED = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
     + [("batch_id", pa.int64()), ("quarantined_at", pa.timestamp("us", "UTC"))]
 )
-"""Columns of the quarantine that are filled for rejected rows of files."""
+"""Columns of the quarantine that are written for rejected rows of files."""
 
 
 class FilePieces(NamedTuple):
-    """Pieces of a file that land, in order; known: rows of the file that are already committed."""
+    """Pieces of a file that must be landed, in order; `known` describes the rows that are already committed."""
 
     file: FileState
     known: Known
@@ -47,7 +47,7 @@ class FilePieces(NamedTuple):
 
 
 class WriteTarget(NamedTuple):
-    """Target of a table's files: its folder, their columns, and the settings for `PartWriter`."""
+    """Folder for the files of a table, columns of these files, and settings for `PartWriter`."""
 
     folder: str
     schema: pa.Schema
@@ -56,11 +56,13 @@ class WriteTarget(NamedTuple):
 
 
 class WritingTask(NamedTuple):
-    """Files whose pieces become files of the measurements and of the quarantine.
+    """Input files whose pieces are written into files of the measurements table and of the quarantine.
 
-    history: the files are history of new keys; name: prefix of the written files' names; landed_at: start of the
-    landing in microseconds since 1970, also the reference for times in the future; inputs: the process's knowledge of
-    the files that its user has named.
+    history: whether the input files contain the history of new keys.
+    accepted, rejected: targets of the accepted rows and of the rejected rows.
+    name: prefix for the names of the written files.
+    landed_at: start of the landing in microseconds since 1970. A time counts as in the future relative to it.
+    inputs: known inputs of the driver process, with which each worker process checks the files that it opens.
     """
 
     spec: ModelSpec
@@ -78,9 +80,13 @@ class WritingTask(NamedTuple):
 class RowCounts:
     """Counts of a file's checked rows.
 
-    rows: accepted rows; span: their first and last time in microseconds; reasons: rejected rows by reason; examples:
-    payload of one rejected row for each reason; repeats: accepted rows beyond the first of each key and time, within
-    each of `parts` runs of rows; absent: accepted rows without a measurement, by its column.
+    rows: number of accepted rows.
+    span: first and last time of the accepted rows, in microseconds since 1970.
+    reasons: number of rejected rows, by reason.
+    examples: payload of one rejected row, by reason.
+    repeats: number of accepted rows that have the same key and time as an earlier row of the same run of rows.
+    parts: number of runs of rows in which repeated rows were counted.
+    absent: number of accepted rows whose measurement is missing, by column of the measurement.
     """
 
     rows: int = 0
@@ -92,7 +98,7 @@ class RowCounts:
     absent: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
-        """Add the counts of a later piece."""
+        """Add the counts of a later piece of the file."""
         self.rows += other.rows
         spans = [one for one in (self.span, other.span) if one[0] is not None and one[1] is not None]
         if spans:
@@ -105,7 +111,7 @@ class RowCounts:
 
 
 class WrittenPiece(NamedTuple):
-    """Result of a task: counts of each file, or the error why it cannot be read, and the written files."""
+    """Result of a task: for each input file its counts or the error from reading it, and the written files."""
 
     counts: Sequence[RowCounts | UserError]
     accepted: Sequence[PartFile]
@@ -113,7 +119,7 @@ class WrittenPiece(NamedTuple):
 
 
 class WrittenRows(NamedTuple):
-    """Counts of rows from other sources than files, and the written files."""
+    """Counts of rows from a source other than files, and the written files."""
 
     counts: RowCounts
     accepted: Sequence[PartFile]
@@ -121,10 +127,10 @@ class WrittenRows(NamedTuple):
 
 
 def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> WrittenPiece:
-    """Write and count the rows of pieces; write no file at all if one of the pieces cannot be read.
+    """Write and count the rows of pieces; if a piece cannot be read, remove all written files.
 
     Args:
-        task: the pieces and their targets.
+        task: pieces and targets.
         on_read: called with the number of bytes read, after each piece.
     """
     know_inputs(task.inputs)
@@ -146,7 +152,7 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> WrittenPi
 
 
 class _Table:
-    """Writes rows into files of about `ROWS_A_FILE` rows."""
+    """Writes the rows of a table into files of about `ROWS_A_FILE` rows."""
 
     def __init__(self, target: WriteTarget, name: str) -> None:
         self._folder = target.folder
@@ -171,12 +177,12 @@ class _Table:
 
 
 def write_rows(task: WritingTask, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
-    """Write checked rows that have their origin and place as columns; return their counts and the written files.
+    """Write checked rows that have their origin and position as columns; return their counts and the written files.
 
     Args:
-        task: the targets, without files.
-        batches: rows with the columns of `check_rows`, `_origin`, `_source`, `_position`, and the measurements' columns
-            that the task needs.
+        task: task with targets and without input files.
+        batches: rows with the columns of `check_rows`, the columns `_origin`, `_source` and `_position`, and all other
+            columns of the task's target for accepted rows.
     """
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     rows = _Rows(task, tables)
@@ -211,7 +217,7 @@ def _write_file(
 
 
 class _Rows:
-    """Writes the checked rows of one file or task, and counts them."""
+    """Writes and counts the checked rows of one file or task."""
 
     def __init__(self, task: WritingTask, tables: tuple[_Table, _Table]) -> None:
         self._task, (self._accepted, self._rejected) = task, tables
@@ -220,12 +226,12 @@ class _Rows:
     def write(
         self, batch: pa.RecordBatch, place: Mapping[str, str] | None = None, rejected: bool = True
     ) -> None:
-        """Write rows.
+        """Write and count checked rows.
 
         Args:
-            batch: the rows.
-            place: `_origin`, `_source` and `_position` of all rows; None: the rows have these columns.
-            rejected: count and write the rejected rows, because the quarantine does not have them yet.
+            batch: checked rows.
+            place: `_origin`, `_source` and `_position` of all rows. None means that the rows have these columns.
+            rejected: whether to count and write the rejected rows; False if they are already in the quarantine.
         """
         task = self._task
         good, bad = _split_accepted(batch)
@@ -241,7 +247,7 @@ class _Rows:
             absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
             self._total.add(RowCounts(len(times), (int(times.min()), int(times.max())), absent=absent))
             self._places.add(good)
-            # Names of the spec and of the table may differ in case, as in Spark.
+            # As in Spark, the names in the spec and in the table may differ in upper and lower case.
             have = {name.casefold(): good.column(name) for name in good.schema.names}
             have[ORIGIN] = _select_column(good, ORIGIN, place)
             have[LANDED_AT] = arrow.build_times(
@@ -260,7 +266,7 @@ def _select_column(rows: pa.RecordBatch, name: str, place: Mapping[str, str] | N
 
 
 def _split_accepted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Split a batch into its accepted rows and its rejected rows (None if there are none)."""
+    """Return the accepted rows of a batch, and the rejected rows, or None if no row is rejected."""
     reason = batch.column(REASON)
     if reason.null_count == len(reason):
         return batch, None
@@ -281,15 +287,15 @@ def build_rejected_rows(
     place: Sequence[pa.Array],
     landed_at: int,
 ) -> pa.RecordBatch:
-    """Return N rejected rows with the columns of the quarantine, each with an id.
+    """Return N rejected rows with the columns of the quarantine; each row gets a new id.
 
     Args:
         schema: columns of the result.
         model: name of the model.
-        reasons: (N,) why each row is rejected.
+        reasons: (N,) reason why each row is rejected.
         payloads: (N,) payloads of the rows.
-        place: (N,) sources of the rows, and (N,) their positions there as JSON.
-        landed_at: microseconds since 1970.
+        place: (N,) sources of the rows, and (N,) positions of the rows in their source, as JSON.
+        landed_at: time of the landing, in microseconds since 1970.
     """
     count = len(reasons)
     have = {
@@ -307,13 +313,13 @@ def build_rejected_rows(
 
 
 def build_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
-    """Return rows with the columns of a schema from arrays by lower-case name."""
+    """Return rows with the columns of a schema; `have` contains the arrays by lower-case column name."""
     columns = [have[one.name.casefold()].cast(one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _draw_ids(count: int) -> Iterator[str]:
-    """Yield random identities (UUID, version 4)."""
+    """Yield random ids (UUID, version 4)."""
     digits = secrets.token_hex(16 * count)
     for at in range(0, 32 * count, 32):
         some = digits[at : at + 32]
@@ -321,7 +327,7 @@ def _draw_ids(count: int) -> Iterator[str]:
 
 
 class _Places:
-    """Counter of rows that repeat key and time of another row, within `ROWS_A_FILE` rows."""
+    """Counter of rows that repeat the key and time of another row, within runs of about `ROWS_A_FILE` rows."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._keys, self._time = list(spec.key), spec.time
@@ -343,14 +349,14 @@ class _Places:
 
 
 def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
-    """Return the number of rows that repeat key and time of an earlier row."""
+    """Return the number of rows with the same key and time as an earlier row."""
     times = arrow.to_numpy(rows.column(time).combine_chunks().cast(pa.int64()))
     codes = np.zeros(len(times), np.int64)
     for name in keys:
         encoded = rows.column(name).combine_chunks().dictionary_encode()
         codes = codes * len(encoded.dictionary) + arrow.to_numpy(encoded.indices)
         if name != keys[-1]:
-            codes = np.unique(codes, return_inverse=True)[1]  # so that the products stay small
+            codes = np.unique(codes, return_inverse=True)[1]  # small codes prevent an overflow
     if not (_is_in_order(times, codes) or _is_in_order(codes, times)):
         order = np.lexsort((times, codes))
         times, codes = times[order], codes[order]
@@ -358,6 +364,6 @@ def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
 
 
 def _is_in_order(first: np.ndarray, second: np.ndarray) -> bool:
-    """Tell if pairs ascend, so that equal pairs are neighbours."""
+    """Return whether pairs are in ascending order, so that equal pairs are adjacent."""
     step = first[1:] - first[:-1]
     return bool(((step > 0) | (step == 0) & (second[1:] >= second[:-1])).all())

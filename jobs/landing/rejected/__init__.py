@@ -1,1 +1,1 @@
-"""Rejected rows in quarantine: shown, summarised, exported, discarded, checked again and replayed."""
+"""Show, summarise, export, discard, check again and replay the rejected rows in the quarantine."""

@@ -25,14 +25,17 @@ from jobs.storage.warehouse import Tables
 
 COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
 _IDENTITY = ("model", "payload", "reason", "source", "position", "quarantined_at")
-"""Columns that identify a row of a release without ids. Rows with equal values in all of them share an id."""
+"""Columns that identify a row of an earlier release without ids; rows with the same values in them get the same id."""
 MOST_BYTES = 64 << 20
-"""Bytes that a file of edited rows may have; memory holds its rows several times before they land."""
+"""Maximum bytes of a file of edited rows; memory contains several copies of these rows before they land."""
 _compute: Any = pc
 
 
 def prepare_quarantine(tables: Tables) -> bool:
-    """Add missing columns and row ids to a table of an earlier release; return False if there is no table.
+    """Add missing columns and row ids to a quarantine table of an earlier release.
+
+    Returns:
+        Whether the quarantine table exists.
 
     Raises:
         UserError: the table cannot be read or written.
@@ -47,13 +50,13 @@ def prepare_quarantine(tables: Tables) -> bool:
 
 
 def read_rejected(tables: Tables, model: str, columns: Sequence[str] = ("status", *COLUMNS)) -> pa.Table:
-    """Return columns of a model's rejected rows of any status."""
+    """Return columns of all rejected rows of a model, of any status."""
     found = tables.columns(TABLE, ("model", *columns))
     return found.filter(_compute.equal(found["model"], model))
 
 
 def read_selected(tables: Tables, model: str, choice: RowSelection) -> pa.Table:
-    """Return a model's rejected rows of any status that a choice selects."""
+    """Return the selected rejected rows of a model, of any status."""
     found = read_rejected(tables, model)
     if choice.reason is not None:
         found = found.filter(_compute.starts_with(found["reason"], choice.reason))
@@ -66,7 +69,10 @@ def read_selected(tables: Tables, model: str, choice: RowSelection) -> pa.Table:
 
 
 def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return, for each reason, the number of rows by status and the first and last time of quarantine."""
+    """Return for each reason the number of rows by status, and the first and last time at which rows were quarantined.
+
+    The reason with the most rows that are still quarantined is first.
+    """
     times = [("quarantined_at", "min"), ("quarantined_at", "max"), ([], "count_all")]
     grouped = rows.group_by(["reason", "status"]).aggregate(times)
     found: dict[str, dict[str, Any]] = {}
@@ -82,7 +88,7 @@ def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def list_quarantined_rows(rows: pa.Table, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the held rows among rejected rows with the columns that users see, the oldest first."""
+    """Return those rejected rows that are still quarantined, with the columns that users see, oldest first."""
     held = rows.filter(_compute.is_null(rows["status"])).select(COLUMNS)
     held = held.sort_by([(name, "ascending") for name in ("quarantined_at", "reason", "id")])
     return to_rows(held if limit is None else held.slice(0, limit))
@@ -100,7 +106,7 @@ def export_rows(rows: list[dict[str, Any]], path: Path) -> None:
                 try:
                     payload = json.loads(row["payload"])
                 except (TypeError, ValueError):
-                    payload = row["payload"]  # invalid JSON stays text
+                    payload = row["payload"]  # a payload that is not JSON is written as a text
                 line = {"id": row["id"], "reason": row["reason"], "payload": payload}
                 print(json.dumps(line, ensure_ascii=False), file=file)
     except OSError as error:
@@ -108,7 +114,7 @@ def export_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def read_edited(name: str) -> dict[str, str]:
-    """Read a file of JSON lines with `id` and `payload`; return id to payload.
+    """Return the payload of each id in a file of JSON lines with `id` and `payload`.
 
     Raises:
         UserError: the file cannot be read, or a line is malformed or repeats an id.
@@ -146,12 +152,12 @@ def read_edited(name: str) -> dict[str, str]:
 
 
 def apply_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str, Any]], int]:
-    """Return held rows with their edited payloads, and the number of edited rows that were already replayed.
+    """Return the quarantined rows with their edited payloads, and the number of edited rows already replayed.
 
-    Replayed rows stay as they are, so that a replay that was killed, or has ended, can be run again.
+    Rows that were already replayed are ignored, so that a replay with the same file can be repeated.
 
     Raises:
-        UserError: an edited row is neither held nor replayed.
+        UserError: an edited row is neither quarantined nor replayed.
     """
     status = dict(zip(rows["id"].to_pylist(), rows["status"].to_pylist(), strict=True))
     absent = [one for one in edited if status.get(one, DISCARDED) == DISCARDED]
@@ -167,7 +173,7 @@ def apply_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[st
 
 
 def discard(tables: Tables, model: str, choice: RowSelection) -> int:
-    """Mark the held rows that a choice selects as discarded, in one commit; return their number.
+    """Mark the selected quarantined rows as discarded, in one commit; return the number of these rows.
 
     Raises:
         UserError: the table cannot be read or written.
@@ -189,11 +195,11 @@ def discard(tables: Tables, model: str, choice: RowSelection) -> int:
 
 
 def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
-    """Mark the held rows among `landings` as `replaying`, each with the row to land, in one commit.
+    """Mark quarantined rows as `replaying`, and store the row to land with each of them, in one commit.
 
     Args:
         tables: tables of the warehouse.
-        landings: `id` of each row (unique), and `landing`, the row to land; null: nothing lands.
+        landings: table with the unique `id` of each row, and `landing`, the row to land, or null if no row lands.
         replay_id: id of the replay that marks the rows.
 
     Raises:
@@ -226,7 +232,7 @@ def mark_replayed(tables: Tables, replay_id: str) -> None:
 
 
 def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
-    """Set columns of the rows that meet a condition (both in SQL) in one commit."""
+    """Set columns in all rows that meet a condition, in one commit; values and condition are SQL expressions."""
 
     def update(log: DeltaTable, properties: CommitProperties) -> None:
         log.update(

@@ -1,4 +1,4 @@
-"""Check rejected rows again with the current spec, and land them, each at most once, also after a crash."""
+"""Check rejected rows again with the current spec, and land each accepted row at most once, even after a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jobs.storage.warehouse import Tables
 
 
 class Place(NamedTuple):
-    """Place of a message; topic_id: None if it is not known."""
+    """Position of a message in Kafka; a `topic_id` of None means that the id of the topic is not known."""
 
     topic: str
     topic_id: str | None
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 def find_place(row: Mapping[str, Any]) -> Place | None:
-    """Return the place of a rejected message from `source` and `position`; None for a row of a file or a table."""
+    """Return the place of a rejected message from the row's `source` and `position`; None for all other rows."""
     if not (row["source"] or "").startswith("kafka:"):
         return None
     found = json.loads(row["position"] or "{}")
@@ -56,8 +56,10 @@ def find_place(row: Mapping[str, Any]) -> Place | None:
 class Landing(NamedTuple):
     """Progress of `ingest` in a model's topic.
 
-    first: the first known id of the topic, which also stands for rows without an id; None: ids are unknown and not
-    compared. now: id of the topic that lands now; offsets: offset of the next message to land, by partition.
+    first: first known id of the topic, which is also used for rows without an id. None means that no id is known, so
+        that ids are not compared.
+    now: id of the topic that `ingest` reads now.
+    offsets: offset of the next message to land, by partition.
     """
 
     topic: str
@@ -67,9 +69,9 @@ class Landing(NamedTuple):
 
     @classmethod
     def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
-        """Return the landing of a model's topic; an empty landing without a topic or before the first landing."""
+        """Return the progress in a model's topic; `offsets` is empty without a topic or before the first landing."""
         if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
-            return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
+            return cls("", "", None, {})  # each topic has a known id, and only `ingest` reads it
         table = measurements(spec.name)
         topic = "" if spec.streamed_source is None else spec.streamed_source.topic
         landed = find_landed_position(warehouse, table, topic) if topic else None
@@ -80,17 +82,17 @@ class Landing(NamedTuple):
         )
 
     def message(self, place: Place) -> str:
-        """Return the identity of a message."""
+        """Return a text that identifies a message: topic, topic id, partition and offset."""
         known = "" if self.first is None else place.topic_id or self.first
         return f"{place.topic}/{known}/{place.partition}/{place.offset}"
 
     def identity(self, row: Mapping[str, Any]) -> str:
-        """Return the identity of a rejected row: its message's identity, or the row's id if it is not a message."""
+        """Return the identity of a rejected row: the identity of its message, or the row's id without a message."""
         place = find_place(row)
         return row["id"] if place is None else self.message(place)
 
     def has_passed(self, place: Place) -> bool:
-        """Tell if `ingest` has read past a rejected message, so that it never reads it again."""
+        """Return whether `ingest` has already read a rejected message, and will therefore not read it again."""
         if place.topic != self.topic or place.offset < self.offsets.get(place.partition, 0):
             return True
         return None not in (self.first, self.now) and (place.topic_id or self.first) != self.now
@@ -99,8 +101,8 @@ class Landing(NamedTuple):
 def find_landed(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
     """Return the identities of the wanted messages that have landed.
 
-    A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed:
-    replays of earlier releases landed messages without their place.
+    A message has landed if the measurements table contains the message's place, or if a quarantined row of the message
+    was replayed. Replayed rows count because replays of earlier releases landed messages without their place.
     """
     if not wanted:
         return set()
@@ -128,7 +130,7 @@ NOT_AN_OBJECT = "payload: not a JSON object"
 
 
 class Rechecked(NamedTuple):
-    """Reason of rejection, or row to land (a JSON object with the time in microseconds), for each payload."""
+    """For each payload, the reason for its rejection, or the row to land: a JSON object, its time in microseconds."""
 
     reasons: list[str | None]
     landings: list[str | None]
@@ -140,9 +142,14 @@ def recheck_payloads(
     payloads: Sequence[str | None],
     landed: NDArray[np.int64] | None = None,
 ) -> Rechecked:
-    """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format.
+    """Check payloads by the rules of `ingest`; a time may have the spec's format or be in ISO 8601.
 
-    landed: time at which each payload was quarantined, in microseconds since 1970; None: now.
+    Args:
+        spec: current spec of the model.
+        key_types: types of the key columns.
+        payloads: N payloads.
+        landed: (N,) time at which each payload was quarantined, in microseconds since 1970. None means the present
+            time.
     """
     rows = [_parse_object(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
@@ -156,12 +163,12 @@ def recheck_payloads(
         found = _format_payloads(spec, batch)
         for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
             reasons[place], landings[place] = reason, landing
-        # The stream writes the time of a rejected row in ISO 8601, whatever the files' format is.
+        # The stream always writes the time of a rejected row in ISO 8601, not in the format of the files.
         mistimed = [place for place in places if (reasons[place] or "").startswith(f"time {spec.time}:")]
         if spec.time_format is not None and mistimed:
             check(spec.model_copy(update={"time_format": None}), mistimed)
 
-    # A row that the stream rejected has the table's column names.
+    # A row that the stream rejected has the column names of the table, not those of the files.
     by_table = {place for place in known if _has_names_of_table(spec, rows[place] or {})}
     check(spec, [place for place in known if place not in by_table])
     if by_table:
@@ -203,9 +210,12 @@ def _build_rows(spec: ModelSpec, rows: list[dict[str, Any]]) -> RawRows:
 
 
 def _format_value(value: Any, whole: bool, comma: bool) -> str | None:
-    """Return a value as the text that a file would have.
+    """Return a value as the text that a file would contain.
 
-    whole: write whole numbers (of a key or id column) without a fraction. comma: write a number with a decimal comma.
+    Args:
+        value: value of a JSON member.
+        whole: write a whole number without a fraction, as in a key or id column.
+        comma: write a fraction with a decimal comma.
     """
     if value is None or isinstance(value, str):
         return value
@@ -230,16 +240,22 @@ def _format_payloads(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]
 STALE = (
     "rejected by a generation whose state is no longer used; the current generations check the row themselves"
 )
-"""Reason not to replay a row that an abandoned generation rejected."""
+"""Reason why a row is not replayed if an abandoned generation rejected it."""
 AHEAD = "not landed yet: `ingest` will read this message, and check it with the current spec"
-"""Reason not to replay a message that a stream rejected before `ingest` has read it."""
+"""Reason why a message is not replayed if a stream has rejected it and `ingest` has not read it yet."""
 
 
 @dataclass
 class ReplayOutcome:
-    """Counts of a replay: landed rows, late rows among them, rows of an interrupted replay, rows still rejected.
+    """Counts of a replay.
 
-    copies: rows that are marked as replayed but do not land, since another row of their message lands or has landed.
+    landed: number of landed rows.
+    late: number of late rows among the landed rows.
+    copies: number of rows that are marked as replayed but do not land, because another row of the same message lands
+        or has landed.
+    completed: number of landed rows of earlier replays that were interrupted.
+    reasons: number of rows that are still rejected, by reason.
+    version: version of the measurements table; None if no row has landed.
     """
 
     landed: int = 0
@@ -253,8 +269,10 @@ class ReplayOutcome:
 class CheckedRow(NamedTuple):
     """A rejected row that was checked again.
 
-    message: the row's identity (`Landing.identity`); place: place of the message, None if the row is not a message;
-    reason: why the row cannot be replayed, or None; landing: the row to land.
+    message: identity of the row (`Landing.identity`).
+    place: place of the message; None if the row is not a message.
+    reason: reason why the row cannot be replayed; None if the row can be replayed.
+    landing: row to land.
     """
 
     id: str
@@ -268,7 +286,7 @@ Row = dict[str, Any]
 
 
 def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> ReplayOutcome:
-    """Land the held rows (`held.list_quarantined_rows`) that the current spec accepts.
+    """Land those quarantined rows (`held.list_quarantined_rows`) that the current spec accepts.
 
     Raises:
         UserError: the model has no measurements table, or the table lacks a column of the spec.
@@ -293,12 +311,12 @@ def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> ReplayOutcom
 
 
 def list_interrupted(tables: Tables, model: str) -> list[str]:
-    """Return the ids of the model's replays that crashed between their commits."""
+    """Return the ids of the model's replays that crashed between two of their commits."""
     return sorted({row["replay"] for row in _read_marked(tables, model)})
 
 
 def _read_marked(tables: Tables, model: str) -> list[Row]:
-    """Return the rows with status `replaying`: a replay has marked them, but not finished."""
+    """Return the rows with status `replaying`: a replay has marked these rows, but has not finished."""
     columns = ("id", "status", "replay", "landing", "source", "position", "generation", "batch_id")
     found = to_rows(read_rejected(tables, model, columns))
     return [row for row in found if row["status"] == REPLAYING]
@@ -327,26 +345,30 @@ def _check_again(
 
 
 Claims = dict[str, tuple[str, str | None] | None]
-"""Messages that a replay marks: message to the id of the landing row and the row to land; None: already landed."""
+"""Messages whose rows a replay marks.
+
+The value of a message has the id of the rejected row that lands, and the row to land. None means that the message has
+already landed.
+"""
 
 
 def _find_claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
     claims: Claims = {}
     for one in checked:
         if one.reason is None:
-            # Equal rows of an earlier release share an id; any accepted row of a message will do.
+            # Equal rows of an earlier release have the same id. Each accepted row of a message is suitable.
             claims.setdefault(one.message, (one.id, one.landing))
     places = {one.message: one.place for one in checked if one.place is not None}
     return claims | dict.fromkeys(find_landed(tables, spec, landing, places))
 
 
 def _is_measurement(row: Row) -> bool:
-    """Tell if the stream rejected a row: then the measurements already have it."""
+    """Return whether the stream rejected a row; such a row is already in the measurements table."""
     return row["generation"] is not None and (row["source"] or "").startswith("measurements/")
 
 
 def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Landing, replay_id: str) -> None:
-    """Mark the held rows of the claimed messages as `replaying`, each with the row to land, in one commit."""
+    """Mark the quarantined rows of the claimed messages as `replaying`, and store the rows to land, in one commit."""
     lands: dict[str, str | None] = {}
     for row in list_quarantined_rows(read_rejected(tables, spec.name)):
         message = landing.identity(row)
@@ -358,7 +380,7 @@ def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Land
 
 
 def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> ReplayOutcome:
-    """Make the second and third commit of a replay."""
+    """Make the remaining commits of a replay: land the marked rows, then mark them as replayed."""
     marked = [row for row in _read_marked(tables, spec.name) if row["replay"] == replay_id]
     lands = [row for row in marked if row["landing"] is not None]
     late = [row for row in lands if _is_measurement(row)]
@@ -371,7 +393,10 @@ def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: s
 
 
 def _select_distinct_messages(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
-    """Keep one row of each message: an interrupted replay of an earlier release marked all rows."""
+    """Return one row of each message, and all rows that are not messages.
+
+    An interrupted replay of an earlier release may have marked several rows of a message.
+    """
     landing = Landing.of(tables, spec)
     messages = {landing.identity(row): row for row in rows if find_place(row) is not None}
     return [*(row for row in rows if find_place(row) is None), *messages.values()]
@@ -380,7 +405,16 @@ def _select_distinct_messages(tables: Tables, spec: ModelSpec, rows: list[Row]) 
 def _land(
     tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: list[Row], replay_id: str, copies: bool
 ) -> None:
-    """Append a replay's rows to the measurements, once. copies: the rows are late rows."""
+    """Append the rows of a replay to the measurements; a second call appends no row.
+
+    Args:
+        tables: tables of the warehouse.
+        spec: spec of the model.
+        key_types: types of the key columns.
+        rows: marked rows.
+        replay_id: id of the replay.
+        copies: whether the rows are late rows, which are copies of rows in the measurements table.
+    """
     if not rows:
         return
     count = len(rows)
@@ -408,7 +442,7 @@ def _land(
     table = FileTable(tables, need_measurements(tables, spec.name))
     of_topic = spec.source_kind == "kafka" or OFFSET in table.columns().names
     schema = build_accepted_schema(table, spec, messages=of_topic and not copies)
-    # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
+    # Batch passes already read the original rows, so the commit of copies has no time span (`positions.Commit`).
     first, last = (None, None) if copies else (int(times.min()), int(times.max()))
     detail = {"replay": replay_id, "late": copies, "rows": count, "min_time": first, "max_time": last}
     transaction = f"replay-{replay_id}{'-late' if copies else ''}", 1
@@ -416,7 +450,7 @@ def _land(
 
 
 def _build_column(values: list[Any], kind: str | None) -> pa.Array:
-    """Return values as an Arrow array: of a key or id column in the type `kind`, or as numbers for None."""
+    """Return values as an Arrow array of the key or id type `kind`; a `kind` of None means floating-point numbers."""
     if kind == "string":
         return arrow.build_texts([value if value is None else str(value) for value in values])
     known = np.array([value is not None for value in values], bool)

@@ -1,1 +1,1 @@
-"""The shapes of files that other programs write: headers, encodings, wide tables, JSON over several lines."""
+"""Read files in the forms that other programs write, such as wide tables and JSON over several lines."""

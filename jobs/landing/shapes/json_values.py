@@ -1,7 +1,7 @@
-"""Cut a JSON file without one object per line: arrays, objects over several lines, and rows in an envelope.
+"""Cut JSON files without one object per line into rows: arrays, objects over several lines, and envelopes of rows.
 
-The reader takes one value after another, so only the longest value and one block are in memory. An envelope (one
-object around all rows) is read at once.
+The reader decodes one value after another, so that memory contains only one value and one block. An envelope, which is
+an object around all rows, is read as a whole.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from jobs.core.errors import UserError
 from jobs.landing.csv_records import BOM
 
 BEGINNING = 1 << 16
-"""Bytes at a file's beginning that are inspected to see if each line is a row."""
+"""Number of bytes at the beginning of a file that are inspected to find out whether each line is a row."""
 BLOCK = 1 << 20
 LONGEST_VALUE = 64 << 20
-"""Characters that a row or an envelope may have."""
+"""Maximum number of characters of a row or an envelope."""
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _NAMES, _CELLS = ("columns", "fields", "header"), ("data", "values", "rows", "index")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([T ][0-9:.,+Zz-]+)?)?|-?[0-9]{9,19}")
-"""Pattern of a member name that is a time: ISO 8601, or a count since 1970."""
+"""Pattern of a member name that is a time, in ISO 8601 or as a count since 1970."""
 _TABLE = re.compile(r":\s*\[\s*\[")
 FEWEST_MEMBERS = 3
-"""Members that an object needs to count as a table keyed by its member names."""
+"""Minimum number of members of an object whose member names are times or row numbers."""
 
 
 def spans_lines(beginning: bytes) -> bool:
-    """Tell from its beginning if a file has another form than one object per line.
+    """Return whether a file has another form than one object per line, judged from the beginning of the file.
 
-    Such forms are an array, objects over several lines, several objects on a line, and an envelope.
+    Other forms are an array, objects over several lines, several objects on a line, and an envelope.
     """
     text = beginning.removeprefix(BOM).decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text.startswith("{"):
@@ -62,9 +62,9 @@ def read_row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> 
     """Yield the rows of a file for which `spans_lines` is true, each as the text of a JSON value.
 
     Args:
-        file: uncompressed bytes, at their beginning.
-        path: the file's path, for messages.
-        columns: known column names of a row.
+        file: stream of uncompressed bytes, at the beginning of the file.
+        path: path of the file, used in messages.
+        columns: column names of a row; empty if unknown.
 
     Raises:
         UserError: a value is too long, or the rows have no names.
@@ -95,10 +95,11 @@ def read_row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> 
 
 
 def find_rows(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
-    """Return the rows inside an envelope; None if the object is a row itself, or its rows cannot be found.
+    """Return the rows inside an envelope; None if the object is itself a row, or no rows are found.
 
-    The rows are one of: the only array of objects; arrays below an array of column names; an object of arrays of equal
-    length, one per column; an object whose member names, or their members' names, are times or row numbers.
+    The rows have one of these forms: the only array of objects; an array of arrays beside an array of column names; an
+    object with an array of equal length for each column; an object whose member names are times or row numbers; an
+    object of columns that each have times or row numbers as member names.
     """
     if columns and not any(isinstance(envelope.get(name, []), dict | list) for name in columns):
         return None
@@ -125,8 +126,8 @@ def find_rows(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any
 def find_named_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the rows of an object whose member names are times or row numbers; None for any other object.
 
-    Forms: {time: value, ...}; {time: {column: value, ...}, ...}; {column: {time: value, ...}, ...}. pandas writes the
-    last form, with row numbers from 0 for a table without an index.
+    The forms are {time: value, ...}, {time: {column: value, ...}, ...} and {column: {time: value, ...}, ...}. pandas
+    writes the last form, and for a table without an index it writes row numbers from 0 in place of the times.
     """
     members = list(value.values())
     if value and all(isinstance(one, dict) for one in members):
@@ -141,7 +142,10 @@ def find_named_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _transpose_columns(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """Transpose columns into rows; None if their keys differ, or are neither times nor row numbers."""
+    """Return the rows of a table from its columns; None if the columns differ in their keys or the keys are invalid.
+
+    The keys of a column must be times or row numbers.
+    """
     keys = next(iter(columns.values())).keys()
     if not _are_keys(keys) or any(one.keys() != keys for one in columns.values()):
         return None
@@ -149,7 +153,7 @@ def _transpose_columns(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str
 
 
 def _are_keys(names: Collection[str]) -> bool:
-    """Tell if names are times, or row numbers from 0."""
+    """Return whether at least `FEWEST_MEMBERS` names are given and all are times, or are row numbers from 0."""
     if len(names) < FEWEST_MEMBERS:
         return False
     return all(map(_TIME.fullmatch, names)) or [*names] == [str(place) for place in range(len(names))]
@@ -160,9 +164,10 @@ def _is_nested(value: Any) -> bool:
 
 
 def _split_samples(text: str) -> Iterator[str]:
-    """Yield a row for each sample of a Prometheus or Graphite series; any other row unchanged.
+    """Yield a row for each sample of a Prometheus or Graphite series; yield any other row unchanged.
 
-    A series has one array of pairs: (time, value), or (value, time) where the array is named `datapoints`.
+    A series has one array of pairs. A pair is (value, time) if the name of the array is `datapoints`, else
+    (time, value).
     """
     row = json.loads(text) if _TABLE.search(text) else None
     pairs = [name for name, one in row.items() if _are_pairs(one)] if isinstance(row, dict) else []
@@ -180,7 +185,7 @@ def _are_pairs(value: Any) -> bool:
 
 
 def describe_members(value: dict[str, Any]) -> str:
-    """Describe the members of an object without rows, for an error message."""
+    """Return the names and types of an object's members in words, for an error message."""
     words = []
     for name, member in list(value.items())[:8]:
         kind = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}.get(
@@ -191,7 +196,7 @@ def describe_members(value: dict[str, Any]) -> str:
 
 
 class _Values:
-    """Iterator over the values of a file: the elements of its array, or its top-level values."""
+    """Iterator over the values of a file, which are the elements of its array or its top-level values."""
 
     def __init__(self, file: BufferedIOBase, path: Path) -> None:
         self.file, self.path = file, path
@@ -202,7 +207,7 @@ class _Values:
         self.is_first = self.is_open = True
 
     def following(self) -> str | None:
-        """Return the text of the next value; None after the last one."""
+        """Return the text of the next value; None after the last value."""
         mark = self._mark()
         if self.is_array and mark == "]" and self.is_open:
             self.place += 1
@@ -241,7 +246,7 @@ class _Values:
             size *= 2
 
     def _mark(self) -> str:
-        """Return the next character that is not a blank; an empty text at the end."""
+        """Return the next character that is not a blank, without reading past it; an empty text at the end."""
         while True:
             self.place = _BLANK.match(self.text, self.place).end()  # type: ignore[union-attr]
             if self.place < len(self.text) or self.ended:
@@ -281,14 +286,14 @@ def _has_scalars(value: dict[str, Any]) -> bool:
 
 
 def _find_parallel(value: dict[str, Any]) -> dict[str, list[Any]] | None:
-    """Return the members that are arrays of equal length; None if there are fewer than two."""
+    """Return the members that are arrays, if there are at least two and all have the same length; else None."""
     arrays = {name: one for name, one in value.items() if isinstance(one, list) and one}
     flat = all(not isinstance(cell, dict | list) for one in arrays.values() for cell in one)
     return arrays if len(arrays) > 1 and flat and len({len(one) for one in arrays.values()}) == 1 else None
 
 
 def _name_cells(names: list[str], row: list[Any]) -> dict[str, Any]:
-    """Return a row's cells by column name."""
+    """Return the cells of a row by column name."""
     if not isinstance(row, list) or len(row) != len(names):
         raise ValueError(f"a row is no array of {len(names):,} values, as many as there are columns")
     return dict(zip(names, row, strict=True))

@@ -1,4 +1,4 @@
-"""Turn the rows of a wide file (one column per series) into long rows with one measurement each."""
+"""Convert the rows of a wide file, which has a column for each series, into long rows with one measurement each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from jobs.specs.files import Files, Wide
 from jobs.state.encoding import arrow
 
 _YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
-"""Pattern of a year's column name as the World Bank and R write it."""
+"""Pattern of the column name for a year, as in files of the World Bank and of R."""
 
 
 HOUR_NAME = re.compile(r"(?:h|he|hr|hour)?[ _.]?([0-2]?[0-9])", re.IGNORECASE)
-"""Pattern of column names for the hours of a day: H1, HE01, Hour 1, 01."""
+"""Pattern of a column name for an hour of the day, such as H1, HE01, Hour 1 or 01."""
 
 
 class WideColumns(NamedTuple):
     """Columns of a wide file that become rows.
 
-    names, values  names of the new columns for the old column names and for the cell values
-    kept           the other columns that are wanted
-    listed         columns that become rows; empty: all columns that are not kept, or those named by digits
-    by_digits      only columns whose names begin with a digit become rows
+    names      name of the new column that contains the old column names
+    values     name of the new column that contains the values of the cells
+    kept       columns that stay columns of the long rows
+    listed     columns that become rows; if empty, all columns that are not in `kept` become rows
+    by_digits  whether, if `listed` is empty, only columns whose names begin with a digit become rows
     """
 
     names: str
@@ -39,23 +40,23 @@ class WideColumns(NamedTuple):
     by_digits: bool
 
     def of(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns of a file that become rows."""
+        """Return the names of those columns of a file that become rows."""
         if self.listed:
             return list(self.listed)
         others = [name for name in columns if name not in (*self.kept, CORRUPT, FIELDS, BYTES)]
         return [name for name in others if name[:1].isdigit()] if self.by_digits else others
 
     def label(self, name: str) -> str:
-        """Return the label of a column in its rows: the first day of a year, the number of an hour, else the name."""
+        """Return the text for a column in the long rows: the first day of a year, an hour's number, or the name."""
         year = _YEAR.fullmatch(name) if self.by_digits else None
         hour = HOUR_NAME.fullmatch(name) if self.by_digits else None
         return f"{year[1]}-01-01" if year is not None else hour[1] if hour is not None else name
 
 
 def find_wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
-    """Return the columns that become rows by the spec's setting for files; None without such a setting.
+    """Return the columns that become rows, from the setting `files.wide` of the spec; None without this setting.
 
-    columns: columns of the long rows.
+    columns: names of the columns of the long rows.
     """
     wide = named.wide
     if wide is None:
@@ -65,7 +66,7 @@ def find_wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | Non
 
 
 def describe_wide(wide: Wide) -> str:
-    """Describe in words how a row of a wide file is turned into long rows."""
+    """Return a description in words of how a row of a wide file becomes long rows."""
     of = "time" if wide.key is None else "series"
     return f"a column for each {of}, each filled cell a row ({wide.names}: its column, {wide.measurement}: its value)"
 
@@ -74,7 +75,8 @@ def build_long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Sc
     """Return the schema of the long rows of a wide file.
 
     Raises:
-        UserError: the file lacks a column that becomes rows, these columns have several types, or it is not wide.
+        UserError: the file lacks a listed column, no column becomes rows, or the columns that become rows have
+            different types.
     """
     series = wide.of(schema.names)
     lacking = [name for name in series if name not in schema.names]
@@ -95,18 +97,21 @@ def build_long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Sc
 
 
 def build_long_rows(source: RawRows, wide: WideColumns, columns: Sequence[str] | None) -> RawRows:
-    """Return a long row for each filled cell of the columns that become rows, ordered by row, then by column.
+    """Return a long row for each filled cell of the columns that become rows, ordered by row and then by column.
 
-    A row that is misshapen or not UTF-8 stays one row. An empty cell makes no row.
+    An invalid row, which is misshapen or not UTF-8, stays one row.
 
-    columns: the wanted columns; None: all.
+    Args:
+        source: rows of a wide file.
+        wide: columns that become rows.
+        columns: names of the columns of the result. None means all columns.
     """
     series = wide.of(list(source.columns))
     kinds = {source.columns[name].type for name in series}
     kind = kinds.pop() if len(kinds) == 1 else pa.float64()
     cells = pa.concat_arrays([source.columns[name].cast(kind) for name in series])
     count, rows = len(series), source.rows
-    order = np.arange(rows * count).reshape(count, rows).T.ravel()  # by row, then by column
+    order = np.arange(rows * count).reshape(count, rows).T.ravel()  # ordered by row, then by column
     filled = arrow.to_numpy(cells.is_valid())[order]
     broken = source.reasons() != None  # noqa: E711 - elementwise
     first = np.tile(np.arange(count) == 0, rows)

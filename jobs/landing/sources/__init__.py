@@ -1,1 +1,1 @@
-"""Sources that land first: a user's Delta table, several topics, made-up rows (decision 0047)."""
+"""Land the sources of a spec: a user's Delta table, topics, or made-up rows (decision 0047)."""

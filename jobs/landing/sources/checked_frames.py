@@ -1,4 +1,4 @@
-"""Check rows of files and tables in Spark tasks, for verbs that do not land them."""
+"""Read and check the rows of files and tables in Spark tasks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ _BEGAN = "_began"
 def read_checked_files(
     spark: SparkSession, spec: ModelSpec, files: Sequence[str], key_types: KeyTypes
 ) -> DataFrame:
-    """Return the rows of files: `_reason` and `_payload`, null where a row is accepted, and the spec's columns.
+    """Return a frame of the checked rows of files, with the spec's columns, `_reason` and `_payload`.
+
+    `_reason` and `_payload` are null in accepted rows.
 
     Raises:
-        UserError: a file cannot be read; raised also when the frame is computed.
+        UserError: a file cannot be read. This error may also occur later, when the frame is computed.
     """
     pieces = [(path, part) for path in files for part in select_reader(spec, path).pieces()]
     inputs = get_known_inputs()
@@ -51,13 +53,13 @@ def read_checked_files(
 
 
 def read_checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: str) -> DataFrame:
-    """Return the rows of a table as `read_checked_files` does.
+    """Return the checked rows of a table, with the same columns as the result of `read_checked_files`.
 
     Args:
         rows: rows of the table.
-        spec: the model.
+        spec: spec of the model.
         key_types: types of the key and id columns.
-        table: name of the table, for errors.
+        table: name of the table, used in errors.
     """
     names = spec.list_file_columns(spec.columns)
 
@@ -68,9 +70,9 @@ def read_checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, ta
             source = RawRows(columns, batch.num_rows, landed=began)
             yield check_rows(spec, source, key_types, table)
 
-    # `mapInArrow` reads a dot in a name as access to a struct field.
+    # Columns are renamed because `mapInArrow` interprets a dot in a name as access to a struct field.
     numbered = [column.alias(f"c{place}") for place, column in enumerate(_select_columns(spec))]
-    # The timestamp of a micro-batch stays the same when it is repeated.
+    # In a stream, `current_timestamp` returns the same time when a micro-batch is repeated.
     return rows.select(*numbered, F.current_timestamp().alias(_BEGAN)).mapInArrow(
         check, _build_ddl(spec, key_types)
     )
@@ -80,13 +82,13 @@ def read_table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str 
     """Return the types of the spec's columns in a table.
 
     Args:
-        spec: the model.
+        spec: spec of the model.
         rows: rows of the table.
-        table: name of the table, for errors.
-        remedy: advice for a missing column.
+        table: name of the table, used in errors.
+        remedy: advice that is added to the error for a missing column.
 
     Raises:
-        UserError: a column is missing, or its type cannot hold the values that the spec expects.
+        UserError: a column is missing, or its type is not suitable for the values that the spec expects.
     """
     for name in spec.list_file_columns(spec.columns):
         if name not in rows.columns:
@@ -99,7 +101,7 @@ def read_table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str 
 
 
 def _select_columns(spec: ModelSpec) -> list[Column]:
-    """Return a table's columns that the spec reads."""
+    """Return those columns of a table that the spec uses."""
     return [F.col("`" + name.replace("`", "``") + "`") for name in spec.list_file_columns(spec.columns)]
 
 

@@ -1,4 +1,4 @@
-"""Land the source of a spec: one or several topics, a Delta table, or made-up rows."""
+"""Land the source of a spec, which is one or several topics, a Delta table, or made-up rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from jobs.specs.model_spec import ModelSpec
 
 
 def land_source(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
-    """Land the source of a spec, until SIGTERM if `seconds` is given.
+    """Land the source of a spec.
 
-    lossy: if the source was recreated, or has lost data before it landed, continue with its present data.
+    Args:
+        settings: settings of the command.
+        spec: spec of the model.
+        seconds: interval in seconds at which landing is repeated until SIGTERM. None means that landing runs once.
+        lossy: whether to continue with the present data of the source if the source was recreated, or has lost data
+            that had not landed.
 
     Raises:
-        UserError: the spec has no source, another process lands it, or it does not continue at its landed position.
+        UserError: the spec has no source, another process lands the model, or the source does not continue at the
+            landed position.
     """
     source = spec.source
     if source is None:

@@ -1,10 +1,10 @@
 """Land the micro-batches of a source (a table, one or several topics) in the measurements table.
 
-Spark fixes the end of a micro-batch before it runs. Its tasks write rows while they read them, as the processes for
-files do (`jobs.landing.written_pieces`). The micro-batch commits first to quarantine, then to the measurements, each
-in the Delta transaction (query, micro-batch). After a crash at any point, also before Spark has recorded the
-micro-batch as done, the next run repeats the micro-batch, which is idempotent. Each commit to the measurements records
-the position in the source up to which rows have landed.
+Spark sets the end of a micro-batch before the micro-batch runs. Spark tasks read rows and write them at the same time,
+as worker processes do for files (`jobs.landing.written_pieces`). Each micro-batch is committed first to the quarantine
+and then to the measurements table, both times in the Delta transaction (query, micro-batch). After a crash, even before
+Spark has recorded the end of a micro-batch, the next run repeats the micro-batch. The repetition is idempotent, because
+a transaction is committed only once. Each commit to the measurements table records the landed position in the source.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ if TYPE_CHECKING:
 
 
 _TRIES = 3
-"""Maximum starts of a query that fails before it lands any row, if its error allows a restart."""
+"""Maximum number of starts of a query that fails before it has landed a micro-batch, if its error allows a restart."""
 
 
 class Reader(ABC):
-    """Source that can land.
+    """Reader of a source that can land.
 
-    unit: the word for one of its rows in reports; restarts: names of errors after which a new query can continue.
+    unit: word for a row of the source in reports.
+    restarts: names of errors after which a new query can continue.
+    checkpoint: checkpoint of the query.
     """
 
     unit: str = "row"
@@ -59,12 +61,12 @@ class Reader(ABC):
     checkpoint: Checkpoint
 
     def is_empty(self) -> bool:
-        """Tell if the source has no data after the position yet, so that no query can begin there."""
+        """Return whether no query can begin yet, because the source has no data after the landed position."""
         return False
 
     @abstractmethod
     def rows(self) -> DataFrame:
-        """Return the stream of checked rows (`_reason`, `_payload`, and columns for the other methods).
+        """Return the stream of checked rows, with `_reason`, `_payload` and the columns that `add_origin` needs.
 
         Raises:
             UserError: the source does not continue at its landed position.
@@ -72,11 +74,11 @@ class Reader(ABC):
 
     @abstractmethod
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch, before its rows are read."""
+        """Return the position at the end of a micro-batch; called before the rows of the micro-batch are read."""
 
     @abstractmethod
     def check(self) -> None:
-        """Check, after the rows of a micro-batch are read, that the source is still the same.
+        """Check that the source is still the same; called after the rows of a micro-batch were read.
 
         Raises:
             UserError: the source was recreated or deleted.
@@ -84,20 +86,20 @@ class Reader(ABC):
 
     @abstractmethod
     def add_origin(self, rows: DataFrame) -> DataFrame:
-        """Return checked rows with the columns of their origin: `_origin`, `_source`, `_position`."""
+        """Return checked rows with their origin in the columns `_origin`, `_source` and `_position`."""
 
     def explain_error(self, error: PySparkException) -> str:
-        """Return why the query failed."""
+        """Return the reason why the query failed."""
         return find_cause(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
-        """Return the landed position for the report, as words and as data."""
+        """Return the landed position for the report, in words and as data."""
         return "", {}
 
 
 @dataclass
 class SourceLanding:
-    """`foreachBatch` function that lands checked rows, with counts of the landed rows."""
+    """Function for `foreachBatch` that lands checked rows, and counts the landed rows."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -107,7 +109,7 @@ class SourceLanding:
     counts: RowCounts = field(default_factory=RowCounts)
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Land a micro-batch. Idempotent."""
+        """Land a micro-batch; a second call for the same micro-batch lands no row again."""
         spec, reader = self.spec, self.reader
         assert spec.source is not None
         transaction = f"ingest-{spec.name}-{reader.checkpoint.read_query_id()}", batch_id
@@ -128,7 +130,7 @@ class SourceLanding:
 
 
 def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
-    """Write checked rows in Spark tasks as uncommitted files of both tables, and count the rows."""
+    """Write checked rows in Spark tasks into uncommitted files of both tables, and return counts and files."""
     task, attempt = tables.task(), tables.attempt
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -138,13 +140,13 @@ def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
         written = write_rows(task._replace(name=name), batches)
         yield pa.RecordBatch.from_pydict({"written": [pickle.dumps(written)]})
 
-    # Without this, each partition of a small micro-batch would become a file.
+    # Without `coalesce`, each partition of a small micro-batch would become a separate file.
     few = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
     return [pickle.loads(row["written"]) for row in few.mapInArrow(write, "written binary").collect()]
 
 
 def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) -> None:
-    """Land the available rows of a source; with `seconds`, repeat at that interval until `stop` is set.
+    """Land the available rows of a source; if `seconds` is given, repeat this at that interval until `stop` is set.
 
     Raises:
         UserError: the source does not continue at its landed position, or the query failed.
@@ -178,13 +180,17 @@ def land(
     lossy: bool,
     opened: Callable[[Warehouse, ModelSpec, bool], tuple[Reader, str | None]],
 ) -> Report:
-    """Run the landing of a source as a separate command, until SIGTERM if `seconds` is given.
+    """Run a command that lands a source.
 
-    lossy: accept lost data, and continue with the source's present data.
-    opened: returns the reader of the source, and a sentence on skipped data, or None.
+    Args:
+        settings: settings of the command.
+        spec: spec of the model.
+        seconds: interval in seconds at which landing is repeated until SIGTERM. None means that landing runs once.
+        lossy: whether to accept lost data, and to continue with the present data of the source.
+        opened: function that returns the reader of the source, and a text on skipped data, or None.
 
     Raises:
-        UserError: another process lands the model, or see `run`.
+        UserError: another process lands the model, or `run` fails.
     """
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"

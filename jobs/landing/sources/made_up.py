@@ -1,8 +1,9 @@
-"""Make up rows for a model, to try it out (`source: {kind: rate}`): the same seed always gives the same rows.
+"""Land made-up rows to try out a model (`source: {kind: rate}`); the same seed always gives the same rows.
 
-Row n is a function of only the seed and n: n determines the key (in turn) and the time; the Philox generator, which can
-begin at any number, determines the noise. So the only state is the number of landed rows, which each commit to the
-measurements records. Rows land once, and a landing that was killed continues at the same row.
+Row n depends only on the seed and on n. The number n determines the time and the key; the keys take turns. The Philox
+generator, which can begin at any number, determines the noise. Therefore the only state is the number of landed rows,
+which each commit to the measurements table records. Each row lands once, and a landing that was killed continues at
+the next row.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 WAVE_ROWS = 200
-"""Rows of a key per wave of its level."""
+"""Number of rows of a key in one wave of its values."""
 
 
 class Made(NamedTuple):
-    """Number of landed rows, and the time (seconds since 1970) since which rows come at the spec's rate."""
+    """Number of landed rows, and the time (seconds since 1970) from which rows are due at the spec's rate."""
 
     rows: int
     since: float
 
 
 def make_up_rows(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table:
-    """Return rows `first` to `stop` (excluded) with the spec's columns.
+    """Return the rows from `first` up to, but not including, `stop`, with the spec's columns.
 
-    Each measurement is a wave of its key with standard normal noise, rounded to values that the filter accepts. A
-    control is a wave, too.
+    Each measurement is a sine wave with standard normal noise, and is rounded to a value that the filter accepts. Each
+    control is a sine wave without noise.
     """
     assert spec.source is not None
     rate = spec.source.rate
@@ -60,7 +61,7 @@ def make_up_rows(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.
     if begin is None:
         raise UserError(f"source.rate.begin: '{rate.begin}' is not a time; write it as 2024-01-01")
     columns: dict[str, pa.Array] = {}
-    for place, name in enumerate(spec.key):  # only the first key column differs between keys
+    for place, name in enumerate(spec.key):  # only the first key column has different values
         value = key if place == 0 else np.zeros_like(key)
         texts = [f"{name}-{one}" for one in value.tolist()]
         columns[name] = arrow.build_integers(value) if types[name] == "bigint" else arrow.build_texts(texts)
@@ -86,10 +87,10 @@ def make_up_rows(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.
 def _draw_noise(
     seed: int, number: NDArray[np.int64], m: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return standard normal and uniform numbers (m, N) that depend only on the seed and each row's number."""
+    """Return standard normal numbers (m, N) and uniform numbers (m, N) that depend only on seed and row number."""
     normal, uniform = np.empty((m, len(number))), np.empty((m, len(number)))
     for place in range(m):
-        # Philox makes four 64-bit numbers per step. Each row has one step, and uses three of its numbers.
+        # In each step, Philox draws four 64-bit numbers. Each row has one step, and uses three of these numbers.
         counter = np.random.Philox(key=[seed, place], counter=[int(number[0]) if len(number) else 0, 0, 0, 0])
         raw = np.random.Generator(counter).random((len(number), 4))
         radius = np.sqrt(-2.0 * np.log1p(-raw[:, 0]))  # Box and Muller (1958)
@@ -98,7 +99,7 @@ def _draw_noise(
 
 
 def _round_to_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round values to those that the filter accepts: counts, zeros and ones, or codes for such mixtures."""
+    """Return values rounded for the filter: to counts, to 0 or 1, or to category codes; else unchanged."""
     if spec.filter == "poisson_mixture":
         return np.maximum(np.rint(wave), 0.0)
     if spec.filter == "bernoulli_mixture":
@@ -111,7 +112,7 @@ def _round_to_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> ND
 
 
 def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
-    """Land the rows that are due by the clock; with `seconds`, repeat at that interval until SIGTERM.
+    """Land the rows that are due now; if `seconds` is given, repeat this at that interval until SIGTERM.
 
     Raises:
         UserError: another process lands the model, or the spec's rate or start is invalid.
@@ -148,7 +149,7 @@ def _land(
 
 
 def find_progress(warehouse: Tables, spec: ModelSpec) -> Made | None:
-    """Return the progress of a spec's made-up rows; None before the first landing."""
+    """Return the progress for the seed of a spec; None before the first landing with this seed."""
     assert spec.source is not None
     seed = spec.source.rate.seed
     known = (one.detail.get("made_up") for one in warehouse.read_log_entries(measurements(spec.name)))

@@ -1,4 +1,4 @@
-"""Land the rows of a user's Delta table (`source: {kind: delta}`), each once, from its start or the landed position."""
+"""Land each row of a user's Delta table once (`source: {kind: delta}`), from its start or the landed position."""
 
 from __future__ import annotations
 
@@ -32,11 +32,17 @@ if TYPE_CHECKING:
 
 
 NOTHING = -1
-"""Version before any landing: the table's present rows come first."""
+"""Version number that means that no version has landed; the landing begins with the present rows of the table."""
 
 
 class UserTable(NamedTuple):
-    """A user's Delta table: its name in a spec, its warehouse, its name there, and its id."""
+    """A user's Delta table.
+
+    path: name of the table in the spec.
+    home: warehouse that contains the table.
+    name: name of the table in that warehouse.
+    id: id of the table.
+    """
 
     path: str
     home: Warehouse
@@ -44,14 +50,18 @@ class UserTable(NamedTuple):
     id: str
 
     def commit(self, version: int) -> str | None:
-        """Return the commit id of a version, or None if the log does not have the version."""
+        """Return the commit id of a version; None if the log does not contain the version."""
         return None if version == NOTHING else commit_id(self.home, self.name, version)
 
 
 class TableStart(NamedTuple):
-    """Landed position of a table: its version, commit id, and the checkpoint of the landing query.
+    """Landed position of a table.
 
-    after: the version after which that query began, or `NOTHING`.
+    table_id: id of the table.
+    version: last landed version.
+    commit: commit id of this version; None if unknown.
+    checkpoint: name of the checkpoint of the query that lands the table.
+    after: version after which this query began, or `NOTHING`.
     """
 
     table_id: str
@@ -84,7 +94,9 @@ def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
 
 
 def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart:
-    """Return the position where the landing continues; the first landing begins at `source.start` and records it.
+    """Return the position where the landing continues.
+
+    The first landing begins at `source.start`, and this position is committed.
 
     Raises:
         UserError: the table does not continue at the landed position.
@@ -107,7 +119,7 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableSt
 
 
 def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
-    """Refuse a table that differs from the table of a position.
+    """Raise an error if a table is not the table of a landed position.
 
     Raises:
         UserError: the table was recreated, or restored from a backup.
@@ -130,10 +142,10 @@ def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
 
 
 def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str | None:
-    """Restart the landing after the table's present version, or at `source.start` for a recreated table.
+    """Restart the landing after the present version of the table, or at `source.start` if the table was recreated.
 
     Returns:
-        A sentence on the skipped rows; None before the first landing.
+        A text on the skipped rows; None before the first landing.
     """
     found = _find_newest(warehouse, spec, table)
     if found is None:
@@ -152,7 +164,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
 
 
 def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
-    """Return the sentence on the skipped rows: those of versions after `landed`, up to `begin`."""
+    """Return a text on the skipped rows, which are the rows of the versions after `landed` up to `begin`."""
     rows, changed, unknown = 0, [], []
     log = table.home.files(f"{table.name}/_delta_log")
     for version in range(landed + 1, begin + 1):
@@ -179,7 +191,7 @@ def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
 
 
 def _format_versions(numbers: list[int]) -> str:
-    """Return version numbers in words."""
+    """Return version numbers as words for a message."""
     if len(numbers) == 1:
         return f"version {numbers[0]}"
     if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:
@@ -189,7 +201,7 @@ def _format_versions(numbers: list[int]) -> str:
 
 
 def suggest_table_restart(spec: ModelSpec) -> str:
-    """Return the sentence on how to continue with the table's present rows."""
+    """Return the sentences that explain how to continue after the present rows of the table."""
     return (
         f"Nothing was skipped, and nothing of it has landed. To continue after what the table has now: "
         f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
@@ -210,7 +222,7 @@ def _name_checkpoint(spec: ModelSpec, table: UserTable) -> str:
 
 
 def _find_newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
-    """Return the last landed position of this table, else of another table that was at its path."""
+    """Return the last landed position of a table, or of a former table at the same path; None if there is neither."""
     known = [one.detail for one in warehouse.read_log_entries(measurements(spec.name))]
     for name, value in (("table_id", table.id), ("source_table", table.path)):
         found: Any = next((one for one in known if "source_table" in one and one.get(name) == value), None)
@@ -222,14 +234,14 @@ def _find_newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> Tab
 def _record(
     warehouse: Warehouse, spec: ModelSpec, table: UserTable, version: int, checkpoint: str
 ) -> TableStart:
-    """Commit the start position of the landing, without rows."""
+    """Commit the start position of the landing, in a commit without rows."""
     start = TableStart(table.id, version, table.commit(version), checkpoint, version)
     record_start(warehouse, spec, table.id, start.detail(table.path))
     return start
 
 
 _CHANGED_COLUMNS = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE")
-"""Prefixes of Delta's error names for columns that have changed since a query started."""
+"""Prefixes of the names of Delta errors for columns that have changed since a query started."""
 _FAILURES = (
     (
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
@@ -247,7 +259,7 @@ _FAILURES = (
         "files of its commits that have not landed are gone, as VACUUM removes them",
     ),
 )
-"""Delta's error names, with their meaning."""
+"""Names of Delta errors, with the meaning of each group of names."""
 
 
 _ANY_CHANGE = (
@@ -255,26 +267,26 @@ _ANY_CHANGE = (
     "streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart",
     "streaming.unsafeReadOnPartitionColumnChanges",
 )
-"""Delta settings with which a stream reads a table's present columns, after any renames and drops.
+"""Delta settings with which a stream reads the present columns of a table, after any renames and drops.
 
-The columns of the spec are checked here at each start; other columns are not read. Rows from before a column was
-renamed are read under its present name, as in the table."""
+This module checks the columns of the spec at each start, and does not read other columns. Rows that were written before
+a column was renamed are read with the present name of the column, as in the table."""
 
 
 class TableReader(Reader):
-    """Reader of a user's table from its landed position."""
+    """Reader of a user's table from the landed position."""
 
     restarts: tuple[str, ...] = _CHANGED_COLUMNS
 
     def __init__(
         self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
     ) -> None:
-        """Open the table at a position. types: types of the key columns."""
+        """Open a table at a landed position; `types` are the types of the key and id columns."""
         self._spec, self._table, self._start, self._types = spec, table, start, types
         self.checkpoint = Checkpoint(warehouse, start.checkpoint)
 
     def is_empty(self) -> bool:
-        """Tell if the version after the position does not exist yet: a new query begins at that version."""
+        """Return whether a new query cannot begin yet, because the version after the position does not exist."""
         begins = self._start.after != NOTHING and self.checkpoint.find_last_planned() is None
         return begins and self._table.home.latest_version(self._table.name) <= self._start.after
 
@@ -299,18 +311,18 @@ class TableReader(Reader):
         return self._start.detail(self._table.path)
 
     def check(self) -> None:
-        """Check that the table was not replaced since it was read."""
+        """Check that the table has not been replaced since the rows were read."""
         table = self._table
         refuse_other(self._spec, table._replace(id=table.home.table_id(table.name)), self._start)
 
     def add_origin(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the table's name as origin and the micro-batch's position as position."""
+        """Return rows with the table's name as origin and source, and the micro-batch's end as position."""
         start, source = self._start, F.lit(f"delta:{self._table.path}")
         place = {"table": self._table.path, "table_id": start.table_id, "version": start.version}
         return rows.withColumns({ORIGIN: source, SOURCE: source, POSITION: F.lit(json.dumps(place))})
 
     def explain_error(self, error: PySparkException) -> str:
-        """Explain a Delta error in words, if it is a known error."""
+        """Return the meaning of a known Delta error in words; for other errors, return the cause."""
         text = str(error)
         for names, meaning in _FAILURES:
             if any(name in text for name in names):
@@ -319,7 +331,12 @@ class TableReader(Reader):
 
 
 def open_table_reader(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
-    """Return the reader of a table; lossy: begin after its present rows (`table_start.accept_loss`).
+    """Return the reader of a table, and a text on skipped rows, or None.
+
+    Args:
+        warehouse: warehouse of the model.
+        spec: spec of the model.
+        lossy: whether to restart the landing after lost rows (`accept_loss`).
 
     Raises:
         UserError: the table does not exist, a column is missing or unusable, or the table does not continue at its
@@ -335,7 +352,7 @@ def _read_schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
     """Return the types of the spec's columns in the table.
 
     Raises:
-        UserError: a column is missing, or its type cannot hold the values that the spec expects.
+        UserError: a column is missing, or its type is not suitable for the values that the spec expects.
     """
     remedy = (
         f". If it was renamed, rename it back, or give the spec of {spec.name} a new version with the new name; "

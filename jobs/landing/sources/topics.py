@@ -1,8 +1,9 @@
-"""Land topics in the measurements table: one topic for `pretrain` (the stream reads it directly), or several.
+"""Land one or several Kafka topics in the measurements table.
 
-Several topics are listed or matched by a pattern, and the stream reads their rows from the table. A topic that appears
-later, because it now exists or is listed, is read from its beginning. A topic that disappears, or is no longer listed,
-may have had messages that have not landed. Then the landing stops with an error until the user accepts the loss.
+A single topic lands for `pretrain`; the stream reads this topic directly from Kafka. Several topics are listed in the
+spec or matched by a pattern; the stream reads their rows from the measurements table. A topic that is new in Kafka or
+in the list is read from its beginning. A topic that was deleted, or is no longer listed, may have had messages that
+have not landed. In this case the landing stops with an error until the user accepts the loss.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class TopicsReader(Reader):
-    """Reader of topics from their landed position."""
+    """Reader of topics from the landed position."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class TopicsReader(Reader):
         have: Mapping[str, Topic],
         types: KeyTypes,
     ) -> None:
-        """Open topics at a position. have: the topics as they are now; types: types of the key columns."""
+        """Open topics at a position; `have` are the present topics, and `types` the types of key and id columns."""
         assert spec.source is not None
         self._warehouse, self._spec, self._source, self._types = warehouse, spec, spec.source, types
         self._start, self._next, self._have = start, start, have
@@ -62,7 +63,7 @@ class TopicsReader(Reader):
         self.unit = "message" if self._source.streamed else "row"
 
     def rows(self) -> DataFrame:
-        """Return the messages after the position as a stream of checked rows."""
+        """Return the messages after the landed position as a stream of checked rows."""
         source, known = self._source, self._start.topics
         if source.streamed:
             start, name = self._start.position(source.topic), f"`ingest --model {self._spec.name}`"
@@ -88,7 +89,7 @@ class TopicsReader(Reader):
         return self._next.detail(self._source)
 
     def check(self) -> None:
-        """Check that no topic was recreated since it was read."""
+        """Check that no topic has been deleted or recreated since its messages were read."""
         spark, topics, remedy = self._warehouse.spark, self._next.topics, suggest_topic_restart(self._spec)
         if self._source.streamed:
             with TopicWatch(spark, self._source.topic, topics[self._source.topic].id, remedy) as watch:
@@ -104,7 +105,7 @@ class TopicsReader(Reader):
         self._start = self._next
 
     def add_origin(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the places of their messages."""
+        """Return rows with the topic, topic id and origin of their messages."""
         if self._source.streamed:
             rows = rows.withColumn(TOPIC, F.lit(self._source.topic))
         else:
@@ -116,7 +117,7 @@ class TopicsReader(Reader):
         return rows.withColumns({ORIGIN: origin, SOURCE: source, TOPIC_ID: self._select_topic_ids()})
 
     def explain_error(self, error: PySparkException) -> str:
-        """Return why the query failed: a deleted topic, lost messages, or Spark's message."""
+        """Return the reason why the query failed, such as a deleted topic or lost messages, or else Spark's message."""
         try:
             refuse_gaps(self._spec, self._start, read_source_topics(self._warehouse.spark, self._source))
         except NoAnswer as silence:
@@ -126,7 +127,7 @@ class TopicsReader(Reader):
         return find_cause(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
-        """Return the landed position of one topic; for several topics the report has only the measurements' version."""
+        """Return the landed position of a single topic; empty for several topics."""
         if not self._source.streamed:
             return "", {}
         topic = self._source.topic
@@ -134,7 +135,7 @@ class TopicsReader(Reader):
         return f", up to {self._start.topics[topic]}", {"topic": topic, "offsets": offsets}
 
     def _select_topic_ids(self) -> Column:
-        """Return the id of each row's topic."""
+        """Return a column with the id of the topic of each row."""
         known = {name: one.id for name, one in self._next.topics.items() if one.id is not None}
         result = F.lit(None).cast("string")
         for name, identity in known.items():
@@ -145,11 +146,16 @@ class TopicsReader(Reader):
 def open_topics(
     warehouse: Warehouse, spec: ModelSpec, lossy: bool = False
 ) -> tuple[TopicsReader, str | None]:
-    """Return the reader of a source's topics; lossy: continue with their present messages (`topic_start.accept_loss`).
+    """Return the reader of a source's topics, and a text on lost messages, or None.
+
+    Args:
+        warehouse: warehouse of the model.
+        spec: spec of the model.
+        lossy: whether to accept lost messages, and to continue with the present messages (`topics.accept_loss`).
 
     Raises:
-        UserError: a topic was deleted or recreated, messages were deleted before they landed, there is no topic, or
-            the brokers do not answer.
+        UserError: a topic was deleted or recreated, messages were deleted before they landed, no topic exists, or the
+            brokers do not answer.
     """
     source = spec.source
     assert source is not None
@@ -166,10 +172,10 @@ def open_topics(
 def land_present(
     warehouse: Warehouse, spec: ModelSpec, on_progress: Callable[[SourceLanding], None] = lambda landing: None
 ) -> None:
-    """Land the messages that the topics have now, within another command.
+    """Land the present messages of the topics, as part of another command.
 
     Raises:
-        UserError: see `open_topics`.
+        UserError: `open_topics` fails, or the query fails.
     """
     reader, _ = open_topics(warehouse, spec)
     run(SourceLanding(warehouse, spec, reader, on_progress), None, threading.Event())

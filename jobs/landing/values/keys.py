@@ -22,24 +22,24 @@ Ints = NDArray[np.int64]
 
 NOT_WHOLE = "not a whole number"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
-"""Pattern of a whole number: 007, +7 and -0 may name other systems than 7 and 0."""
+"""Pattern of a whole number in its usual notation; 007 and +7 do not match, because such keys may differ from 7."""
 _INT64 = range(-(2**63), 2**63)
 
 _NO_KEYS = (
     pa.types.is_nested,
     pa.types.is_null,
     pa.types.is_fixed_size_binary,
-    lambda kind: isinstance(kind, pa.BaseExtensionType),  # such as a UUID
+    lambda kind: isinstance(kind, pa.BaseExtensionType),  # for example, a UUID
 )
 
 
 def assign_key_codes(
     spec: ModelSpec, source: RawRows, file: str, reason: NDArray[np.object_]
 ) -> tuple[Ints, int]:
-    """Return codes (N,) from 0 of the rows' keys, and the number of keys; reject rows without a key.
+    """Return the code (N,) of the key of each row, from 0, and the number of keys; reject rows without a key.
 
     Raises:
-        UserError: the type of a column cannot hold keys.
+        UserError: the type of a column is not suitable for keys.
     """
     parts = [np.zeros(source.rows, np.int64)]
     for name in spec.key:
@@ -62,16 +62,16 @@ def assign_key_codes(
 
 
 def assign_codes(column: pa.Array) -> Ints:
-    """Return codes (N,) from 0 of a column's values; null counts as a distinct value."""
+    """Return the code (N,) of each value of a column, from 0; null counts as a distinct value."""
     encoded = column.dictionary_encode()
     return arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
 
 
 def join_codes(parts: Iterable[Ints]) -> Ints:
-    """Join one or more arrays of codes (N,): rows get the same code if all their parts are equal."""
+    """Join arrays of codes (N,) into one array; two rows get the same code if their codes are equal in all arrays."""
     first, *others = parts
     for part in others:
-        # Codes are made dense after every part, so that the product of the parts' sizes cannot overflow.
+        # After each array the codes are numbered without gaps, so that the products cannot overflow.
         first = np.unique(first * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
     return first.astype(np.int64, copy=False)
 
@@ -79,13 +79,13 @@ def join_codes(parts: Iterable[Ints]) -> Ints:
 def find_places(
     keys: Sequence[pa.Array], among: Sequence[pa.Array], size: int, known: int
 ) -> NDArray[np.int64]:
-    """Return the index (N,) of each key among K known keys, -1 for an unknown key.
+    """Return the index (N,) of each key among K known keys; -1 for an unknown key.
 
     Args:
-        keys: texts of each key column, N values each.
-        among: texts of the known keys' columns, K values each.
-        size: N. Without key columns all rows have the same key.
-        known: K.
+        keys: key columns, as texts, with N values each.
+        among: key columns of the known keys, as texts, with K values each.
+        size: number N of keys. Without key columns all N keys are the same.
+        known: number K of known keys.
     """
     both = [assign_codes(pa.concat_arrays([a, b])) for a, b in zip(among, keys, strict=True)]
     code = join_codes([np.zeros(known + size, np.int64), *both])
@@ -95,10 +95,10 @@ def find_places(
 
 
 def assign_id_codes(column: pa.Array, missing: NumberRules, what: str) -> Ints:
-    """Return codes (N,) of a column's ids, -1 where missing.
+    """Return the code (N,) of each id of a column; -1 for a missing id.
 
     Raises:
-        UserError: the column's type cannot hold ids.
+        UserError: the type of the column is not suitable for ids.
     """
     kind = column.type
     if pa.types.is_null(kind):
@@ -114,7 +114,7 @@ def assign_id_codes(column: pa.Array, missing: NumberRules, what: str) -> Ints:
 
 
 def derive_key_types(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
-    """Return the types of key and id columns: bigint for integers, string for everything else."""
+    """Return the types of key and id columns in the table: bigint for integers, string for all other types."""
     return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
 
@@ -129,16 +129,16 @@ def convert_key(
     reason: NDArray[np.object_],
     missing: NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """Return a column of keys or ids in the table's type; reject a value without an exact equivalent.
+    """Return a column of keys or ids in the type of the table; reject values that have no exact equivalent.
 
-    A text is a whole number only in that number's usual notation, so two texts never become one key.
+    A text is a whole number only in the usual notation of this number, so that two texts never become the same key.
 
     Args:
-        what: the column's role and name, for reasons.
+        what: role and name of the column, used in the reasons.
         column: N values.
-        wanted: bigint or string.
-        reason: (N,) why each row is rejected; updated in place.
-        missing: (N,) which values may be absent; None: no value may be absent.
+        wanted: type of the table's column, which is bigint or string.
+        reason: (N,) reason why each row is rejected; updated in place.
+        missing: (N,) mask of the values that may be missing. None means that no value may be missing.
     """
     kind = column.type
     if wanted == "string":

@@ -1,4 +1,4 @@
-"""Find how the columns of a table write their numbers, and read them: a value is missing, a number, or invalid."""
+"""Find the notation of the numbers in a table's columns, and read each value as missing, a number, or invalid."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ABSENT = (
     ),
     *("#div/0!", "#value!", "#ref!", "#num!", "unavailable", "unknown", "no data", "nodata"),
 )
-"""Texts that many programs write for a missing number (lower case)."""
+"""Texts, in lower case, that many programs write for a missing number."""
 NUMERIC = 0.9
-"""Share of a column's distinct texts that must be numbers."""
+"""Minimum share of numbers among the distinct texts of a column of numbers."""
 BLANKS = " \u00a0\u2007\u2009\u202f"
 PLAIN_NUMBER = r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?"
 WORDS: tuple[dict[str, float], ...] = (
@@ -50,7 +50,7 @@ WORDS: tuple[dict[str, float], ...] = (
     {"yes": 1.0, "no": 0.0},
     {"open": 1.0, "closed": 0.0},
 )
-"""Pairs of words that stand for 1 and 0."""
+"""Pairs of words for the numbers 1 and 0."""
 
 _MINUS = "\u2212"
 _MARKS = {",": ",", ".": "[.]", " ": f"[{BLANKS}]", "'": "['\u2019]"}
@@ -59,7 +59,8 @@ _CURRENCY = (
     f"[A-Z]{{0,3}}{_MONEY}|Rs[.]?|kr[.]?|R|"
     "USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW|TRY|RUB|SGD|HKD"
 )
-# A unit of letters may touch its number only if the unit is known: 12a and 12b are more often names.
+# A unit of letters may follow its number without a blank only if the unit is known, because texts such as 12a and 12b
+# are usually names.
 _TOUCHING = (
     "[nu\u00b5\u03bcmcdhkKMGT]?(?:m|g|s|l|L|A|V|W|Wh|VA|VAr|Hz|Pa|J|N|B|b|t|F|H|K|Bq|Sv|lx|lm|bar|eV|cal|mol)[23\u00b2\u00b3]?|"
     "[KMGT]i?B|ha|h|hr|hrs|min|sec|d|C|F|psi|dB|dBm|dBA|ppm|ppb|rpm|kn|kt|kts|mph|kph|ft|mi|lb|lbs|oz|gal|in|yd|kr|zl|"
@@ -74,23 +75,23 @@ _TOKEN = re.compile(
     rf"(?P<open2>[(]?)(?P<core>{_CORE})(?P<close2>[)]?)(?P<after2>-?)[{BLANKS}]*(?P<unit>{_UNIT})?[{BLANKS}]*"
     rf"(?P<after>-?)(?P<close>[)]?)"
 )
-"""Pattern of numbers as people write them: digits with a sign, a unit and marks on either side."""
+"""Pattern of a number as people write it: digits, with an optional sign, unit and brackets before or after them."""
 _MARKED = re.compile(rf"[+-]?{_CORE}[{BLANKS}]*(?P<mark>[*\u2020\u2021#!^~?]{{1,3}})")
-"""Pattern of a number with a mark, such as a footnote mark."""
+"""Pattern of a number that is followed by a mark, such as a footnote mark."""
 _CONVENTIONS: tuple[tuple[str, str | None], ...] = (
     *((".", None), (",", None), (".", ","), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")),
 )
-"""Decimal mark and thousands separator, the simplest pair first."""
+"""Pairs of decimal mark and thousands separator, the simplest pair first."""
 _THREE = re.compile(r"[1-9][0-9]{0,2}[.,][0-9]{3}")
 _TRIED = 200
 _WORDS = 20
-"""Distinct texts, apart from plain numbers, up to which a column may be a column of words."""
+"""Maximum number of distinct texts, without plain numbers, in a column of words."""
 _FROM = 5_000
-"""Number of rows from which Arrow reads numbers faster than Python."""
+"""Minimum number of rows for which Arrow reads numbers faster than Python."""
 
 
 class Token(NamedTuple):
-    """Parts of a written number: digits with their marks, the unit, and the notation of a negative number."""
+    """Parts of a written number: its digits and marks, its unit, and its notation of the negative sign."""
 
     core: str
     unit: str
@@ -100,11 +101,11 @@ class Token(NamedTuple):
 class Writing(NamedTuple):
     """Notation of the numbers of a table.
 
-    files   settings that a spec needs, for all columns
-    notes   column name: another possible meaning of its texts, and the setting for it
-    refused column name: why its texts are not numbers of one kind
-    words   column name: its words, and the number that each stands for
-    verbal  columns that have only words
+    files   settings that a spec needs to read all columns
+    notes   for a column name, another possible meaning of the column's texts, and the setting for that meaning
+    refused for a column name, the reason why the column cannot be read as numbers
+    words   for a column name, the number of each word in the column
+    verbal  names of the columns that have only words
     """
 
     files: Files
@@ -114,7 +115,12 @@ class Writing(NamedTuple):
     verbal: frozenset[str]
 
     def added_to(self, written: Files, names: Collection[str] | None = None) -> Files:
-        """Add the settings for numbers, of all or the named columns, to the other settings `written`."""
+        """Return the settings `written` with the settings for numbers added.
+
+        Args:
+            written: other settings.
+            names: names of the columns whose units and words are added. None means all columns.
+        """
         said = {
             name: getattr(self.files, name) for name in ("decimal", "thousands", "negative", "units", "words")
         }
@@ -127,10 +133,10 @@ class Writing(NamedTuple):
 
 
 class NumberReader:
-    """Reader of numbers in texts, in the notation that a spec sets."""
+    """Reader of numbers in the notation that a spec sets."""
 
     def __init__(self, files: Files, unit: str | None = None) -> None:
-        """Prepare to read numbers, with or without a unit beside them."""
+        """Prepare to read numbers; `unit` may precede or follow a number, and None means that there is no unit."""
         self.unit = None if unit is None else _unify_mu(unit)
         self.negative = files.negative
         self.decimal = files.decimal
@@ -144,7 +150,7 @@ class NumberReader:
         self._usual = f"^-?{digits}(?:{point}[0-9]+)?$"
 
     def __call__(self, text: str) -> str | None:
-        """Return the number in Python's notation, or None."""
+        """Return the number in Python's notation; None if the text is not a number."""
         text = text.strip(BLANKS).replace(_MINUS, "-")
         flips = False
         if self.negative == "parentheses" and (parts := re.fullmatch(r"([^()]*)\(([^()]+)\)([^()]*)", text)):
@@ -160,7 +166,7 @@ class NumberReader:
         return ("-" if flips else "") + self._strip_marks(text)
 
     def read_usual(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-        """Return a column's numbers (double) by Arrow alone, and which texts (N,) are plain enough for that."""
+        """Return the numbers (double) that Arrow can read from a column, and a mask (N,) of the texts it has read."""
         pc = arrow.load_compute()
         if len(column) < _FROM:
             return pa.nulls(len(column), pa.float64()), np.zeros(len(column), bool)
@@ -171,7 +177,7 @@ class NumberReader:
                 pass
             else:
                 known = np.isfinite(arrow.to_numpy(read, 0.0))
-                if known.all():  # a finite number for Arrow is the same number here
+                if known.all():  # both readers return the same finite numbers
                     return read, known
         fits = pc.match_substring_regex(column, self._usual)
         texts = pc.if_else(fits, column, pa.nulls(len(column), pa.string()))
@@ -197,12 +203,12 @@ class NumberReader:
 
 
 def _unify_mu(text: str) -> str:
-    """Return a text with one character for micro in place of the two that Unicode has."""
+    """Return a text with the Greek letter mu in place of the micro sign; Unicode has both characters."""
     return text.replace("\u00b5", "\u03bc")
 
 
 def parse_token(text: str) -> Token | None:
-    """Return the parts of a written number; None if a text is not a number."""
+    """Return the parts of a number in a text; None if the text is not a number."""
     found = _TOKEN.fullmatch(text.strip(BLANKS).replace(_MINUS, "-"))
     if found is None:
         return None
@@ -211,7 +217,7 @@ def parse_token(text: str) -> Token | None:
     if brackets not in (("", ""), ("(", ")")) or part["before"] and part["unit"]:
         return None
     if part["core"][-1] in ".," and part["after2"]:
-        return None  # 5,- is a price without a fraction
+        return None  # a text such as 5,- is a price without a fraction
     trailing, signs = part["after"] + part["after2"], part["sign"] + part["sign2"]
     if len(trailing) + len(signs) + len(brackets[0]) > 1:
         return None
@@ -220,7 +226,7 @@ def parse_token(text: str) -> Token | None:
 
 
 def find_setting(text: str, files: Files, column: str) -> dict[str, Any] | None:
-    """Return the settings of `files` that make a column's text a number; None if no settings are known."""
+    """Return the settings to change in `files` so that a column's text is a number; None if no settings help."""
     token = parse_token(text)
     if token is None:
         if (marked := _MARKED.fullmatch(text)) is not None:
@@ -252,7 +258,7 @@ def _compute_share(form: tuple[str, str | None], cores: Sequence[str]) -> float:
 
 
 def format_setting(changed: Mapping[str, Any]) -> str:
-    """Return settings of `files` as they are written in a spec."""
+    """Return changed settings in the form in which a spec contains them, such as `files: {decimal: ','}`."""
     words = {
         word: int(value) if value == int(value) else value for word, value in changed.get("words", {}).items()
     }
@@ -260,13 +266,13 @@ def format_setting(changed: Mapping[str, Any]) -> str:
 
 
 class _Column(NamedTuple):
-    """Distinct texts of a column of numbers.
+    """Summary of the distinct texts of a column of numbers.
 
-    cores     an example of each shape of digits and marks
-    units     count of each unit; the empty unit means no unit
+    cores     one example for each pattern of digits and marks
+    units     number of texts with each unit; the empty unit counts the texts without a unit
     words     texts that are not numbers
     negatives notations of negative numbers
-    forms     conventions in which nearly all texts are numbers
+    forms     pairs of decimal mark and thousands separator with which nearly all texts are numbers
     """
 
     name: str
@@ -278,16 +284,17 @@ class _Column(NamedTuple):
 
 
 _MOST_UNITS = 8
-"""Maximum units of a column of numbers; a column with more units is text."""
+"""Maximum number of units in a column of numbers; a column with more units is a column of texts."""
 
 
 def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separator: str = ",") -> Writing:
-    """Find how a table's columns write their numbers, from all cells.
+    """Return the notation of the numbers in a table's columns, derived from all cells.
 
     Args:
         columns: columns of the table; columns that are not text are ignored.
         missing: texts that mean a missing number.
-        separator: separator of the fields. If 1,234 is the only evidence, a semicolon shows a decimal comma.
+        separator: separator of the fields. If texts such as 1,234 are the only evidence, the comma is a decimal comma
+            if the separator is a semicolon.
     """
     absent = {text.casefold() for text in (*missing, *ABSENT)}
     texts = {name: column for name, column in columns.items() if pa.types.is_string(column.type)}
@@ -321,7 +328,7 @@ def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separa
 
 
 def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
-    """Summarise a column of numbers; None if it holds other texts."""
+    """Return a summary of a column of numbers; None if the column contains other texts."""
     pc = arrow.load_compute()
     texts = pc.utf8_trim(column.drop_null().unique(), BLANKS)
     plain = arrow.to_numpy(pc.match_substring_regex(texts, f"^(?:{PLAIN_NUMBER})$"))
@@ -357,7 +364,7 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
     if with_unit < 0.5 * units.total():
         units = Counter({"": units[""]})
     elif len(units) > _MOST_UNITS:
-        return None  # texts that hold digits, such as weeks of a year
+        return None  # these texts only contain digits, such as the weeks of a year
     good = units.total() + (len(words) if are_words else 0)
     return (
         _Column(name, list(cores.values()), units, words, negatives, forms)
@@ -367,12 +374,15 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
 
 
 def _reduce_digits(core: str) -> str:
-    """Return the shape of a number: all its digits replaced by one, except a 0 at the beginning."""
+    """Return the pattern of a number: each digit is replaced by the digit 1, except a 0 at the beginning."""
     return core[:1] + re.sub("[0-9]", "1", core[1:]) if core.startswith("0") else re.sub("[0-9]", "1", core)
 
 
 def _choose(seen: Sequence[_Column], separator: str) -> tuple[tuple[str, str | None], dict[str, str]]:
-    """Return the convention in which most columns are numbers, and notes on columns that another also fits."""
+    """Return the pair of decimal mark and thousands separator that fits most columns, and notes by column name.
+
+    A column gets a note if another pair also fits and gives other numbers.
+    """
     point, comma = (".", None), (",", None)
     preferred = list(_CONVENTIONS)
     if separator != ";":
@@ -415,7 +425,7 @@ _NARROW = {pa.float32(): np.float32, pa.float16(): np.float16}
 
 
 class NumberRules(NamedTuple):
-    """Rules of a spec for numbers: how files write them, and which texts and numbers mean a missing value."""
+    """Rules of a spec for numbers: their notation in files, and the texts and numbers that mean a missing value."""
 
     files: Files
     texts: frozenset[str]
@@ -423,7 +433,7 @@ class NumberRules(NamedTuple):
 
 
 def build_rules(missing_values: Sequence[str], files: Files) -> NumberRules:
-    """Return the rules of a spec; a number in `missing_values` matches every way to write it."""
+    """Return the rules of a spec; a number in `missing_values`, such as -999, also matches the text -999.0."""
     numbers: list[float] = []
     for text in (one.strip(BLANKS) for one in missing_values):
         written = NumberReader(files)(text) or (text if _PLAIN.fullmatch(text) else None)
@@ -441,18 +451,18 @@ def parse_numbers(
     file: str,
     reason: NDArray[np.object_],
 ) -> Floats:
-    """Return the numbers (d, N) in columns, NaN where missing; reject rows with any other value.
+    """Return the numbers (d, N) in columns, NaN where missing; reject rows with invalid values.
 
     Args:
         names: names of the d columns.
-        what: role of the columns, for reasons.
+        what: role of the columns, used in the reasons.
         source: N rows.
         rules: rules of the spec.
-        file: name of the rows' file, for errors.
-        reason: (N,) why each row is rejected; updated in place.
+        file: name of the file that contains the rows, used in errors.
+        reason: (N,) reason why each row is rejected; updated in place.
 
     Raises:
-        UserError: a column's type cannot hold numbers.
+        UserError: the type of a column is not a type for numbers.
     """
     result = np.full((len(names), source.rows), np.nan)
     for row, name in enumerate(names):
@@ -484,7 +494,7 @@ def _suggest_remedy(kind: pa.DataType) -> str:
 
 
 def _read_stored(column: pa.Array, rules: NumberRules) -> Floats:
-    """Return stored numbers or booleans (N,), NaN where missing."""
+    """Return the numbers (N,) of a column that stores numbers or booleans, NaN where missing."""
     kind = column.type
     if pa.types.is_boolean(kind):
         of_true, of_false = (rules.files.words[word] for word in ("true", "false"))
@@ -508,7 +518,7 @@ def _blank_missing(values: Floats, missing: Sequence[float] | Floats) -> Floats:
 def _read_texts(
     column: pa.Array, rules: NumberRules, decimal: str, name: str
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the numbers (N,) of texts, NaN where missing, and the state of each text."""
+    """Return the numbers (N,) of texts, NaN where missing or invalid, and a code (N,): `_OK` or the error."""
     files = rules.files
     thousands = None if files.thousands == decimal else files.thousands
     if (decimal, thousands) != (files.decimal, files.thousands):

@@ -1,4 +1,4 @@
-"""Explain why rows were rejected: a value, the likely cause, and the setting that mends it."""
+"""Explain why rows were rejected, with an example value, the likely cause, and the setting that helps."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _QUOTE_IT = (
 
 
 def explain_shape(row: Mapping[str, Any]) -> str:
-    """Return the likely cause why a rejected row has another number of fields than the header, and the remedy.
+    """Return the likely reason why the number of fields of a row differs from that of the header, and the remedy.
 
-    row: members of the row's payload.
+    row: members of the payload of the rejected row.
     """
     line, said = (
         str(row.get(CORRUPT) or ""),
@@ -79,7 +79,7 @@ def explain_shape(row: Mapping[str, Any]) -> str:
 
 
 def _split_fields(line: str, count: int) -> tuple[str, list[str]]:
-    """Return the separator that splits a line into `count` fields, and the fields."""
+    """Return the separator that splits a line into `count` fields, and the fields; empty if no separator does."""
     for separator in (*SEPARATORS, BLANK):
         try:
             fields = next(csv.reader([line], delimiter=separator), [])
@@ -91,7 +91,7 @@ def _split_fields(line: str, count: int) -> tuple[str, list[str]]:
 
 
 MOST = 5
-"""Number of the most frequent reasons that are explained."""
+"""Maximum number of reasons that are explained; the most frequent reasons are chosen."""
 _SHOWN = 60
 _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
@@ -103,9 +103,9 @@ def explain_reasons(
     """Return a sentence for each of the most frequent reasons.
 
     Args:
-        spec: the model.
-        reasons: number of rejected rows by reason.
-        examples: payload of one rejected row by reason.
+        spec: spec of the model.
+        reasons: number of rejected rows, by reason.
+        examples: payload of one rejected row, by reason.
         newest: time of the newest accepted row, in microseconds since 1970.
     """
     most = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:MOST]
@@ -113,9 +113,13 @@ def explain_reasons(
 
 
 def explain_reason(spec: ModelSpec, reason: str, payload: str | None, newest: int | None = None) -> str:
-    """Return a reason with an example value, the likely cause and the setting that mends it.
+    """Return a reason with an example value, the likely cause, and the setting that helps.
 
-    newest: time of the newest accepted row, in microseconds since 1970.
+    Args:
+        spec: spec of the model.
+        reason: reason of the rejection.
+        payload: payload of a row that was rejected for this reason.
+        newest: time of the newest accepted row, in microseconds since 1970.
     """
     row = _parse_payload(payload)
     value = _find_value(spec, reason, row, payload)
@@ -135,7 +139,7 @@ def _parse_payload(payload: str | None) -> dict[str, Any]:
 
 
 def _find_value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
-    """Return the value that caused a row's rejection; None if no single value did."""
+    """Return the value that caused the rejection of a row; None if no single value caused the rejection."""
     kind, _, rest = reason.partition(" ")
     column = rest.partition(":")[0]
     if kind in ("key", "time", "measurement", "control", "id", "input"):
@@ -182,7 +186,7 @@ def _find_cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str
 
 
 def _explain_not_whole(value: str) -> str:
-    """Explain why a text cannot be a key in a table of whole-number keys, and what to do."""
+    """Explain why a text cannot be a key in a table with whole-number keys, and how to correct this."""
     table = "the measurements table has whole numbers in this column, from the first file that landed"
     try:
         number = int(float(value.strip()))
@@ -195,7 +199,7 @@ def _explain_not_whole(value: str) -> str:
 
 
 def _explain_joined_time(spec: ModelSpec) -> str:
-    """Explain why several columns may not make a time together, and name the setting."""
+    """Explain why several columns together may not be a time, and name the setting that helps."""
     parts = spec.time_parts
     names = " and ".join(parts.values())
     if "time" in parts:
@@ -214,7 +218,7 @@ def _explain_joined_time(spec: ModelSpec) -> str:
 
 
 def _explain_number(spec: ModelSpec, value: str, column: str) -> str:
-    """Explain what a text looks like that the spec cannot read as a number, and name the setting for it."""
+    """Describe a text that is not a number by the rules of the spec, and name the setting that helps."""
     listed = json.dumps([*spec.missing_values, value], ensure_ascii=False)
     if spec.files.decimal == "," and _PLAIN.fullmatch(value):
         return (
@@ -230,7 +234,7 @@ def _explain_number(spec: ModelSpec, value: str, column: str) -> str:
 
 
 def _describe_notation(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
-    """Describe the notation of a number, with the settings that read it."""
+    """Describe the notation of a number, and the settings for this notation."""
     setting = f"set {format_setting(changed)} in the spec"
     if value.count(",") == 1 and "." not in value and changed.get("decimal") == "," and _THREE.search(value):
         other = format_setting({**{k: v for k, v in changed.items() if k != "decimal"}, "thousands": ","})
@@ -251,7 +255,7 @@ def _describe_notation(spec: ModelSpec, value: str, changed: Mapping[str, Any]) 
 
 
 def _explain_time(spec: ModelSpec, value: str) -> str:
-    """Explain why a text is not a time in the spec's format, and which format fits."""
+    """Explain why a text is not a time in the format of the spec, and name a format that fits."""
     if spec.time_format is not None and TimeParser(None, UTC)(value) is not None:
         return f"it is in ISO 8601; if all times are, take time_format: {json.dumps(spec.time_format)} out of the spec"
     readings = [one for one in find_readings(value) if one.form != spec.time_format]
@@ -281,7 +285,7 @@ def _explain_time(spec: ModelSpec, value: str) -> str:
 
 
 def _explain_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
-    """Explain how far a time is outside the spec's range, and name the setting that admits it."""
+    """Explain how far a time is outside the range of the spec, and name the setting that allows this time."""
     zone = load_zone(spec.time_zone)
     found = (TimeParser(form, zone)(value) for form in (spec.time_format, None))
     micros = next((one for one in found if one is not None), None)
@@ -313,7 +317,7 @@ def _format_span(micros: int) -> str:
 
 
 def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
-    """Return notes on rows at clock changes."""
+    """Return notes on the rows whose local times are near a clock change."""
     notes: list[str] = []
     if clocks.second:
         notes.append(
@@ -337,9 +341,14 @@ def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
 
 
 def find_epoch_doubt(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
-    """Return a doubt about the unit of numeric times (microseconds since 1970), or None.
+    """Return a warning if the unit of numeric times is probably wrong, else None.
 
-    Seconds that are read as milliseconds give times in January 1970.
+    For example, seconds that are read as milliseconds give times in January 1970.
+
+    Args:
+        spec: spec of the model.
+        first: first time, in microseconds since 1970; None without rows.
+        last: last time, in microseconds since 1970; None without rows.
     """
     count = count_of(spec.time_format)
     if count is None or count.is_years or first is None or last is None:
@@ -361,13 +370,13 @@ def describe_repeats(
     span: tuple[int, int] | tuple[None, None] = (None, None),
     in_part: bool = False,
 ) -> str:
-    """Return the note about accepted rows that repeat key and time of another row in their file.
+    """Return the note on accepted rows that have the same key and time as another row of the same file.
 
     Args:
-        spec: the model.
-        rows: number of repeats.
+        spec: spec of the model.
+        rows: number of repeated rows.
         span: first and last time of the accepted rows, in microseconds since 1970.
-        in_part: rows were compared only within each part of a large file.
+        in_part: whether rows were compared only within each part of a large file.
     """
     first, last = span
     dates = [] if first is None or last is None else find_repeats(load_zone(spec.time_zone), first, last)

@@ -1,4 +1,4 @@
-"""Map the columns of a file, a message or a table to the columns of a spec, and add a key from the file's name."""
+"""Map the columns of files, messages and tables to the columns of a spec, and add the key from a file's name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jobs.state.encoding import arrow
 
 
 def take_columns(spec: ModelSpec, source: RawRows, names: Sequence[str] | None = None) -> RawRows:
-    """Return unparsed rows with only the columns of the spec, by the spec's names.
+    """Return unparsed rows with only the columns of the spec, under the names in the spec.
 
-    A column that the rows lack is left out. The key from the file's name already has the spec's name.
+    A column of the spec that the rows lack is omitted. The key from the file's name already has the name in the spec.
 
     Args:
-        spec: the model, with the names of the files' columns.
-        source: N rows with the files' column names.
-        names: spec columns to take; None: all columns that the rows have.
+        spec: spec of the model.
+        source: N rows with the column names of the files.
+        names: names of the spec's columns to return. None means all columns of the spec.
     """
     if not spec.files.names:
         return source
@@ -46,7 +46,7 @@ def take_columns(spec: ModelSpec, source: RawRows, names: Sequence[str] | None =
 
 
 def build_spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
-    """Return the types of a file's columns by the spec's names, without a time that several columns make."""
+    """Return the types of a file's columns under the names in the spec, without a time that has several columns."""
     if not spec.files.names:
         return schema
     names = {name: spec.list_file_columns([name])[0] for name in spec.columns if name != spec.key_from_name}
@@ -58,10 +58,10 @@ def build_spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def parse_name(path: str | Path) -> str:
-    """Return a file's name without folder and ending, also without a double ending such as `.csv.gz`.
+    """Return a file's name without its folder and its ending; a double ending such as `.csv.gz` is also removed.
 
     Raises:
-        UserError: no name is left.
+        UserError: the file has no name before its ending.
     """
     name = Path(path).name
     bare = Path(name[:-3] if name.lower().endswith(".gz") else name).stem
@@ -71,7 +71,7 @@ def parse_name(path: str | Path) -> str:
 
 
 def add_key(spec: ModelSpec, source: RawRows, path: str | Path) -> RawRows:
-    """Return a file's rows with the key from its name, if the spec has `key_from_name`."""
+    """Return the rows of a file with the key column from the file's name, if the spec has `key_from_name`."""
     name = spec.key_from_name
     if name is None:
         return source
@@ -81,7 +81,7 @@ def add_key(spec: ModelSpec, source: RawRows, path: str | Path) -> RawRows:
 
 
 def add_key_to_document(spec: ModelSpec, document: str, path: str | Path) -> str:
-    """Return the text of a JSON object with the key from the file's name added; any other text unchanged."""
+    """Return the text of a JSON object with the key from the file's name added; return any other text unchanged."""
     name = spec.key_from_name
     if name is None:
         return document
@@ -95,10 +95,10 @@ def add_key_to_document(spec: ModelSpec, document: str, path: str | Path) -> str
 
 
 def add_key_to_schema(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:
-    """Return a file's schema with the key from its name, if the spec has `key_from_name`.
+    """Return the schema of a file with the key column from the file's name, if the spec has `key_from_name`.
 
     Raises:
-        UserError: the file already has a column of that name.
+        UserError: the file already has a column with the name of the key column.
     """
     name = spec.key_from_name
     if name is None:
@@ -108,10 +108,13 @@ def add_key_to_schema(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> p
             f"{path}: has a column '{name}' itself, and the spec of {spec.name} says key_from_name: {name}; remove "
             "that line, or rename the column"
         )
-    parse_name(path)  # raises here, before anything is read
+    parse_name(path)  # an invalid name raises an error here, before any row is read
     return schema.append(pa.field(name, pa.string()))
 
 
 def build_salt(spec: ModelSpec, path: str | Path) -> bytes:
-    """Return the bytes to hash before a file's content: its name if that is a key, as two keys may have equal rows."""
+    """Return the bytes that are hashed before the content of a file.
+
+    If the file's name is the key, the bytes are the name, because files of two keys may have the same content.
+    """
     return b"" if spec.key_from_name is None else f"{parse_name(path)}\0".encode()

@@ -1,4 +1,4 @@
-"""Read times: a column of texts, stored timestamps or counts of a unit, or several columns together."""
+"""Read times from a column of texts, stored timestamps or counts of a unit, or from several columns together."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ from jobs.state.encoding import arrow
 
 _PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
-"""Reasons to reject a time that can be read."""
+"""Reasons for the rejection of a valid time."""
 _AHEAD = timezone(timedelta(hours=1))
 _OF_UTC = "(?:Z| ?UTC| ?GMT)"
 ARROW_FROM = 5_000
-"""Number of rows from which Arrow parses times faster than Python."""
+"""Minimum number of rows for which Arrow parses times faster than Python."""
 
 
 class Times(NamedTuple):
-    """Column of times (N,): microseconds since 1970 UTC, masks of valid and of missing values.
+    """Times of N rows.
 
-    clocks: counts of local times at clock changes.
+    micros: (N,) microseconds since 1970 UTC.
+    known: (N,) mask of the valid times.
+    missing: (N,) mask of the missing times.
+    clocks: numbers of local times at clock changes.
     """
 
     micros: Ints
@@ -52,13 +55,19 @@ class Times(NamedTuple):
 
 
 def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times:
-    """Return the times of a spec's time column; key (N,): codes of the rows' keys.
+    """Return the times of a spec's time column.
+
+    Args:
+        spec: spec of the model.
+        column: N values of the time column.
+        key: (N,) code of the key of each row.
+        file: name of the file, for errors.
 
     Raises:
         UserError: see `read_times`.
     """
     zone = load_zone(spec.time_zone)
-    form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
+    form = None if spec.time_parts else spec.time_format  # `combine_times` has already applied it
     micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     missing = arrow.to_numpy(column.is_null()).copy()
     if pa.types.is_string(column.type):
@@ -69,14 +78,21 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     def walls(rows: Ints) -> tuple[Ints, Bools]:
         taken = column.take(arrow.build_integers(rows))
         here, ahead = (read_times(taken, form, one, "the time")[0] for one in (UTC, _AHEAD))
-        return here, here != ahead  # a time with an explicit offset is the same in every zone
+        return here, here != ahead  # both results are equal for a time with an explicit offset
 
     micros, clocks = settle(zone, micros, known, key, walls)
     return Times(micros, known, missing, clocks)
 
 
 def is_after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
-    """Return which times (N,) are later than the spec allows, relative to the landing; landed None: now."""
+    """Return a mask (N,) of the times that are later than the spec allows.
+
+    Args:
+        spec: spec of the model.
+        micros: (N,) times in microseconds since 1970.
+        landed: time of the landing in microseconds since 1970, of all rows or (N,) of each row. None means the present
+            time.
+    """
     limit = spec.time_range.latest_us
     if limit is None:
         return np.zeros(len(micros), bool)
@@ -85,7 +101,7 @@ def is_after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -
 
 
 def is_before_range(spec: ModelSpec, micros: Ints) -> Bools:
-    """Return which times (N,) are earlier than the spec allows."""
+    """Return a mask (N,) of the times that are earlier than the spec allows."""
     earliest = spec.time_range.earliest_us
     return np.zeros(len(micros), bool) if earliest is None else micros < earliest
 
@@ -96,16 +112,16 @@ def read_now_us() -> int:
 
 
 def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: str) -> tuple[Ints, Bools]:
-    """Return the times (N,) of a column in microseconds since 1970 UTC, and which values are times.
+    """Return the times (N,) of a column in microseconds since 1970 UTC, and a mask (N,) of the valid times.
 
     Args:
         column: N values.
-        time_format: format as in a spec.
+        time_format: `time_format` of a spec.
         zone: time zone of times without an offset.
-        what: name of the column, for errors.
+        what: name of the column, used in errors.
 
     Raises:
-        UserError: the column's type cannot hold times, or holds numbers but the format is not for numbers.
+        UserError: the type of the column is not suitable for times, or it is a type of numbers but the format is not.
     """
     kind = column.type
     if pa.types.is_string(kind):
@@ -129,7 +145,7 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
 
 
 def _parse_written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> tuple[Ints, Bools]:
-    """Parse times in texts. In a long column Arrow parses the plainest, with the same result as `TimeParser`."""
+    """Parse times in texts. Arrow parses the simplest texts of a long column, with the same result as `TimeParser`."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
@@ -148,7 +164,7 @@ def _parse_written_times(column: pa.Array, time_format: str | None, zone: tzinfo
                 micros[local] = _convert_local(micros[local], zone)
                 known &= (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
-            pass  # an impossible date such as the 31st of June, which the parser below finds
+            pass  # the column has an impossible date, such as the 31st of June; the parser below rejects this date
     if rest.any():
         places, parser = np.flatnonzero(rest), TimeParser(time_format, zone)
         texts, which = arrow.find_distinct_values(column.take(arrow.build_integers(places)))
@@ -157,28 +173,28 @@ def _parse_written_times(column: pa.Array, time_format: str | None, zone: tzinfo
 
 
 def _convert_stored_times(column: pa.Array) -> tuple[Ints, Bools]:
-    """Return stored timestamps or dates in microseconds, and which are within the years 1 to 9999."""
+    """Return stored timestamps or dates in microseconds, and a mask (N,) of those within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
         return _convert_counts(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
     stored = arrow.to_numpy(column.cast(pa.int64()))
     if unit == "ns":
-        return _convert_counts(stored // 1000, Count(1))  # digits beyond microseconds are cut off
+        return _convert_counts(stored // 1000, Count(1))  # nanoseconds are cut off to microseconds
     return _convert_counts(
         stored, Count({"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
     )
 
 
 def _convert_counts(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
-    """Return the times of numbers that count a unit, on the count's clock, and which numbers are times."""
+    """Return the times of numbers that count a unit, in UTC or local time, and a mask of the valid times."""
     first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
-    # For unsigned numbers the limits are beyond or within the type's range; they never wrap.
+    # NumPy compares unsigned numbers with these limits correctly, even if a limit is outside the range of the type.
     known = (values <= last // count.micros) & (values >= -(-first // count.micros))
     numbers = np.where(known, values, 0)
     if values.dtype.kind != "f":
         whole = numbers.astype(np.int64)
-        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as in text
+        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as for texts
         return cut * count.micros + count.origin, known
     if count.is_rounded:
         return np.floor(numbers * (count.micros // 1000) + 0.5).astype(np.int64) * 1000 + count.origin, known
@@ -188,7 +204,7 @@ def _convert_counts(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
 def _parse_written_numbers(
     column: pa.Array, time_format: str | None, zone: tzinfo, what: str
 ) -> tuple[Ints, Bools]:
-    """Parse numbers whose digits are a date, or decimal years, in the same way as texts.
+    """Parse numbers that are decimal years or whose digits are a date, in the same way as texts.
 
     Raises:
         UserError: the time format is not for numbers.
@@ -204,23 +220,26 @@ def _parse_written_numbers(
 
 
 def format_digits(value: Any) -> str:
-    """Return a number as the text that a file would have; a whole number has no fraction."""
+    """Return a number as the text that a file would contain; a whole number gets no fraction."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
 
 
 def spread_results(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
-    """Spread the results of distinct values over the rows; return them (N,), and which rows have a result.
+    """Return the result (N,) of each row from the results of distinct values, and a mask (N,) of rows with a result.
 
     Args:
-        found: result of each distinct value, or None.
-        which: (N,) index of each row's distinct value; an index after the last has no result.
+        found: result of each distinct value; None if a value has no result.
+        which: (N,) index of the distinct value of each row; a row with an index beyond the last value has no result.
     """
     micros = np.array([*(0 if value is None else value for value in found), 0], np.int64)
     return micros[which], np.array([*(value is not None for value in found), False])[which]
 
 
 def _convert_local(micros: Ints, zone: tzinfo) -> Ints:
-    """Convert local times to microseconds UTC by the day's offset, or by each time's on days with a clock change."""
+    """Convert local times to microseconds UTC.
+
+    All times of a day have the same offset from UTC, unless the clock changes on this day.
+    """
     day = UNIT_US["day"]
     days, places = np.unique(micros // day, return_inverse=True)
     starts = days * day
@@ -242,12 +261,12 @@ _CLOCK_DIRECTIVE = re.compile(r"%[HIMSfpzZ]")
 
 
 class _ClockValues(NamedTuple):
-    """Times of day (N), or parts of them.
+    """Times of day (N,), or their hours, minutes or seconds.
 
     micros (N,) microseconds
-    valid  (N,) which values can be read
+    valid  (N,) mask of the values that can be read
     offset (N,) offset of the clock from UTC in microseconds
-    zoned  (N,) which values have an offset
+    zoned  (N,) mask of the values that have an offset
     """
 
     micros: Ints
@@ -257,14 +276,15 @@ class _ClockValues(NamedTuple):
 
 
 def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], form: str | None) -> pa.Array:
-    """Return N times as timestamps; as texts if some rows have parts that are not a time.
+    """Return N times as timestamps, or as texts if a row has invalid parts or only some rows have an offset from UTC.
 
-    A row that lacks a part has no time. The hour 24 is the next day's 0:00.
+    A row that lacks a part has no time. The hour 24 means 0:00 of the next day.
 
     Args:
         columns: N values of each part of the time (`jobs.specs.column_names.TIME_PARTS`).
-        names: column name of each part, for the text of a row without a time.
-        form: `time_format` of the spec: for the date, or for date and time joined by a blank; None: any usual format.
+        names: column name of each part, used in the text of a row with invalid parts.
+        form: `time_format` of the spec, for the date, or for date and time joined by a blank. None means any usual
+            format.
     """
     present = np.logical_and.reduce([_are_present(column) for column in columns.values()])
     if form is not None and _find_date_form(form) is None:
@@ -297,7 +317,7 @@ def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], for
 
 
 def _read_clock(column: pa.Array, part: str) -> _ClockValues:
-    """Return the times of day in a column, or the hours, minutes or seconds (`jobs.core.times.CLOCK_PARTS`)."""
+    """Return the times of day, hours, minutes or seconds of a column; `part` is from `jobs.core.times.CLOCK_PARTS`."""
     kind = column.type
     if not pa.types.is_temporal(kind):
         texts, which = _find_distinct_texts(column)
@@ -319,7 +339,7 @@ def _read_clock(column: pa.Array, part: str) -> _ClockValues:
 
 
 def _find_distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
-    """Return the distinct values as trimmed texts, and each row's index into them; "" stands for a missing value."""
+    """Return the distinct values as trimmed texts ("" for a missing value), and (N,) the index of each row's text."""
     is_number = arrow.is_number(column.type)
     if pa.types.is_nested(column.type):
         column = arrow.build_texts(as_texts(column))
@@ -330,7 +350,7 @@ def _find_distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
 
 
 def as_texts(column: pa.Array) -> list[str]:
-    """Return values as texts: a whole number without a fraction, a missing value as ""."""
+    """Return values as texts; a whole number gets no fraction, and a missing value becomes ""."""
     write = format_digits if arrow.is_number(column.type) else str
     return ["" if value is None else write(value) for value in column.to_pylist()]
 
@@ -343,7 +363,7 @@ def _are_present(column: pa.Array) -> Bools:
 
 
 def _find_date_form(form: str) -> str | None:
-    """Return the date part of a format that has a date, a blank and a time of day; None for any other format."""
+    """Return the date part of a format; None if the time of day does not follow the date and a blank."""
     found = _CLOCK_DIRECTIVE.search(form)
     if found is None:
         return form
@@ -355,7 +375,7 @@ def _find_date_form(form: str) -> str | None:
 def _read_rows(
     columns: Mapping[str, pa.Array], read: Callable[[dict[str, str]], int | None]
 ) -> tuple[Ints, Bools]:
-    """Read each distinct row of texts once; return the time (N,) of each row, and which rows have a time."""
+    """Read each distinct row of texts once; return the time (N,) of each row, and a mask (N,) of valid times."""
     rows: list[dict[str, str]] = [{}]
     which = np.zeros(len(next(iter(columns.values()))), np.int64)
     for part, column in columns.items():
@@ -367,18 +387,18 @@ def _read_rows(
 
 
 def _read_joined(columns: Mapping[str, pa.Array], form: str) -> tuple[Ints, Bools]:
-    """Return the times for a format that is not a date followed by a time of day."""
+    """Return the times (N,) for a format without a separate date part, and a mask (N,) of the valid times."""
     parser, blank = TimeParser(form, UTC), " " if " " in form else ""
     return _read_rows(columns, lambda row: parser(blank.join(row.values())))
 
 
 def _read_dates(columns: Mapping[str, pa.Array], form: str | None) -> tuple[Ints, Bools]:
-    """Return the days, in microseconds since 1970."""
+    """Return the days (N,) in microseconds since 1970, and a mask (N,) of the valid days."""
     if "date" not in columns:
         return _read_rows({part: columns[part] for part in DATE_PARTS if part in columns}, parse_date_us)
     column = columns["date"]
     if pa.types.is_string(column.type) or arrow.is_number(column.type):
-        # A date may have a time of day too, such as 00:00.
+        # The column of the date may also contain a time of day, such as 00:00.
         forms = (None, "%Y%m%d") if form is None else dict.fromkeys((_find_date_form(form), form))
         parsers = [TimeParser(one, UTC) for one in forms]
         micros, valid = _read_rows({"date": column}, lambda row: _parse_first(row["date"], parsers))
