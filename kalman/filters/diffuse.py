@@ -205,8 +205,7 @@ def fold(P: Vector, A: Matrix, where: np.ndarray) -> tuple[list[Entry], list[lis
 
 
 class Reflection(NamedTuple):
-    """A Householder reflection I - scale w w' that turns A' h into `value` times the unit vector of the picked column.
-    """
+    """A Householder reflection I - scale w w' that turns A' h into `value` times the picked column's unit vector."""
 
     picked: list[np.ndarray]
     value: Entry

@@ -220,7 +220,7 @@ class MultipleModels(StateLayout):
         if self.transition is not None and first is not True:
             before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
-        predicted = rows._replace(first=np.ones(keys, bool))  # the rows are already predicted, and a first row is not predicted again
+        predicted = rows._replace(first=np.ones(keys, bool))  # first rows skip the prediction
         scores = np.empty((M, keys))
         failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
         expected: list[tuple[Array, Array]] = []

@@ -50,8 +50,7 @@ class Measuring(Protocol):
 
 @runtime_checkable
 class Residual(Protocol):
-    """A regression, which computes residuals in place of innovations, because its errors are not normally distributed.
-    """
+    """A regression, which computes residuals, not innovations, because its errors are not normally distributed."""
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
         """Return the residuals (m, K) of the rows and their packed covariances, given the states before the rows.

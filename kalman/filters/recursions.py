@@ -85,7 +85,9 @@ class Weighing(NamedTuple):
 def weigh(
     m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry, apart: bool = True
 ) -> Weighing:
-    """Weigh the measurement y = h x + noise of variance r; apart: whether barely determined directions may stay columns.
+    """Weigh the measurement y = h x + noise of variance r.
+
+    apart: whether barely determined directions may stay columns beside the covariance
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
     """

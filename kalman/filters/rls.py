@@ -277,8 +277,7 @@ def _build_triangle(packed: list[Any], n: int) -> list[list[Any]]:
 
 
 def _solve_transposed(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
-    """Return g with R' g = h, and a mask (K,) of keys without a solution, whose rows do not determine the direction h.
-    """
+    """Return g with R' g = h, and a mask (K,) of keys without a solution, whose rows do not determine direction h."""
     g: list[Any] = []
     unknown = np.zeros(keys, bool)
     for i in range(len(root)):

@@ -68,7 +68,7 @@ def build_unscented_rule(n: int, alpha: float, beta: float, kappa: float) -> Poi
 
 
 def draw_points(rule: PointRule, m: Vector, L: Vector) -> list[list[Entry]]:
-    """Return the values of each state at all points, in the order m (if it is a point), all m + c L_i, all m - c L_i."""
+    """Return each state's values at all points, in the order m (if it is a point), all m + c L_i, all m - c L_i."""
     result: list[list[Entry]] = []
     for i in range(rule.n):
         out = [times(rule.c, L[packed_index(i, k)]) if k <= i else 0.0 for k in range(rule.n)]

@@ -111,5 +111,5 @@ def add_sliding_likelihood(definition: Definition, model: Filter) -> Filter:
 
 
 def drop_sliding(model: Filter) -> Filter:
-    """Return the filter without the wrapper for the sum; the state of the filter is the first part of the whole state."""
+    """Return the filter without the wrapper for the sum; the filter's state is the first part of the whole state."""
     return model.inner if isinstance(model, SlidingLikelihood) else model

@@ -35,7 +35,7 @@ def cholesky(P: Vector) -> Factored:
     n = find_order(len(P))
     L: list[Entry] = [0.0] * len(P)
     sound: Entry = math.inf
-    total = dot([1.0] * n, [P[packed_index(j, j)] for j in range(n)])  # the first variance is the first pivot, so it is not checked
+    total = dot([1.0] * n, [P[packed_index(j, j)] for j in range(n)])  # the scale of the first pivot
     for j in range(n):
         row = L[packed_index(j, 0) : packed_index(j, j)]
         variance = P[packed_index(j, j)]

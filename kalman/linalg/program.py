@@ -15,8 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from kalman.types import ModelError
 
 LONGEST = 120_000
-"""Maximum number of operations of a program. Compiling 200,000 operations (40 dense states) took 1.4 GB and two minutes.
-"""
+"""Maximum number of operations of a program. Compiling 200,000 (40 dense states) took 1.4 GB and two minutes."""
 
 Operation = tuple[str, tuple[Any, ...], "Symbol"]
 
@@ -48,7 +47,7 @@ class Tape:
         return result
 
     def call(self, function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
-        """Add a call of an elementwise function from arrays (K,) to an array (count, K); return the rows of its result."""
+        """Add a call of an elementwise function from arrays (K,) to an array (count, K); return the result's rows."""
         whole = self.note("call", (function, *operands), False)
         return [self.note("item", (whole, k), False) for k in range(count)]
 

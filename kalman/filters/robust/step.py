@@ -68,7 +68,7 @@ def gate_rows(
     undetermined: Any,
     u: Vector,
 ) -> tuple[Any, list[Entry]]:
-    """Return a mask of keys whose row, with controls u, is gated, and the counters (2) after the row."""
+    """Return a mask of keys whose row (with controls u) is gated, and the two counters after the row."""
     total, run = counters
     observed = updates.count(presents)
     outside = updates.is_beyond_limit(gate.limits(u), nis, observed)
@@ -76,7 +76,7 @@ def gate_rows(
         outside = outside & ~undetermined
     if gate.limit is not None:
         outside = outside & np.less(run, float(gate.limit))
-    # a row without a measurement neither counts nor ends the run
+    # a row without a measurement does not count, and does not end a run of gated rows
     quiet = 0.0 if isinstance(observed, float) else np.where(np.greater(observed, 0.0), 0.0, run)
     return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
 
