@@ -110,7 +110,7 @@ def build_back_program(model: GaussianFilter) -> Program:
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean m, covariance or factor S, and `sound`; back: returns the retrodiction to the previous state."""
+    """A prediction: mean m, covariance or factor S, and `sound`; `back` returns the retrodiction to the last state."""
 
     m: list[Entry]
     S: list[Entry]

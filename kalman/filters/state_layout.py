@@ -1,7 +1,7 @@
 """The layout of a filter's state: fields and their places, snapshots, and steps block by block.
 
 The state of K keys is one array (size, K). The property `fields` lists the names and shapes of its parts in order. A
-filter that inherits `StateLayout` defines `fields`; `StateLayout` has the methods that follow from them.
+filter that inherits `StateLayout` defines `fields` and inherits the methods that depend only on `fields`.
 """
 
 from collections.abc import Callable, Mapping

@@ -46,7 +46,7 @@ def _build_seed(asked: Request, y: Array, variance: Array, points: Array, start:
 
 
 def _assign_clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return the cluster number, below `count`, of each of the points (N, m), by k-means++ and a few k-means steps."""
+    """Return the cluster number (below `count`) of each of the points (N, m) by k-means++ and a few k-means steps."""
     centres = [points[rng.integers(len(points))]]
     while len(centres) < count:
         away = np.min([((points - c) ** 2).sum(axis=1) for c in centres], axis=0)
