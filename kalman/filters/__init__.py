@@ -1,1 +1,1 @@
-"""The filters: one step for every key at once, and what they share."""
+"""The filters, which compute one step for all keys at once, and their shared parts."""

@@ -1,7 +1,7 @@
-"""Carry states over to other coordinates: x' = T x + b + e, e ~ N(0, N), independent of x.
+"""Carry states over to other coordinates: x' = T x + b + e with e ~ N(0, N) independent of x.
 
-A kept, renamed, rescaled or dropped (marginalised) state is a row of T with at most one number. An added state is a row
-of zeros with its mean in b and its variance in N.
+A state that is unchanged, renamed or rescaled is a row of T with one number; a dropped (marginalised) state has no row.
+An added state is a row of zeros in T with its mean in b and its variance in N.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from kalman.types import Array
 
 
 class Affine(NamedTuple):
-    """T (n', n), b (n',), N (n', n') positive semidefinite."""
+    """The map x' = T x + b + e: T (n', n), b (n',), and N (n', n') positive semidefinite, the covariance of e."""
 
     T: Numbers
     b: tuple[float, ...]
@@ -33,7 +33,7 @@ class Affine(NamedTuple):
 def move_moments(mean: Array, covariance: Array, to: Affine) -> tuple[Array, Array]:
     """Return mean (n', K) and full row-major covariance (n'*n', K) of x', from the moments of x.
 
-    Entries are computed one by one, so that states only kept or renamed keep their bits.
+    Entries are computed one by one, so that the entries of unchanged or renamed states keep their bits.
     """
     keys = np.shape(mean)[1]
     m = [plus(a, b) for a, b in zip(apply(to.T, list(mean)), to.b, strict=True)]

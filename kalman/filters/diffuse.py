@@ -1,14 +1,15 @@
-"""The diffuse part of a state: x = m + A c + e with e ~ N(0, P), the columns of A kept beside P.
+"""The diffuse part of a state: x = m + A c + e with e ~ N(0, P); the columns of A are stored beside P.
 
-The coefficients c of `flat` columns are undetermined: P_inf = A A' over these. In factored form, a measurement that
-determines a coefficient makes its column exactly zero. The rank falls by one, and no rounding error remains that looks
+The coefficients c of `flat` columns are undetermined; these columns give P_inf = A A'. A measurement that determines a
+coefficient makes the coefficient's column exactly zero. The rank falls by one, and no rounding error remains that looks
 like a diffuse direction.
 
-A barely determined direction, such as a yearly wave after five days, has a huge variance: the covariance would lose all
-digits that the next measurement needs. It stays a column, `finite`, with c ~ N(0, 1): a factor of the covariance has
-twice the digits, and P stays the covariance given the coefficients. Once a measurement is predicted well the columns
-are folded into P. A finite column is stored SCALE times its size, and a flat one never is. So states keep their size,
-and states of earlier releases, with flat columns only, still work.
+A barely determined direction, such as a yearly wave after five days, has a huge variance. In P, this variance would
+cost all digits that the next measurement needs. The direction therefore stays a `finite` column with c ~ N(0, 1): a
+factor of the covariance has twice the digits, and P remains the covariance given the coefficients. Once a measurement
+is predicted well, the finite columns are folded into P. Only finite columns are stored multiplied by SCALE, which
+distinguishes them from flat columns. The state's size is therefore the same as in earlier releases, whose states had
+flat columns only and still work.
 
 References: de Jong (1991), The diffuse Kalman filter; Durbin and Koopman (2012), section 5.2; for Potter's square root
 Anderson and Moore (1979), section 6.5.
@@ -23,19 +24,24 @@ from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over
 from kalman.linalg.packing import packed_index
 
 TOLERANCE = 1e-9
-"""|A' h| below this fraction of its largest possible value is a rounded zero."""
+"""An |A' h| below this fraction of its largest possible value counts as a zero with rounding errors."""
 TRUSTED = 1e-2
-"""A measurement's variance relative to its bound from the states' variances. Below this share, correlation would cost
-the covariance more than two digits."""
+"""Least variance of a well-predicted measurement, as a share of its bound from the states' variances.
+
+Below this share, correlations would cost the covariance more than two digits.
+"""
 NEW = 0.05
-"""The new share of a measurement's squared projection on the flat columns; below it the determined direction stays a
-column. Levels, trends and dummies have more than half; waves much longer than a row have little."""
+"""Least new share of a measurement's squared projection on the flat columns that folds the determined direction into P.
+
+Below this share the direction stays a column. Levels, trends and dummies have a share above one half; waves much longer
+than the time between rows have a small share.
+"""
 SCALE, BELOW = 2.0**-800, 2.0**-400
-"""The factor by which a stored finite column is multiplied, and the bound of all its stored entries."""
+"""The factor of finite columns in storage, and the upper bound of the stored entries of a finite column."""
 RANGE = (1e-40, 1e70)
-"""Allowed sizes of a finite column: it is stored without loss and its square vanishes."""
+"""Allowed sizes of a finite column, which can be stored without loss and whose square in storage vanishes."""
 ROUNDED = 1e-14
-"""A conditional variance below this fraction of its largest possible value is a rounded zero."""
+"""A conditional variance below this fraction of its largest possible value counts as a zero with rounding errors."""
 
 
 def split_rows(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
@@ -45,7 +51,7 @@ def split_rows(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
 
 
 def compute_flat_covariance(A: Matrix) -> list[Entry]:
-    """Return P_inf = A A' of the flat columns, packed: the squares of stored finite ones vanish."""
+    """Return P_inf = A A' of the flat columns, packed; the squares of stored finite columns vanish."""
     return [dot(A[i], A[j]) for i in range(len(A)) for j in range(i + 1)]
 
 
@@ -56,7 +62,7 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
 
 
 def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
-    """Return the flat columns and the unscaled finite columns, each with zeros in place of the other."""
+    """Return two matrices like A: one with the flat columns, one with the unscaled finite columns, zeros elsewhere."""
     finite = [np.less(_find_largest([row[j] for row in A]), BELOW) for j in range(len(A[0]))]
     flat: list[list[Entry]] = [
         [np.where(few, 0.0, a) for few, a in zip(finite, row, strict=True)] for row in A
@@ -67,7 +73,7 @@ def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
 
 
 def compute_finite_covariance(P: Vector, A: Matrix) -> list[Entry]:
-    """Return P plus its finite columns: the covariance without the flat part."""
+    """Return the covariance without the flat part: P plus the squares of the finite columns."""
     _, finite = split(A)
     return fold_finite_columns(P, finite)
 
@@ -86,7 +92,7 @@ def project_columns(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[
 
 
 def compute_whole_covariance(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
-    """Return the covariance with the columns, packed: infinite where flat columns overlap beyond rounding."""
+    """Return the packed covariance including the columns; an entry is infinite where flat columns contribute to it."""
     result: list[Entry] = []
     size = [_compute_length(row) for row in flat]
     for i in range(len(flat)):
@@ -101,10 +107,11 @@ def compute_whole_covariance(P: Vector, flat: Matrix, finite: Matrix) -> list[En
 class Projection(NamedTuple):
     """The projection of a measurement z = h x + noise on the columns.
 
-    M, S: covariance with the state and variance, given the coefficients; S is zero where it is only rounding
-    b, F_inf: A' h of the flat columns and its square; beta: A' h of the finite columns; flat, finite: the columns
-    undetermined: (K,) bool, keys where z determines a flat coefficient; apart: keys where the columns stay apart
-    trusted: keys where z is predicted well enough to fold columns into the covariance
+    M, S: covariance of z with the state, and variance of z, given the coefficients; an S within rounding of zero is 0
+    b, F_inf: A' h of the flat columns, and its square; beta: A' h of the finite columns; flat, finite: the columns
+    undetermined: (K,) bool, keys at which z determines a flat coefficient
+    apart: (K,) bool, keys whose columns stay beside the covariance
+    trusted: (K,) bool, keys at which z is predicted well enough to fold the columns into the covariance
     """
 
     M: Vector
@@ -120,12 +127,12 @@ class Projection(NamedTuple):
 
     @property
     def precision(self) -> Entry:
-        """1 / S, and 0 where S is 0."""
+        """1 / S, or 0 if S is 0."""
         return np.where(np.greater(self.S, 0.0), over(1.0, self.S), 0.0)
 
 
 def project_measurement(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> Projection:
-    """Return the projection of a measurement, M = P h, S = h P h' + r; apart: whether finite columns may exist."""
+    """Return the projection of a measurement with M = P h, S = h P h' + r; apart: whether finite columns may exist."""
     flat, finite = split(A)
     b, beta = apply(_transpose_rows(flat), h), apply(_transpose_rows(finite), h)
     F_inf = dot(b, b)
@@ -148,15 +155,15 @@ def project_measurement(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, ap
 
 
 def compute_flat_gains(given: Projection, rows: Matrix) -> list[Entry]:
-    """Return A A' h / F_inf by rows of flat columns: the gain of each state when z determines a flat coefficient."""
+    """Return each state's gain A A' h / F_inf if z determines a flat coefficient; rows: rows of the flat columns."""
     return [over(dot(row, given.b), given.F_inf) for row in rows]
 
 
 def condition_columns(given: Projection, A: Matrix, M: Vector, has: np.ndarray | None) -> list[list[Entry]]:
-    """Return the columns of states after the measurement, of the keys that have it.
+    """Return the columns of states after the measurement; columns of keys without the measurement are unchanged.
 
-    A: rows of columns, of the measured state or of other states with the same coefficients; M: their covariances with
-    the measurement given the coefficients.
+    A: rows of the columns, for the measured state or for other states with the same coefficients; M: covariances of
+    these states with the measurement given the coefficients; has: mask of keys with the measurement, None means all.
     """
     flat, finite = split(A)
     turn = build_reflection(given)
@@ -171,7 +178,7 @@ def condition_columns(given: Projection, A: Matrix, M: Vector, has: np.ndarray |
             plus(minus(c, times(a, b)), np.where(here, fixed, 0.0))
             for c, b, here in zip(row, given.beta, turn.picked, strict=True)
         ]
-        # or z informs about all coefficients: the state moves by its gain, the coefficients by Potter's square root
+        # otherwise z informs about all coefficients: the gain updates the state, Potter's square root the coefficients
         moved = [minus(c, times(times(m, precision), b)) for c, b in zip(row, given.beta, strict=True)]
         along = times(dot(moved, given.beta), step)
         told = [minus(c, times(along, b)) for c, b in zip(moved, given.beta, strict=True)]
@@ -198,7 +205,7 @@ def fold(P: Vector, A: Matrix, where: np.ndarray) -> tuple[list[Entry], list[lis
 
 
 class Reflection(NamedTuple):
-    """A Householder reflection I - scale w w', which turns A' h into `value` times the picked column's unit vector."""
+    """A Householder reflection I - scale w w' that turns A' h into `value` times the picked column's unit vector."""
 
     picked: list[np.ndarray]
     value: Entry
@@ -212,7 +219,7 @@ class Reflection(NamedTuple):
 
 
 def build_reflection(given: Projection) -> Reflection:
-    """Return the reflection of A' h into its largest component's column, for keys that determine a coefficient."""
+    """Return the reflection that turns A' h into the column of its largest component, for the undetermined keys."""
     size = [np.abs(a) for a in given.b]
     largest = _find_largest(given.b)
     length = np.sqrt(given.F_inf)
@@ -232,9 +239,9 @@ def build_reflection(given: Projection) -> Reflection:
 
 
 def _drop_determined(given: Projection, turn: Reflection, row: Vector) -> list[Entry]:
-    """Return a row of flat columns without the determined direction; zero columns stay zero.
+    """Return a row of the flat columns without the determined direction; zero columns stay zero.
 
-    The remainder of a determined state is rounding, and is set to zero.
+    A determined state leaves only a rounding error in its row, which is set to zero.
     """
     after = [np.where(here, 0.0, a) for here, a in zip(turn.picked, turn.of(row), strict=True)]
     left = np.greater(_compute_length(after), 1e-13 * _compute_length(row))

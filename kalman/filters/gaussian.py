@@ -1,7 +1,7 @@
 """Gaussian filters: extended, unscented and cubature, and the square-root and information forms.
 
-One step is two programs, prediction and update, with the model's functions f and h called before each.
-`kalman.filters.gaussian_programs` writes the programs.
+One step consists of two programs, prediction and update. The model's function f is called before the prediction, and
+h before the update. `kalman.filters.gaussian_programs` builds the programs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,22 +30,24 @@ from kalman.types import Array, Rows, Step
 
 FORMS = ("covariance", "square_root", "information")
 BLOCK = 1024
-"""Keys in a block: sigma points take many rows, and the points of 1024 keys stay in the processor's cache."""
+"""Number of keys in a block. Sigma points take many rows; those of 1024 keys fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
 class GaussianFilter(StateLayout):
-    """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
+    """A filter that propagates a mean and a covariance (or its factor) by first derivatives or sigma points.
 
-    rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
-    process_rule, observation_rule  points of state and noise together, if the function takes its noise; else None
-    form        of the state and the update: covariance, square_root or information
-    parameters  all parameters with their values: the process's and R
-    own         names of key-specific parameters, which are in the state
-    mean, covariance (packed): the state at a key's first row
-    offset, noise_scale: offset of H x; factor of R. These, H, R and the process may have entries from columns
-    periods     period of each measured component, 0 if it is not an angle; () without angles
+    rule        points of the unscented or cubature filter; None means first derivatives (linear and extended filter)
+    process_rule, observation_rule  joint points of state and noise, if f or h takes the noise; else None
+    form        form of the state and of the update: covariance, square_root or information
+    parameters  all parameters (of the process, and R) with their values
+    own         names of the key-specific parameters, whose values are in the state
+    mean, covariance (packed): mean and covariance of the state at a key's first row
+    offset, noise_scale: offset added to H x, and factor of R
+    periods     period of each measured component, 0 for a component that is not an angle; () without angles
     own_start   initial distribution from columns of a key's first row; mean and covariance are then placeholders
+
+    Entries of offset, noise_scale, H, R and the process may come from columns of the row.
     """
 
     states: tuple[str, ...]
@@ -68,11 +70,11 @@ class GaussianFilter(StateLayout):
 
     @property
     def fading(self) -> Cell:
-        """Factor of the predicted standard deviations, before process noise."""
+        """Factor that multiplies the predicted standard deviations before process noise is added."""
         return 1.0
 
     def fading_guards(self, u: Vector) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid fading."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid fading."""
         return []
 
     @property
@@ -92,14 +94,14 @@ class GaussianFilter(StateLayout):
 
     @cached_property
     def pooled(self) -> tuple[float, ...]:
-        """The values, as in `parameters` of the state, that a new key starts with."""
+        """The values of the key-specific parameters that a new key starts with, in the order of the state's field."""
         return tuple(
             value for p in self.parameters if p.name in self.own for value in require_numbers(p.value)
         )
 
     @cached_property
     def constants(self) -> dict[str, Sequence[Cell]]:
-        """The parameters' values that all keys share unless they have their own."""
+        """The values of all parameters; keys share them except where a parameter is key-specific."""
         return {p.name: p.value for p in self.parameters}
 
     @cached_property
@@ -115,7 +117,7 @@ class GaussianFilter(StateLayout):
 
     @cached_property
     def seen_controls(self) -> list[int]:
-        """Controls that a row's measurement depends on, on a first row too."""
+        """Indices of the controls that a row's measurement depends on, also in a key's first row."""
         H = self.observation
         if isinstance(H, FunctionObservation):
             if H.controlled:
@@ -125,7 +127,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def gaussian_size(self) -> int:
-        """Floats of the state that are its mean and covariance or factor."""
+        """Number of entries of the mean and the covariance (or its factor) in the state."""
         n = len(self.states)
         return n + packed_size(n)
 
@@ -141,7 +143,7 @@ class GaussianFilter(StateLayout):
         return state[self.places["mean"]], np.array(cholesky.gram(list(state[self.places["factor"]])))
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, the factor among them."""
+        """Return mean (n, K), full row-major covariance (n*n, K), and all other fields, including the factor."""
         mean, covariance = self.moments(state)
         others = [name for name in self.fields if name not in ("mean", "covariance")]
         return mean, unpack(covariance), {name: state[self.places[name]] for name in others}
@@ -181,7 +183,7 @@ class GaussianFilter(StateLayout):
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).
 
-        u (c, K): the control of the measurement's row, for entries that come from columns.
+        u: (c, K) controls of the measurement's row, for entries that come from columns.
         """
         m, keys = self.measurements, state.shape[1]
         with np.errstate(all="ignore"):
@@ -249,7 +251,7 @@ class GaussianFilter(StateLayout):
         return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
 
     def _moved(self, state: Array, rows: Rows) -> tuple[list[Array], Array | float]:
-        """Return the values of the process's functions, as rows, and `sound`."""
+        """Return the values of the process's functions as a list of rows (K,), and `sound`."""
         process = self.process
         if not isinstance(process, FunctionProcess):
             return [], np.inf
@@ -279,9 +281,10 @@ class GaussianFilter(StateLayout):
         return moved + ([] if noise is None else [*noise]), sound
 
     def _seen(self, prior: Array, u: Array, state: Array) -> tuple[list[Array], list[Array], Array | float]:
-        """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`.
+        """Return the values of the observation's functions as rows (K,), the predicted state, and `sound`.
 
-        state (size, K): includes key-specific parameters.
+        With sigma points, the predicted state has the factor in place of the covariance.
+        state: (size, K) whole state, including key-specific parameters.
         """
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
@@ -304,7 +307,7 @@ class GaussianFilter(StateLayout):
         many = rule.points
         inputs = np.tile(u, many) if observation.controlled else u
         found = observation.value(x, inputs, v).reshape(self.measurements, many, keys)
-        if self.periods:  # angles are moved near the centre's before the mean
+        if self.periods:  # move angles near the angle at the centre, so that their mean is valid
             centre = np.ascontiguousarray(prior[:n])
             middle = found[:, 0] if self.rule.centre else observation.value(centre, u)
             found = np.array(angles.turn_angles(self.periods, list(found), list(middle)))
@@ -324,9 +327,9 @@ class GaussianFilter(StateLayout):
     def _draw_joint_points(
         self, rule: PointRule, state: Array, Q: Array
     ) -> tuple[Array, Array, Array, Array]:
-        """Return points of state (n, P K) and of a noise inside a function (r, P K), the factor (p, K), and `sound`.
+        """Return points of the state (n, P K) and of the noise of f or h (r, P K), the factor (p, K), and `sound`.
 
-        Q (packed, K): the covariance of the noise.
+        Q: (packed, K) covariance of the noise.
         """
         n, keys, many = len(self.states), state.shape[1], rule.points
         drawn, sound = np.empty((rule.n * many, keys)), np.empty((1, keys))
@@ -337,11 +340,11 @@ class GaussianFilter(StateLayout):
         return drawn[:n], drawn[n:], L, sound[0]
 
     def _entries(self, name: str, state: Array) -> Sequence[Any]:
-        """Return the packed entries of a parameter: shared cells, or values (K,) per key; or none."""
+        """Return the packed entries of a parameter: shared cells or arrays (K,); () if there is no such parameter."""
         return programs.collect_entries(self, list(state)).get(name, ())
 
     def _resolve_row_noise(self, u: Array, state: Array) -> Array:
-        """Return the packed R of each key, scaled."""
+        """Return the packed R of each key, times the noise scale."""
         (scale,) = resolve([self.noise_scale], list(u))
         R = [np.broadcast_to(a, u.shape[1]) for a in resolve(self._entries("R", state), list(u))]
         return np.asarray(scale * np.array(R))
@@ -357,7 +360,7 @@ class GaussianFilter(StateLayout):
 
 
 def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a program on inputs (K,) into outputs (K,)."""
+    """Run a program on inputs (K,) and write the results into outputs (K,)."""
     program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
 
 

@@ -1,6 +1,6 @@
-"""The programs of a `GaussianFilter` between its model's functions: draw sigma points, predict, update.
+"""The programs of a `GaussianFilter` that run between the model's functions: draw sigma points, predict, update.
 
-The output `sound` is below zero where the result is not a covariance.
+The output `sound` is negative for the keys whose result is not a valid covariance.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def build_points_program(model: GaussianFilter) -> Program:
-    """Return the program from mean and covariance or factor to sigma points, the factor, and `sound`."""
+    """Return the program that draws sigma points.
+
+    Inputs: the mean, and the covariance or its factor. Outputs: the points, the factor, `sound`.
+    """
     assert model.rule is not None
     tape = Tape()
     state = tape.symbols(model.gaussian_size)
@@ -57,9 +60,9 @@ def build_points_program(model: GaussianFilter) -> Program:
 
 @lru_cache(maxsize=64)
 def build_joint_points_program(model: GaussianFilter, rule: sigma_points.PointRule) -> Program:
-    """Return the program to sigma points of the state and of a noise that enters inside a function.
+    """Return the program that draws joint sigma points of the state and of a noise that a function takes as argument.
 
-    Inputs: mean and covariance or factor, and the packed covariance of the noise. Outputs: points, the factor, `sound`.
+    Inputs: mean, covariance or its factor, and the packed covariance of the noise. Outputs: points, factor, `sound`.
     """
     n = len(model.states)
     r = rule.n - n
@@ -78,8 +81,8 @@ def build_joint_points_program(model: GaussianFilter, rule: sigma_points.PointRu
 def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     """Return the program of a prediction.
 
-    Inputs: state, dt, control, the values of the process's functions, and which keys are at their first row. Outputs:
-    predicted mean and covariance or factor, `sound`.
+    Inputs: state, dt, control, the values of the process's functions, and a mask of the keys at their first row.
+    Outputs: predicted mean, predicted covariance or its factor, `sound`.
     """
     tape = Tape()
     inputs, state, predicted = _record_prediction(model, tape)
@@ -95,8 +98,10 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def build_back_program(model: GaussianFilter) -> Program:
-    """Return the program for the smoother's prediction; inputs as in `predict_program`, without first rows. Outputs:
-    predicted mean, the gain back to the previous state row by row, and the packed rest.
+    """Return the program of the smoother's prediction.
+
+    Inputs: those of `predict_program` without the mask of first rows. Outputs: predicted mean, the gain G back to the
+    previous state (row by row), and the packed rest of a `Retrodiction`.
     """
     tape = Tape()
     inputs, _, predicted = _record_prediction(model, tape)
@@ -105,7 +110,7 @@ def build_back_program(model: GaussianFilter) -> Program:
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean, covariance or factor, `sound`; `back` returns the retrodiction to the previous state."""
+    """A prediction: mean m, covariance or factor S, and `sound`; `back` returns the retrodiction to the last state."""
 
     m: list[Entry]
     S: list[Entry]
@@ -114,7 +119,7 @@ class Predicted(NamedTuple):
 
 
 def _record_prediction(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any], Predicted]:
-    """Return the inputs of a prediction, the state among them, and the prediction."""
+    """Return the inputs of a prediction, the state's entries (also part of the inputs), and the prediction."""
     state, dt, u = tape.symbols(model.size), tape.symbol(), tape.symbols(model.controls)
     n, rule = len(model.states), model.rule
     m, S = state[:n], state[n : model.gaussian_size]
@@ -164,8 +169,8 @@ def update_program(model: GaussianFilter, missing: bool) -> Program:
     """Return the program of a measurement update.
 
     Inputs: predicted state, key-specific parameters, control, the values of the observation's functions, the
-    measurement, and masks of present components. Outputs: mean and covariance or factor, log-likelihood, NIS, a
-    number that is finite when all is well, the least variance of an innovation, `sound`.
+    measurement, and masks of present components. Outputs: mean, covariance or its factor, log-likelihood, NIS, a
+    number that is finite if all other outputs are, the smallest innovation variance, `sound`.
     """
     tape = Tape()
     n, count = len(model.states), model.measurements
@@ -186,10 +191,11 @@ def update_program(model: GaussianFilter, missing: bool) -> Program:
 
 
 class RowObservation(NamedTuple):
-    """A row's measurement at the predicted state: the innovation e, the noise R, and functions of them.
+    """A row's measurement at the predicted state: the innovation e, the noise covariance R, and three functions.
 
-    update: maps R to the posterior; C: the covariance (packed) of the predicted measurement without its noise;
-    H: its Jacobian, or its regression on the state by the sigma points
+    update: returns the posterior for a given R
+    C:      returns the packed covariance of the predicted measurement without measurement noise
+    H:      returns the Jacobian of the measurement, or the regression of the measurement on the state by sigma points
     """
 
     e: list[Entry]
@@ -232,7 +238,7 @@ def observe_row(
 
 
 def build_noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
-    """Return entries that are zero or more where the row's columns give a valid R."""
+    """Return entries that are zero or more for the keys whose row has columns that give a valid R."""
     guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
     return [
         *guards,
@@ -277,7 +283,7 @@ def build_measured_program(model: GaussianFilter) -> Program:
 
 
 def count_seen_rows(model: GaussianFilter) -> int:
-    """Return the number of rows of the values of the observation's functions."""
+    """Return how many rows the values of the observation's functions have."""
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
         return 0
@@ -288,7 +294,7 @@ def count_seen_rows(model: GaussianFilter) -> int:
 
 
 def resolve_measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
-    """Return packed R, scaled."""
+    """Return R (packed) times the noise scale."""
     (scale,) = resolve([model.noise_scale], u)
     return [times(scale, r) for r in resolve(values["R"], u)]
 
@@ -299,7 +305,7 @@ def _expect_measurement(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> 
 
 
 def compute_entering_noise(model: GaussianFilter, seen: list[Any], R: list[Entry]) -> list[Entry]:
-    """Return the measurement noise: R, or M R M' where the function takes the noise as an argument, with Jacobian M."""
+    """Return the packed noise covariance: R, or M R M' if h takes the noise v (M: the Jacobian of h by v)."""
     observation, n, count = model.observation, len(model.states), model.measurements
     if not isinstance(observation, FunctionObservation) or not observation.noise_inside:
         return R
@@ -317,11 +323,11 @@ def _split_rows(entries: list[Any], width: int) -> list[list[Any]]:
 
 
 def collect_entries(model: GaussianFilter, state: list[Any]) -> Values:
-    """Return the parameters' entries: the model's, and key-specific ones from the state."""
+    """Return the entries of all parameters: shared values from the model, key-specific values from the state."""
     if not model.own:
         return model.constants
     rows = iter(state[model.places["parameters"]])
-    # an entry that the pooled matrix has as zero is zero for every key, and stays structure
+    # a zero entry of the pooled covariance is zero for every key, so programs leave it out
     own: dict[str, list[Any]] = {}
     for p in model.parameters:
         if p.name in model.own:
@@ -333,7 +339,10 @@ def collect_entries(model: GaussianFilter, state: list[Any]) -> Values:
 def _propagate_covariance(
     model: GaussianFilter, S: Vector, F: Any, Q: Vector, noise_jacobian: Any = None
 ) -> list[Entry]:
-    """Return F P F' + Q, or its factor from the factor of P; with the Jacobian W by the noise: F P F' + W Q W'."""
+    """Return F P F' + Q, or F P F' + W Q W' with the noise Jacobian W.
+
+    If S is the factor of P, return the factor of this sum.
+    """
     if not model.rooted:
         Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
@@ -361,7 +370,7 @@ def _resolve_fading(model: GaussianFilter, u: Vector) -> Entry:
 
 
 def _fade_covariance(model: GaussianFilter, S: Vector, u: Vector) -> Vector:
-    """Return the covariance, or its factor, after fading."""
+    """Return the covariance S, or its factor, scaled by the fading."""
     if model.fading == 1.0:
         return S
     fading = _resolve_fading(model, u)
@@ -400,14 +409,17 @@ def _retrodict_by_points(
     after: Vector,
     u: Vector,
 ) -> Retrodiction:
-    """Return the retrodiction over the process's regression; its bends and fading count as noise."""
+    """Return the retrodiction over the regression of the process by sigma points.
+
+    The bends of the regression and the covariance added by fading count as noise.
+    """
     L = cholesky.unpack_triangle(S if model.rooted else cholesky.cholesky(S).L)
     fading = _resolve_fading(model, u)
     more = minus(squared(fading), 1.0)
     n = len(model.states)
     moved = _scale_rows(rule.scale, [row[:n] for row in regressed.slopes])
     noise = _scale_rows(times(rule.scale, fading), regressed.bends)
-    if rule.n > n:  # slopes along a noise inside the function
+    if rule.n > n:  # the remaining slopes belong to the noise that the function takes
         noise = _join_columns(noise, _scale_rows(rule.scale, [row[n:] for row in regressed.slopes]))
     if not is_zero(more):
         noise = _join_columns(_scale_rows(_take_root(more), moved), noise)
@@ -430,7 +442,7 @@ def _propagate_by_points(
     Q: Vector,
     u: Vector,
 ) -> tuple[list[Entry], Entry]:
-    """Return the covariance or its factor after the process's function, and `sound`."""
+    """Return the predicted covariance (or its factor) from the regression by sigma points, and `sound`."""
     _, slopes, bends, shift = regressed
     if model.fading != 1.0:
         fading = _resolve_fading(model, u)
@@ -456,7 +468,7 @@ def _propagate_by_points(
 def _update_by_form(
     model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any
 ) -> Posterior:
-    """Update with a linear measurement, in the model's form."""
+    """Return the posterior after a linear measurement, computed in the form of the model (`GaussianFilter.form`)."""
     if model.rooted:
         return posterior.update_by_rotation(S, H, R, e, presents, model.noisy)
     if model.form == "information":
@@ -467,16 +479,16 @@ def _update_by_form(
 def _observe_by_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, u: Vector, presents: Any
 ) -> RowObservation:
-    """Return a row's observation from the values at the sigma points, drawn with the factor L.
+    """Return a row's observation from the function's values at the sigma points, which were drawn with the factor L.
 
-    In units of L the state has unit variance and the slopes are the regression; the bends add noise.
+    In units of L the state has unit variance, the slopes are the regression matrix, and the bends add noise.
     """
     n, rule = len(model.states), model.observation_rule or model.rule
     assert rule is not None
     values = _split_rows(seen, rule.points)
     mean, slopes, bends, shift = sigma_points.regress(rule, posterior.mask_rows(values, presents))
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
-    if rule.n > n:  # slopes along a noise inside the function are the measurement's noise
+    if rule.n > n:  # the remaining slopes belong to the noise that h takes, and give R
         R = cholesky.square([row[n:] for row in slopes])
         R = _unmask_noise(R, presents)
         slopes = [row[:n] for row in slopes]
@@ -507,7 +519,7 @@ def _observe_by_points(
 
 
 def _unmask_noise(R: Vector, presents: Any) -> list[Entry]:
-    """Return a noise (packed) with variance 1 where a component is missing: its row of H is zero."""
+    """Return a noise covariance (packed) with variance 1 for missing components, because their rows of H are zero."""
     size = len(presents)
     return [
         a if i != j or presents[i] is None else np.where(presents[i], a, 1.0)
@@ -516,7 +528,7 @@ def _unmask_noise(R: Vector, presents: Any) -> list[Entry]:
 
 
 def _solve_slopes(slopes: Any, L: Vector) -> list[list[Entry]]:
-    """Return H with H L = slopes; 0 for a state without variance."""
+    """Return the H that solves H L = slopes; the column of a state without variance is 0."""
     n, rows = len(slopes[0]), cholesky.unpack_triangle(L)
     result: list[list[Entry]] = []
     for slope in slopes:
@@ -532,7 +544,7 @@ def _solve_slopes(slopes: Any, L: Vector) -> list[list[Entry]]:
 
 
 def _compute_innovations(model: GaussianFilter, y: Vector, expected: Vector) -> list[Entry]:
-    """Return y - expected, of angles within half a period."""
+    """Return y - expected; differences of angles lie within half a period."""
     y = angles.turn_angles(model.periods, y, expected)
     return [minus(a, b) for a, b in zip(y, expected, strict=True)]
 

@@ -34,7 +34,7 @@ from kalman.types import Array, Rows, Step
 
 
 class Parts(NamedTuple):
-    """A state's entries: mean, packed covariance, the diffuse part's factor or None, parameter values."""
+    """The parts of a state, in entries: mean, packed covariance, diffuse factor (or None), parameter values."""
 
     m: Vector
     P: Vector
@@ -58,17 +58,16 @@ class Observed(NamedTuple):
 class LinearFilter(StateLayout):
     """A linear Gaussian model and its exact filter.
 
-    An entry of H, R, `offset` and of the process may be a Column, and is then each row's value of that control.
+    An entry of H, R, `offset`, or the process may be a Column; its value is then the value of that control in each row.
 
-    parameters    all parameters with their values: the process's and R
-    own           names of key-specific parameters, which are in the state
-    mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a
-                  key's first row
-    offset        offset of the measurement, () for none
+    parameters    all parameters (of the process, and R) with their values
+    own           names of the key-specific parameters, whose values are in the state
+    mean, covariance (packed), diffuse (row-major factor; () for a proper start): the state at a key's first row
+    offset        offset of the measurement, () for no offset
     noise_scale   factor of R
     own_start     initial distribution from columns of a key's first row; mean and covariance are then placeholders
-    apart whether barely determined directions may stay beside the covariance, which only float64 can hold
-    (`kalman.filters.diffuse`)
+    apart         whether barely determined directions may be stored as columns beside the covariance, which needs
+                  float64 (`kalman.filters.diffuse`)
     """
 
     states: tuple[str, ...]
@@ -99,7 +98,7 @@ class LinearFilter(StateLayout):
 
     @cached_property
     def pooled(self) -> tuple[float, ...]:
-        """The values, as in `parameters` of the state, that a new key starts with."""
+        """The values of the key-specific parameters that a new key starts with, in the order of the state's field."""
         return tuple(
             value for p in self.parameters if p.name in self.own for value in require_numbers(p.value)
         )
@@ -114,12 +113,12 @@ class LinearFilter(StateLayout):
         return np.repeat(start[:, None], keys, axis=1)
 
     def split(self, state: Sequence[Entry], diffuse: bool) -> Parts:
-        """Return the parts of a state (size rows), with the diffuse part only where a key has one."""
+        """Return the parts of a state (size rows); diffuse: whether to include the diffuse part."""
         places = self.places
         values: Values = self._constants
         if self.own:
             rows = iter(state[places["parameters"]])
-            # an entry that the pooled matrix has as zero is zero for every key, and stays structure
+            # a zero entry of the pooled covariance is zero for every key, so programs leave it out
             own = {
                 p.name: [_keep_structural_zero(p, a, next(rows)) for a in require_numbers(p.value)]
                 for p in self.parameters
@@ -143,7 +142,7 @@ class LinearFilter(StateLayout):
         return bool(self.diffuse) and bool(state[self.places["diffuse"]].any())
 
     def predicted(self, parts: Parts, dt: Array, u: Vector, first: np.ndarray | bool) -> Parts:
-        """Return the parts just before the rows' measurements; first: True, False, or a mask (K,) of keys."""
+        """Return the parts just before the rows' measurements; first: True, False, or a mask (K,) of first rows."""
         if first is True:
             return parts
         m, P, A, values = parts
@@ -157,7 +156,7 @@ class LinearFilter(StateLayout):
         return Parts(m_next, P_next, A_next, values)
 
     def observed(self, u: Vector, values: Values) -> Observed:
-        """Return how the rows' measurements depend on the state."""
+        """Return the observation model of the rows: H, R, and the offset."""
         (scale,) = resolve([self.noise_scale], u)
         return Observed(
             insert_entries("H", resolve_matrix(self.H, u), values),
@@ -166,7 +165,7 @@ class LinearFilter(StateLayout):
         )
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return mean (m, K) and packed covariance of H x + offset + v in these states (size, K), u (c, K).
+        """Return mean (m, K) and packed covariance of H x + offset + v, given states (size, K) and controls u (c, K).
 
         The covariance is infinite where the state is still diffuse.
         """
@@ -184,7 +183,7 @@ class LinearFilter(StateLayout):
         return array(mean), array(covariance)
 
     def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
-        """Return an entry that is zero or more where the columns give valid covariances; None without such columns."""
+        """Return an entry that is zero or more where columns give valid covariances; None without such columns."""
         guards: list[Entry] = [] if first is True else self.process.guards(u)
         if isinstance(first, np.ndarray | Symbol):
             guards = [np.where(first, 0.0, a) for a in guards]
@@ -201,7 +200,7 @@ class LinearFilter(StateLayout):
 
     @cached_property
     def _seen(self) -> list[int]:
-        """Controls that a row's measurement depends on, on a first row too."""
+        """Indices of the controls that a row's measurement depends on, also in a key's first row."""
         return sorted(find_columns([self.H, self._constants["R"], self.offset, self.noise_scale]))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -230,8 +229,10 @@ class LinearFilter(StateLayout):
         target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
 
     def bound_variance_terms(self, state: Array, rows: Rows) -> list[Entry]:
-        """Return bounds (n) on the terms of each predicted variance: rounding is relative to these terms. The variance
-        of a deterministic sum, such as seasonal dummies, may be zero while its terms are not.
+        """Return n bounds on the size of the terms that each predicted variance sums.
+
+        Rounding errors are relative to these terms. The variance of a deterministic sum, such as seasonal dummies, may
+        be zero although its terms are not.
         """
         parts, u = self.split(list(state), False), list(rows.u)
         F, Q, _ = self.process.transition(rows.dt, u, parts.values)
@@ -250,7 +251,7 @@ class LinearFilter(StateLayout):
         rows: Rows,
         guard: Entry | None,
     ) -> np.ndarray:
-        """Return a flag for each key; a variance below zero by rounding becomes zero."""
+        """Return a flag for each key, and set variances that rounding made negative to zero (in place)."""
         not_psd = np.zeros(len(total), bool)
         for i in range(len(self.states)):
             variance = after[self.places["covariance"]][packed_index(i, i)]
@@ -306,9 +307,10 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
 
 
 class Traced(NamedTuple):
-    """One step on symbols: its inputs (without and with masks of keys) and its results.
+    """One recorded step: its inputs and results as symbols.
 
-    first: True, False, or the symbol of a mask of keys at their first row.
+    inputs: state, dt, control and measurement; masks: masks of keys, which follow the inputs; first: True, False, or
+    the symbol of the mask of keys at their first row.
     """
 
     tape: Tape
@@ -333,7 +335,7 @@ class Traced(NamedTuple):
 
 
 def record_step(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
-    """Record a step for one of the cases of `step_program`."""
+    """Record a step for one of the cases of `build_step_program`."""
     state, dt, u, y = model.symbols(tape)
     is_first: Any = tape.symbol(boolean=True) if first is None else first
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
@@ -346,17 +348,17 @@ def record_step(model: LinearFilter, tape: Tape, missing: bool, first: bool | No
 
 
 def check_length(model: LinearFilter) -> None:
-    """Record one step and discard it. Raises ModelError if it has more operations than a program may have."""
+    """Record one step and discard the record. Raises ModelError if the step has too many operations for a program."""
     record_step(model, Tape(), True, None, False)
 
 
 @lru_cache(maxsize=64)
 def build_step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a program, for one case.
+    """Return the program of one step, for one case.
 
-    missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at their first row.
-    diffuse: some key is diffuse. Outputs: the state's rows, log-likelihood, NIS, a number that is
-    finite when all is well, the lowest variance.
+    missing: whether any key lacks a component. first: whether all keys (True), no keys (False), or some keys (None)
+    are at their first row. diffuse: whether any key is diffuse. Outputs: the state's rows, log-likelihood, NIS, a
+    number that is finite if the other outputs are, the lowest variance.
     """
     step = record_step(model, Tape(), missing, first, diffuse)
     updated = step.updated

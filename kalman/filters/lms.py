@@ -1,4 +1,4 @@
-"""Least mean squares: coefficients step down the gradient of each row's squared error.
+"""Least mean squares: each row moves the coefficients a step down the gradient of its squared error.
 
 References: Haykin (2014), chapter 6 (LMS: w + mu u e) and chapter 7 (normalised LMS: w + mu u e / (epsilon + |u|^2)).
 """
@@ -22,10 +22,10 @@ from kalman.types import Array, ModelError, Rows
 
 @dataclass(frozen=True)
 class LeastMeanSquares(ProgramFilter):
-    """LMS, or where `epsilon` is given its normalised form, of one measurement.
+    """LMS for one measurement, or normalised LMS if `epsilon` is given.
 
-    The covariance's entries are NaN. If the measurement's noise variance R is given, an error has the log-likelihood
-    and NIS of N(0, R).
+    The entries of the covariance are NaN. If the noise variance R is given, log-likelihood and NIS are those of the
+    row's error under N(0, R).
     """
 
     states: tuple[str, ...]
@@ -40,7 +40,7 @@ class LeastMeanSquares(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The coefficients are the only field."""
+        """The only field, which holds the coefficients."""
         return {"mean": (len(self.states),)}
 
     def initial(self, keys: int) -> Array:
@@ -48,7 +48,7 @@ class LeastMeanSquares(ProgramFilter):
         return np.repeat(np.array(self.mean)[:, None], keys, axis=1)
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return the result of one row: a step along h by the error of the prediction."""
+        """Return the result of one row, a step along h in proportion to the prediction error."""
         h, (has,) = resolve(self.H[0], u), presents
         error = minus(minus(y[0], resolve(self.offset, u)[0]), dot(h, state))
         if has is not None:
@@ -67,20 +67,21 @@ class LeastMeanSquares(ProgramFilter):
         return ProgramStep(after, score, nis, {})
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
-        """Return the rows' errors (1, K) and the noise's variance, NaN where it is not given."""
+        """Return the rows' prediction errors (1, K) and the noise variance R, NaN if R is not given."""
         u = list(rows.u)
         error = rows.y[0] - resolve(self.offset, u)[0] - dot(resolve(self.H[0], u), list(state))
         (R,) = (np.nan,) if self.R is None else resolve([self.R], u)
         return error[None], np.array(np.broadcast_to(np.asarray(R, float), error.shape))[None]
 
     def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return coefficients (n, K) and NaN for their covariance."""
+        """Return the coefficients (n, K), and NaN for their packed covariance."""
         return state, np.full((packed_size(len(self.states)), state.shape[1]), np.nan)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return the mean (1, K) of h w + offset, u (c, K), and the variance R of its error; NaN where R is not given.
+        """Return the mean (1, K) of h w + offset and the variance R of its error, NaN if R is not given.
 
-        The coefficients' uncertainty is unknown, so the variance is the measurement noise alone.
+        The uncertainty of the coefficients is unknown, so the variance is that of the measurement noise alone.
+        u: (c, K) controls.
         """
         row, keys = list(u), state.shape[1]
         mean = plus(resolve(self.offset, row)[0], dot(resolve(self.H[0], row), list(state)))
@@ -88,7 +89,7 @@ class LeastMeanSquares(ProgramFilter):
         return np.full((1, keys), mean), np.full((1, keys), variance)
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return coefficients (n, K), NaN for their row-major covariance, and nothing else."""
+        """Return the coefficients (n, K), NaN for their row-major covariance, and no other fields."""
         return state, np.full((len(self.states) ** 2, state.shape[1]), np.nan), {}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians on entries: weights in log space, moments with the spread of the means."""
+"""Moments and scores of Gaussian mixtures in entry arithmetic; weights are logarithms."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class GaussianMoments(NamedTuple):
 
 
 def log_sum_exp(a: Sequence[Entry]) -> Entry:
-    """Return log sum_i exp(a_i) without overflow; -inf where all a_i are."""
+    """Return log sum_i exp(a_i) without overflow; the result is -inf where all a_i are -inf."""
     top = a[0]
     for other in a[1:]:
         top = np.maximum(top, other)
@@ -30,7 +30,7 @@ def log_sum_exp(a: Sequence[Entry]) -> Entry:
 
 
 def normalise_weights(log_weights: Sequence[Entry], floor: float = 0.0) -> list[Entry]:
-    """Return the logs of weights that sum to 1, none below about `floor`; all NaN where every weight is zero."""
+    """Return the logs of weights that sum to 1 and are at least about `floor`; all are NaN if every weight is zero."""
     total = log_sum_exp(log_weights)
     logs = [minus(a, total) for a in log_weights]
     if floor == 0.0:
@@ -63,7 +63,7 @@ def mix_moments(weights: Sequence[Entry], parts: Sequence[GaussianMoments]) -> G
 
 
 def nis(y: Vector, expected: GaussianMoments, presents: Sequence[Present]) -> Entry:
-    """Return (y - m)' P^-1 (y - m) over the components present; NaN where there is none."""
+    """Return (y - m)' P^-1 (y - m) over the present components; NaN for keys without a present component."""
     factors = factor(expected.P, presents)
     v = [
         minus(a, b) if has is None else np.where(has, minus(a, b), 0.0)

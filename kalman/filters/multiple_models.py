@@ -1,8 +1,8 @@
 """Filter with several models of one system at once: interacting (IMM) or independent (MMAE).
 
-A mode is a filter of any kind with mean and covariance in its state. All modes filter each row; its likelihood
-under each mode updates the modes' probabilities; the estimate is the mixture of the modes' estimates. In the IMM the
-system may change its mode from row to row, and each mode starts a row from a mixture of all modes.
+A mode is a filter of any kind with mean and covariance in its state. All modes filter each row. The likelihood of the
+row under each mode updates the modes' probabilities, and the estimate is the mixture of the modes' estimates. In the
+IMM the system may change its mode from row to row, so each mode starts a row from a mixture of all modes.
 
 References: Blom and Bar-Shalom (1988); Bar-Shalom, Li and Kirubarajan (2001), sections 11.6.2 (MMAE) and
 11.6.6 (IMM); Magill (1965).
@@ -39,16 +39,15 @@ class MultipleModels(StateLayout):
     """A mixture of filters over the same states.
 
     names, modes   names and filters of the M modes; a mode's state starts with mean and covariance
-    start          probabilities at a key's first row
-    floor          approximate lower bound of a probability, so that a mode can become likely again
-    transition     row-stochastic, from one row to the next (IMM); None: the mode stays (MMAE)
-    window         number of newest measured rows behind the MMAE's probabilities; None: all
+    start          probabilities of the modes at a key's first row
+    floor          approximate lower bound of a probability, so that an unlikely mode can become likely again
+    transition     (M, M) transition probabilities, each row sums to 1 (IMM); None means that the mode stays (MMAE)
+    window         number of newest measured rows that determine the MMAE's probabilities; None means all rows
+    own            key-specific parameters, with the values of a new key
+    copies         pairs: a row of the field `parameters`, and the row of this state where a mode repeats the value
 
     The state holds the mixture's moments, the logs of the probabilities, the log-likelihoods in the window for each
     mode (newest first), the states of the modes, and key-specific parameters.
-
-    own            key-specific parameters, with the values of a new key
-    copies         rows of the field `parameters` that modes repeat in their states, and their rows in this state
     """
 
     names: tuple[str, ...]
@@ -98,7 +97,7 @@ class MultipleModels(StateLayout):
         return fields
 
     def find_key_rows(self, name: str) -> list[int] | None:
-        """Return the rows of the state with a key-specific parameter, None where all keys share it."""
+        """Return the rows of the state that hold a key-specific parameter; None if all keys share the parameter."""
         at = self.parts[-1].stop
         for p in self.own:
             if p.name == name:
@@ -115,7 +114,7 @@ class MultipleModels(StateLayout):
         return state
 
     def extract_transitions(self, state: Array) -> Array:
-        """Return the transition probabilities (M, M) of states (size, K), (M, M, K) where each key has its own."""
+        """Return the transition probabilities (M, M), or (M, M, K) if they are key-specific; state: (size, K)."""
         M = len(self.modes)
         rows = self.find_key_rows("transition")
         if rows is not None:
@@ -129,7 +128,7 @@ class MultipleModels(StateLayout):
 
     @cached_property
     def parts(self) -> list[slice]:
-        """The place of each mode's state."""
+        """The slice of each mode's state within this state."""
         at = self.places["recent" if self.window is not None else "log_probabilities"].stop
         found: list[slice] = []
         for mode in self.modes:
@@ -139,7 +138,7 @@ class MultipleModels(StateLayout):
 
     @property
     def _gaussian(self) -> int:
-        """Entries of a mean and a packed covariance."""
+        """Number of entries of a mean and a packed covariance together."""
         n = len(self.states)
         return n + packed_size(n)
 
@@ -163,11 +162,11 @@ class MultipleModels(StateLayout):
 
     @property
     def own_start(self) -> Any:
-        """The modes' start from columns, which they share, or None."""
+        """The start from columns, which all modes share, or None."""
         return getattr(self.modes[0], "own_start", None)
 
     def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
-        """Return the state with the starts of all modes and their mixture, as `StateLayout.begun`."""
+        """Start all modes and their mixture from columns; arguments and results are those of `StateLayout.begun`."""
         state, wrong = state.copy(), np.zeros(len(first), bool)
         for part, mode in zip(self.parts, self.modes, strict=True):
             state[part], bad = mode.begun(state[part], first, u)  # type: ignore[attr-defined]
@@ -182,7 +181,7 @@ class MultipleModels(StateLayout):
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        All modes get these moments; the probabilities are those at a key's first row.
+        All modes get these moments; the probabilities are the initial probabilities (`start`).
         """
         state = super().from_moments(mean, covariance)
         for part, mode in zip(self.parts, self.modes, strict=True):
@@ -206,10 +205,10 @@ class MultipleModels(StateLayout):
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        Log-likelihood and NIS are the mixture's, with the probabilities before the row, so the NIS is on average the
-        number of components. A mode that fails falls to the floor (in a window: its likelihood is `floor`
-        times the best) and restarts from the mixture of the others; where all fail the key gets the first
-        mode's flag.
+        Log-likelihood and NIS are those of the mixture with the probabilities before the row, so the NIS is on average
+        the number of measured components. The probability of a mode that fails falls to the floor (with a window, its
+        likelihood is `floor` times the best likelihood), and the mode restarts from the mixture of the other modes. If
+        all modes fail, the key gets the first mode's flag.
         """
         return step_in_blocks(state, rows, self.outputs, self._step_block)
 
@@ -221,7 +220,7 @@ class MultipleModels(StateLayout):
         if self.transition is not None and first is not True:
             before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
-        predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
+        predicted = rows._replace(first=np.ones(keys, bool))  # first rows skip the prediction
         scores = np.empty((M, keys))
         failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
         expected: list[tuple[Array, Array]] = []
@@ -270,7 +269,7 @@ class MultipleModels(StateLayout):
     def _turn_expected(
         self, expected: list[tuple[Array, Array]], failed: npt.NDArray[np.bool_], y: Array
     ) -> tuple[list[tuple[Array, Array]], Array]:
-        """Return the modes' expected measurements and y (m, K), angles beside those of the first sound mode."""
+        """Return the modes' expected measurements and y (m, K), with angles moved near the first sound mode's."""
         centre = expected[-1][0]
         for (mean, _), bad in zip(expected[-2::-1], failed[-2::-1], strict=True):
             centre = np.where(bad, centre, mean)
@@ -280,7 +279,7 @@ class MultipleModels(StateLayout):
         return [(mean, P) for mean, (_, P) in zip(turned[1:], expected, strict=True)], turned[0]
 
     def mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
-        """Return the states with each mode's moments mixed, and the logs of the probabilities before the row."""
+        """Return the states with mixed moments in each mode, and the logs of the probabilities before the row."""
         keys, M, size = state.shape[1], len(self.modes), self._gaussian
         program = build_mix_program(self, isinstance(first, np.ndarray))
         before, chances = state.copy(), np.empty((M, keys))
@@ -297,11 +296,11 @@ class MultipleModels(StateLayout):
 
 
 class ModeUpdates(NamedTuple):
-    """The results of the modes' updates by one row, one entry for each mode.
+    """The results of updating all modes with one row; each field has one entry for each mode.
 
-    logs            of the probabilities before the row
+    logs            logs of the probabilities before the row
     log_likelihoods log-likelihoods of the row
-    failed          masks of failed keys; None where no mode failed
+    failed          masks of the keys at which the mode failed; None if no mode failed
     expected        predicted mean and covariance of the measurement
     moments         mean and covariance after the row
     """
@@ -314,7 +313,7 @@ class ModeUpdates(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """The mixture after a row; logs: logs of the probabilities; restarted: the modes' moments, () where none failed."""
+    """The mixture after a row; logs: logs of the probabilities; restarted: the modes' moments, () if no mode failed."""
 
     mixed: GaussianMoments
     logs: list[Entry]
@@ -339,7 +338,7 @@ def mix_modes(
             for row, a, mode in zip(transition, logs, modes, strict=True)
             if not is_zero(row[j])
         ]
-        if not joint:  # no mode leads here
+        if not joint:  # no transition leads to this mode
             chances.append(-np.inf)
             result.append(own)
             continue
@@ -357,7 +356,7 @@ def _take_log(a: Entry) -> Entry:
 
 
 def _start_rows(model: MultipleModels) -> list[int]:
-    """Return the rows of the state with key-specific initial probabilities, if a window begins with them."""
+    """Return the state's rows with key-specific initial probabilities; only a filter with a window needs them."""
     return [] if model.window is None else model.find_key_rows("initial.mode_probabilities") or []
 
 
@@ -369,12 +368,13 @@ def combine_modes(
     presents: Sequence[Any],
     start: Sequence[Entry] = (),
 ) -> Combined:
-    """Return the mixture after a row; recent: the log-likelihoods in the window before it, newest first.
+    """Return the mixture after a row.
 
-    start: key-specific initial probabilities, if there are any.
+    recent: log-likelihoods of the earlier rows in the window, newest first; start: key-specific initial probabilities,
+    if there are any.
     """
     failed = modes.failed
-    # the expected measurement is that of the modes that did not fail
+    # only modes that did not fail contribute to the expected measurement
     logs = normalise_weights(_exclude_failed(failed, modes.logs))
     expected = mixture_moments.mix_moments([np.exp(a) for a in logs], _zero_failed(failed, modes.expected))
     joint = [
@@ -405,7 +405,7 @@ def combine_modes(
 def _slide_window(
     model: MultipleModels, modes: ModeUpdates, recent: Vector, measured_any: Any, start: Sequence[Entry]
 ) -> tuple[list[Entry], list[Entry]]:
-    """Return the log-likelihoods in the window with the row, newest first, and the logs of the probabilities."""
+    """Return the window's log-likelihoods including this row, newest first, and the logs of the probabilities."""
     scores = modes.log_likelihoods
     if modes.failed is not None:  # a log-likelihood stays in the window, so it must be finite
         best: Entry = -np.inf
@@ -424,14 +424,14 @@ def _slide_window(
 
 
 def _exclude_failed(failed: Sequence[Any] | None, logs: Vector) -> Vector:
-    """Return the logs, -inf for failed modes."""
+    """Return the logs with -inf for failed modes."""
     if failed is None:
         return logs
     return [np.where(bad, -np.inf, a) for bad, a in zip(failed, logs, strict=True)]
 
 
 def _zero_failed(failed: Sequence[Any] | None, parts: Sequence[GaussianMoments]) -> Sequence[GaussianMoments]:
-    """Return the moments, zeros for failed modes, so that a weight of 0 removes them."""
+    """Return the moments with zeros for failed modes, so that a weight of 0 removes a failed mode without NaN."""
     if failed is None:
         return parts
     return [
@@ -442,7 +442,7 @@ def _zero_failed(failed: Sequence[Any] | None, parts: Sequence[GaussianMoments])
 
 @lru_cache(maxsize=64)
 def build_mix_program(model: MultipleModels, some_first: bool) -> Program:
-    """Return the mixing before a row as a program; some_first: some keys are at their first row.
+    """Return the program that mixes the modes before a row; some_first: whether any key is at its first row.
 
     Outputs: the logs of the probabilities, then each mode's mean and covariance.
     """
@@ -452,7 +452,7 @@ def build_mix_program(model: MultipleModels, some_first: bool) -> Program:
     own = tape.symbols(len(model.find_key_rows("transition") or ()))
     entries = [tape.symbols(model._gaussian) for _ in range(M)]
     transition: Sequence[Sequence[Entry]] = model.transition
-    if own:  # a transition that is impossible for all keys stays so
+    if own:  # a transition of probability 0 in the shared matrix stays impossible
         pairs = zip(transition, (own[i * M : (i + 1) * M] for i in range(M)), strict=True)
         transition = [[b if a > 0.0 else 0.0 for a, b in zip(row, rows, strict=True)] for row, rows in pairs]
     chances, begun = mix_modes(transition, logs, [model._moments(a) for a in entries])
@@ -471,10 +471,10 @@ def build_mix_program(model: MultipleModels, some_first: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def combine_program(model: MultipleModels, missing: bool, failing: bool) -> Program:
-    """Return the combination of the modes' updates as a program.
+    """Return the program that combines the modes' updates.
 
-    missing: some key lacks a component; failing: some mode failed. Outputs: the state up to the modes,
-    log-likelihood, NIS, probabilities, a number that is finite when all is well, and where some mode failed
+    missing: whether any key lacks a component; failing: whether any mode failed. Outputs: the state up to the modes'
+    states, log-likelihood, NIS, probabilities, a number that is finite if the other outputs are, and (if `failing`)
     each mode's mean and covariance.
     """
     tape, M, m = Tape(), len(model.modes), model.measurements

@@ -1,4 +1,4 @@
-"""The number of the filters' numerics; it rises when a release changes the bits of a model's rows."""
+"""The version number of the filters' arithmetic; it rises if a release changes the bits of a model's results."""
 
 import numpy as np
 
@@ -7,25 +7,25 @@ from kalman.filters.state_layout import Flags, unwrap_filter
 from kalman.types import Array, Filter
 
 NUMERICS = 2
-"""The number of the current numerics. Each number lists the changed bits; everything else keeps its bits.
+"""The version number of the current arithmetic. Each item lists the changed results; all others keep their bits.
 
-1: the first.
-2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps barely determined directions as columns
-   beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep their
-   bits. For every start, a predicted variance is judged against the terms of its sum: a row that 1 flagged `not_psd`
-   for rounding may be applied.
+1: the first version.
+2: A linear filter (robust or not) with a diffuse start (`initial.diffuse`) stores barely determined directions as
+   columns beside the covariance until a measurement is predicted well. Keys that have left their diffuse start keep
+   their bits. With any start, a predicted variance is compared with the terms of its sum, so that a row may be applied
+   that version 1 flagged `not_psd` because of rounding.
 """
 
 
 def may_differ(model: Filter, state: Array, numerics: int) -> Flags:
-    """Return a mask (K,) of keys whose next rows may have other bits than under the given numerics.
+    """Return a mask (K,) of keys whose next rows may give other bits than under an earlier version of the arithmetic.
 
-    model: the filter, possibly wrapped; state: (size, K), before the rows; numerics: the number to compare with.
+    model: the filter, possibly wrapped; state: (size, K) states before the rows; numerics: the version to compare with.
     """
     keys = np.shape(state)[1]
     if numerics == NUMERICS:
         return np.zeros(keys, bool)
-    if numerics > NUMERICS:  # a later release: its changes are unknown here
+    if numerics > NUMERICS:  # a later version, whose changes are unknown to this release
         return np.ones(keys, bool)
     base = unwrap_filter(model)
     base = base.base if isinstance(base, RobustLinearFilter) else base

@@ -1,4 +1,4 @@
-"""Key-specific parameters: their names, and their places in the field `parameters` of the state."""
+"""Key-specific parameters: names, values, and places in the field `parameters` of the state."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,8 +21,10 @@ FIELD = "parameters"
 class KeyParameterLayout(NamedTuple):
     """Key-specific parameters of a filter.
 
-    parameters: name to value of a new key; rows: the place of each in the field; learned: names set by
-    `with_parameters`, in order; adapted: names that follow the innovations
+    parameters: from a parameter's name to the parameter with the value of a new key
+    rows: from a parameter's name to its rows in the field `parameters`
+    learned: names of the parameters that `with_parameters` sets, in order
+    adapted: names of the parameters that adaptive noise moves with each row
     """
 
     parameters: dict[str, Parameter]
@@ -32,7 +34,7 @@ class KeyParameterLayout(NamedTuple):
 
 
 def find_key_parameters(model: Filter) -> KeyParameterLayout:
-    """Return the key-specific parameters of a filter; empty where keys share all parameters."""
+    """Return the key-specific parameters of a filter; the result is empty if keys share all parameters."""
     model = unwrap_filter(model)
     if isinstance(model, MultipleModels):
         named = {p.name: p for p in model.own}
@@ -48,7 +50,7 @@ def find_key_parameters(model: Filter) -> KeyParameterLayout:
 
 
 def with_key_parameters(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
-    """Return states (size, K) with these learned parameters (d, K) of each key; other parameters stay."""
+    """Return states (size, K) with these learned parameters, (d, K) by name; other parameters are unchanged."""
     own = find_key_parameters(model)
     if not own.learned:
         return state
@@ -58,9 +60,9 @@ def with_key_parameters(model: Filter, state: Array, values: Mapping[str, Array]
 
 
 def copy_key_parameters(model: Filter, state: Array, field: Array, adapted: bool = True) -> Array:
-    """Return states (size, K) with the learned parameters that are in a field `parameters` (p, K) of other states.
+    """Return states (size, K) with learned parameters from the field `parameters` (p, K) of other states.
 
-    adapted: also with those that follow the innovations; otherwise these stay.
+    adapted: whether to copy the adapted parameters also; otherwise these parameters are unchanged.
     """
     own = find_key_parameters(model)
     names = own.learned if adapted else [name for name in own.learned if name not in own.adapted]

@@ -1,7 +1,7 @@
 """The measurement update of a Gaussian in covariance, square-root and information form, on entries.
 
-Everywhere y = h x + v, v ~ N(0, R), and e = y - E[y]. The updates return the change of the mean, to be added to the
-state's mean. A missing component has exactly no effect.
+The model is y = h x + v, v ~ N(0, R), and e = y - E[y]. The updates return the change of the mean, which the caller
+adds to the state's mean. A missing component has no effect, not even by rounding.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from kalman.linalg.packing import find_order, packed_index, unpack_symmetric
 class Posterior(NamedTuple):
     """The change of the mean, the covariance or factor S after the update, and the row's scores.
 
-    innovation  the least innovation variance of the present components: not above zero where it is singular
-    sound       below zero where a covariance is not positive semidefinite
+    innovation  the smallest innovation variance of the present components; zero or less if an innovation is singular
+    sound       negative if a covariance is not positive semidefinite
     """
 
     change: list[Entry]
@@ -33,7 +33,7 @@ class Posterior(NamedTuple):
 
 
 def update_by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
-    """Update a covariance, one scalar after another, each in Joseph's form."""
+    """Update a covariance P with one scalar measurement after another, in Joseph's form."""
     n = len(H[0])
     updated = update([0.0] * n, P, None, H, R, e, presents)
     after = list(updated.P)
@@ -50,9 +50,9 @@ def update_by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Seq
 def update_by_rotation(
     L: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present], noisy: bool
 ) -> Posterior:
-    """Update a factor, one scalar after another, each by rotations (`cholesky.condition`).
+    """Update a factor L with one scalar measurement after another, by rotations (`cholesky.condition`).
 
-    noisy: R is positive definite for every key, so that no division by zero is guarded against.
+    noisy: whether R is positive definite for every key, so that divisions need no guard against zero.
     """
     change: list[Entry] = [0.0] * len(H[0])
     row_score = RowScore()
@@ -72,11 +72,11 @@ def update_by_rotation(
 def update_by_information(
     P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]
 ) -> Posterior:
-    """Update a covariance by the information of all components, H' R^-1 H and H' R^-1 e.
+    """Update a covariance P with the information of all components at once, H' R^-1 H and H' R^-1 e.
 
-    Per component it costs n(n+1)/2 products, and none where H and R are constant and nothing is missing; the
-    covariance is touched once. With P = L L', W = H' R^-1 H and C C' = I + L' W L it is (L C'^-1)(L C'^-1)':
-    P may be singular, and no difference of variances is formed.
+    Each component costs n(n+1)/2 products, or none if H and R are constant and no component is missing; the covariance
+    is updated only once. With P = L L', W = H' R^-1 H and C C' = I + L' W L, the updated covariance is
+    (L C'^-1)(L C'^-1)'. P may be singular, and no difference of variances is formed.
 
     References: Anderson and Moore (1979), section 6.3; Kailath, Sayed and Hassibi (2000), section 9.5.
     """
@@ -117,10 +117,10 @@ def update_by_information(
 
 
 def condition_by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
-    """Condition states of unit variance on components of covariance S (packed); G: their cross-covariance.
+    """Condition states of unit covariance on components of covariance S (packed); G: cross-covariance with the states.
 
-    One scalar after another is eliminated from the joint covariance, and the rest is factored. Unlike in the other
-    forms, the rest can fail to be positive semidefinite.
+    The components are eliminated from the joint covariance one by one, and the remaining covariance is factored.
+    Unlike in the other forms, the remaining covariance may not be positive semidefinite.
     """
     n, m = len(G[0]), len(G)
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _list_pairs(n)]
@@ -151,7 +151,7 @@ def condition_by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence
 
 
 def mask_rows(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
-    """Return rows with zeros where a key lacks the component, so that it has no effect."""
+    """Return the rows with zeros for the keys that lack a component, so that a missing component has no effect."""
     return [
         [a if isinstance(a, float) else _select_present(a, has, 0.0) for a in row]
         for row, has in zip(rows, presents, strict=True)
@@ -159,14 +159,14 @@ def mask_rows(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[
 
 
 class RowScore(NamedTuple):
-    """Log-likelihood, NIS, and the number of present components."""
+    """Sums over the present components: log-likelihood (score), NIS, and the number of components."""
 
     score: Entry = 0.0
     nis: Entry = 0.0
     count: Entry = 0.0
 
     def add(self, variance: Entry, square: Entry, has: Present) -> "RowScore":
-        """Add a component: its innovation's variance, and the innovation's square by the variance."""
+        """Return the sums with one more component; square: the squared innovation divided by its variance."""
         score = times(-0.5, plus(plus(np.log(variance), square), LOG_2PI))
         counts: Entry = 1.0
         if has is not None:
@@ -174,7 +174,7 @@ class RowScore(NamedTuple):
         return RowScore(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
 
     def compute_nis(self) -> Entry:
-        """Return the NIS, NaN for keys without a component."""
+        """Return the NIS, NaN for keys without a present component."""
         if isinstance(self.count, float):
             return self.nis
         return np.where(np.greater(self.count, 0.0), self.nis, np.nan)

@@ -1,4 +1,4 @@
-"""Protocols of predictions beside `Filter`: of the state, for smoothers, and of the measurement, for forecasts."""
+"""Protocols that a `Filter` may also have: predictions of the state for smoothers, of measurements for forecasts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kalman.types import Array, Filter, ModelError, Rows
 
 
 class Prediction(NamedTuple):
-    """The predicted mean of a row's state (n, K), and the retrodiction from that state to the previous row's.
+    """The predicted mean (n, K) of the state at a row, and the retrodiction from this state to the previous state.
 
-    gain (n, n, K) and rest (n(n+1)/2, K) packed: as in `kalman.filters.retrodiction`
+    gain: (n, n, K) and rest: (n(n+1)/2, K) packed, as in `kalman.filters.retrodiction`
     """
 
     mean: Array
@@ -27,7 +27,7 @@ class Smoothable(Protocol):
     """A filter whose states can be smoothed."""
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return the prediction from the states (size, K) before the rows; predictions of first rows are not used."""
+        """Return the prediction from the states (size, K) before the rows; the results of first rows are not used."""
         ...
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -42,26 +42,26 @@ class Measuring(Protocol):
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return mean (m, K) and packed covariance of a measurement of keys in these states (size, K).
 
-        u (c, K): the control of the measurement's row, since a measurement may depend on columns. The covariance
-        includes the measurement's noise, and is infinite where the state is still diffuse.
+        u: (c, K) controls of the measurement's row, because a measurement may depend on columns. The covariance
+        includes the measurement noise, and is infinite where the state is still diffuse.
         """
         ...
 
 
 @runtime_checkable
 class Residual(Protocol):
-    """A regression: it computes a row's residual, which is not normally distributed, so there are no innovations."""
+    """A regression, which computes residuals, not innovations, because its errors are not normally distributed."""
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
-        """Return the rows' residuals (m, K) and their packed covariances, given the states (size, K) before them.
+        """Return the residuals (m, K) of the rows and their packed covariances, given the states before the rows.
 
-        The covariance is infinite where the rows so far do not determine the prediction or its error variance.
+        The covariance is infinite if the earlier rows do not determine the prediction or its error variance.
         """
         ...
 
 
 def predict_measurement(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
-    """Return `Measuring.measured` of any filter, with unknown control by default.
+    """Return the result of `Measuring.measured` for any filter; u: controls (c, K), None means unknown controls (NaN).
 
     Raises:
         ModelError: the filter does not predict measurements.
@@ -81,5 +81,5 @@ def turn_measurements(model: Filter, y: Array, expected: Array) -> Array:
 
 
 def build_no_measurement_error() -> ModelError:
-    """Return the error of a filter that is not `Measuring`."""
+    """Return the ModelError for a filter that is not `Measuring`."""
     return ModelError("filter", "it does not predict its measurements", "choose another filter")

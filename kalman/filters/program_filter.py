@@ -1,4 +1,4 @@
-"""Filters whose step is one program for all keys, whatever their dt and first rows."""
+"""Filters whose step is one program for all keys, because it does not depend on dt or on first rows."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,21 +25,24 @@ class ProgramStep(NamedTuple):
 
 
 class ProgramFilter(StateLayout):
-    """A filter that writes one step in `step_entries`; this class adds blocks and flags.
+    """Base class of a filter that defines one step in `step_entries`; this class adds blocks and flags.
 
-    A key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
-    and `measurements`.
+    A key is flagged if an input or a result is not finite. A subclass is a frozen dataclass with `controls` and
+    `measurements`.
     """
 
     measurements: int
     controls: int
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return the result of one row, on entries; `presents` as in `kalman.filters.update.mask_present`."""
+        """Return the result of one row, in entries; presents: the result of `kalman.filters.update.mask_present`."""
         raise NotImplementedError
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
-        """Return flags (K,) of rows that the filter cannot apply, other than infinite rows; u (c, K): their columns."""
+        """Return flags (K,) for rows that the filter cannot apply; infinite values are flagged elsewhere.
+
+        y: (m, K) measurements; u: (c, K) controls.
+        """
         return np.zeros(y.shape[1], np.uint8)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -69,7 +72,7 @@ class ProgramFilter(StateLayout):
 
 @lru_cache(maxsize=64)
 def _build_program(model: ProgramFilter, missing: bool) -> Program:
-    """Return the step as a program; `missing`: some key lacks a component."""
+    """Return the step as a program; missing: whether any key lacks a component."""
     tape = Tape()
     state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)

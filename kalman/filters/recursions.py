@@ -1,7 +1,7 @@
 """The Gaussian recursions on entries: predict, weigh one scalar measurement, update in Joseph's form.
 
-m mean (n entries), P covariance (packed lower entries), F transition, Q process noise (packed lower),
-c offset, h one row of H, r its noise variance, M = P h, S = h P h' + r, K gain.
+Symbols: m mean (n entries), P covariance (packed lower entries), F transition, Q process noise (packed lower),
+c offset, h one row of H, r the noise variance of that row, M = P h, S = h P h' + r, K gain.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,11 @@ def choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
 def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     """Return (I - K h) P (I - K h)' + r K K', packed lower.
 
-    Where h has one nonzero entry, the factor 1 - K_i h_i is formed before it multiplies P. For a measurement far
-    sharper than the prior the factor is a rounding error, and enters P squared; in P - K S K' it would enter once.
-    Where h has several, (I - K h) P is P - K M' with M = P h: a combination of states may be known well while each has
-    an enormous variance. M is then small by cancellation, which must not be repeated.
+    If h has one nonzero entry, the factor 1 - K_i h_i is formed before it multiplies P. For a measurement far sharper
+    than the prior, this factor is a rounding error and enters the result squared; in P - K S K' the error would enter
+    once. If h has several nonzero entries, (I - K h) P is computed as P - K M' with M = P h. A combination of states
+    may be known well while each state has an enormous variance. M is then small by cancellation, which must not be
+    repeated.
     """
     n = len(h)
     full = unpack_symmetric(P)
@@ -53,7 +54,7 @@ def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     alone = {i: minus(1.0, times(K[i], h[i])) for i in support} if len(support) == 1 else {}
     result: list[Entry] = []
     for i in range(n):
-        # row i of (I - K h) P, as far as it is needed
+        # the part of row i of (I - K h) P that the lower triangle needs
         row: list[Entry] = [0.0] * n
         for j in sorted({*range(i + 1), *support}):
             row[j] = times(alone[i], full[i][j]) if i in alone else minus(full[i][j], times(K[i], M[j]))
@@ -65,11 +66,12 @@ def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
 
 
 class Weighing(NamedTuple):
-    """One scalar measurement against the prediction. `diffuse` is None, or (K,) bool: still undetermined.
+    """One scalar measurement compared with its prediction.
 
-    v innovation, M = P h, S its variance, K gain; where diffuse, S and K are those of the diffuse part
-    (F_inf and M_inf / F_inf in Durbin and Koopman's notation). P has the finite columns in it here.
-    seen: the measurement's projection on the columns, None where it is zero.
+    v innovation, M = P h, S variance of v, K gain. P includes the finite columns here. For the keys in `diffuse`, S and
+    K are those of the diffuse part (F_inf and M_inf / F_inf in Durbin and Koopman's notation).
+    diffuse: (K,) bool, keys whose measurement determines a flat coefficient, or None
+    seen: the projection of the measurement on the columns, None if the projection is zero
     """
 
     v: Entry
@@ -83,7 +85,9 @@ class Weighing(NamedTuple):
 def weigh(
     m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry, apart: bool = True
 ) -> Weighing:
-    """Weigh the measurement y = h x + noise of variance r; apart: a barely determined direction may stay a column.
+    """Weigh the measurement y = h x + noise of variance r.
+
+    apart: whether barely determined directions may stay columns beside the covariance
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
     """
@@ -113,9 +117,9 @@ class Decorrelated(NamedTuple):
 
 
 def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray | None]) -> Decorrelated:
-    """Turn correlated measurement noise into independent scalar measurements, for any missing pattern.
+    """Turn measurements with correlated noise into independent scalar measurements; any components may be missing.
 
-    `observed[i]` is (K,) bool, or None where every key has component i. A missing component is cut out of R first, so
+    observed[i]: (K,) bool, keys with component i; None means all keys. A missing component is first removed from R, so
     that its noise does not affect the other components.
     """
     m = len(H)
@@ -148,7 +152,7 @@ def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray |
 
 
 def _mask_pair(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
-    """Return a where both components are observed, else 0."""
+    """Return a for the keys with both components, else 0."""
     for present in (one, other):
         if present is not None and not is_zero(a):
             a = np.where(present, a, 0.0)
@@ -156,7 +160,7 @@ def _mask_pair(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> En
 
 
 def _divide_or_zero(a: Entry, b: Entry) -> Entry:
-    """Return a / b, and 0 where a noiseless component leaves 0 / 0."""
+    """Return a / b, or 0 where a component without noise gives 0 / 0."""
     if is_zero(a):
         return 0.0
     if isinstance(a, float) and isinstance(b, float):

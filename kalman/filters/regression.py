@@ -1,4 +1,4 @@
-"""Regressions: coefficients as states, regressors from columns; shared by RLS, LMS and NLMS."""
+"""Regressions, whose states are coefficients and whose regressors come from columns; shared by RLS, LMS and NLMS."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from kalman.types import ModelError
 
 
 class Regression(NamedTuple):
-    """y = H b + offset: the coefficients' names, and H with its entries from the controls."""
+    """y = H b + offset; states: names of the coefficients b; the entries of H may come from the controls."""
 
     states: tuple[str, ...]
     measurements: int
@@ -21,11 +21,11 @@ class Regression(NamedTuple):
 def parse_regression(
     given: Definition, kind: str, allowed: Sequence[str] = (), used: set[int] | None = None
 ) -> Regression:
-    """Return the regression of a definition; `allowed`: permitted fields of the observation beside H and offset.
+    """Return the regression of a definition. Raises ModelError.
 
-    `used`: controls with another use. Without H, the regressors are the control columns in their order, after 1.0 if
-    there is one more state than columns.
-    Raises ModelError.
+    Without H, the regressors are the control columns in their order; a constant regressor 1.0 comes first if there is
+    one more state than columns.
+    allowed: fields that the observation may have besides H and offset; used: controls that have another use.
     """
     if given.get("process") is not None:
         raise ModelError("process", f"{kind} has none: its coefficients are not moved", "remove it")

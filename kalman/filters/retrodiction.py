@@ -1,9 +1,9 @@
-"""The previous state given the next: x = m + G (x' - m') + an independent rest.
+"""The previous state given the next state: x = m + G (x' - m') + an independent rest.
 
-G = P F' P'^-1 is the gain from the next state, of covariance P' = F P F' + Q, back to the previous one, of covariance
-P. The covariance of the rest is P - G P' G'. This difference loses all digits where P is enormous in a direction that
-the next state determines well. Joseph's form, (I - G F) P (I - G F)' + G Q G', is a sum of squares, and an error in G
-enters squared.
+G = P F' P'^-1 is the gain from the next state, with covariance P' = F P F' + Q, back to the previous state, with
+covariance P. The covariance of the rest is P - G P' G'. This difference loses all digits if P is enormous in a
+direction that the next state determines well. Joseph's form, (I - G F) P (I - G F)' + G Q G', is a sum of squares, and
+an error in G enters squared.
 
 References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Park and Kailath (1995), with square roots.
 """
@@ -18,7 +18,7 @@ from kalman.linalg.packing import unpack_symmetric
 
 
 class Retrodiction(NamedTuple):
-    """The gain G (n x n) from the next state back to the previous one, and the rest's packed covariance."""
+    """The gain G (n x n) from the next state back to the previous state, and the packed covariance of the rest."""
 
     G: Matrix
     rest: Vector
@@ -38,7 +38,8 @@ def compute_back_gain(F: Matrix, P: Vector, predicted: Vector) -> list[list[Entr
 def compute_covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Entry]:
     """Return (I - G F) P (I - G F)' + G spread G'.
 
-    spread: Q gives the rest; Q plus the next state's covariance gives the previous state's covariance.
+    With spread = Q the result is the covariance of the rest. With spread = Q plus the covariance of the next state, the
+    result is the covariance of the previous state.
     """
     columns = list(zip(*F, strict=True))
     left = [
@@ -49,7 +50,7 @@ def compute_covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> 
 
 
 def retrodict_from_root(L: Matrix, moved: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:
-    """Return the same for P = L L' and moved = F L, with Q = predicted - moved moved'."""
+    """Return the retrodiction for P = L L' and moved = F L, with Q = predicted - moved moved'."""
     cross = [[dot(row, to) for to in moved] for row in L]
     G = compute_gain(predicted, cross)
     columns = list(zip(*moved, strict=True))
@@ -62,7 +63,7 @@ def retrodict_from_root(L: Matrix, moved: Matrix, Q: Vector, predicted: Vector) 
 
 
 def retrodict_by_rotation(L: Matrix, moved: Matrix, noise: Matrix) -> Retrodiction:
-    """Return the same for Q = noise noise', from factors alone.
+    """Return the retrodiction for P = L L', moved = F L and Q = noise noise', computed from factors only.
 
     [[moved, noise], [L, 0]] is rotated into [[S, 0], [B, C]]: S is the factor of the predicted covariance, G = B S^-1,
     and C the factor of the rest.
@@ -86,21 +87,21 @@ def retrodict_by_rotation(L: Matrix, moved: Matrix, noise: Matrix) -> Retrodicti
 
 
 def compute_gain(predicted: Vector, cross: Matrix) -> list[list[Entry]]:
-    """Return G = cross predicted^-1 of a packed covariance, 0 for a direction without variance.
+    """Return G = cross predicted^-1 (predicted is packed); G is 0 along a direction without variance.
 
-    Every pivot above zero counts. A pivot of rounding adds an arbitrary part to G along a direction without variance of
-    the next state; neither the mean nor the rest depends on that part.
+    Every pivot above zero is used. A pivot that is only a rounding error adds an arbitrary part to G along a direction
+    in which the next state has no variance; neither the mean nor the rest depends on this part.
     """
     factors = factor(predicted, nothing=0.0)
     return [solve(factors, list(row)) for row in cross]
 
 
 def carry_covariance_back(back: Retrodiction, covariance: Vector) -> list[Entry]:
-    """Return the packed covariance of the previous state, given the covariance of the next one."""
+    """Return the packed covariance of the previous state, given the packed covariance of the next state."""
     return [plus(a, b) for a, b in zip(back.rest, congruence(back.G, covariance), strict=True)]
 
 
 def retrodict_mean(m: Vector, predicted: Vector, G: Matrix, mean: Vector) -> list[Entry]:
-    """Return the mean m + G (mean - predicted) of the previous state, given the mean of the next one."""
+    """Return the mean m + G (mean - predicted) of the previous state, given the mean of the next state."""
     gap = [minus(a, b) for a, b in zip(mean, predicted, strict=True)]
     return [plus(a, dot(row, gap)) for a, row in zip(m, G, strict=True)]

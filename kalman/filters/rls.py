@@ -1,8 +1,8 @@
 """Recursive least squares in square-root information form: each row updates a QR factor.
 
 The state is the triangular factor R of the (discounted) normal equations, the rotated measurements z with R b = z, and
-the residual sum of squares. A row is rotated into it by Givens rotations without squaring, so the result is as accurate
-as a QR decomposition of all rows, where the covariance form loses all digits.
+the residual sum of squares. Givens rotations add a row to R and z without squaring any number. The result is as
+accurate as a QR decomposition of all rows, also for data at which the covariance form loses all digits.
 
 References: Golub and Van Loan (2013), section 6.5.3 (rows appended to a QR factorisation); Haykin (2014), chapters
 10 and 15 (forgetting, and the QR form); Brown, Durbin and Evans (1975) for the recursive residuals.
@@ -28,15 +28,15 @@ from kalman.models.definition import Definition
 from kalman.types import Array, ModelError, Rows
 
 ROUNDING = 1e-13
-"""A regressor's remainder below this fraction of the rotated part is rounding, not a new direction."""
+"""A remainder of a regressor below this fraction of the rotated part is a rounding error, not a new direction."""
 
 
 @dataclass(frozen=True)
 class RecursiveLeastSquares(ProgramFilter):
-    """Least squares with forgetting: row k of N counts forgetting^(N - k).
+    """Least squares with forgetting: row k of N has the weight forgetting^(N - k).
 
-    A row in which nothing is measured changes nothing, forgetting included.
-    start   the state's numbers before the first row
+    A row without a measurement changes nothing, and earlier rows are then not discounted.
+    start   the state's entries before the first row
     """
 
     states: tuple[str, ...]
@@ -49,7 +49,7 @@ class RecursiveLeastSquares(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """Rows of R from the diagonal on; z; the residual sum of squares; its degrees of freedom."""
+        """The fields: rows of R from the diagonal on, z, the residual sum of squares, and its degrees of freedom."""
         n = len(self.states)
         return {"root": (packed_size(n),), "rotated": (n,), "residual": (1,), "freedom": (1,)}
 
@@ -58,11 +58,11 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.repeat(np.array(self.start)[:, None], keys, axis=1)
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return the result of one row: older rows are discounted, then each measurement is rotated in.
+        """Return the result of one row: discount older rows, then rotate each measurement into R and z.
 
-        The log-likelihood of a measurement given the earlier ones is Student's t with the degrees of freedom so far,
-        since neither coefficients nor variance are known at first. The NIS is t squared. Both begin with the first row
-        that has a residual variance.
+        A measurement given the earlier measurements has a Student-t density with the degrees of freedom so far, because
+        coefficients and variance are estimated. The NIS is t squared. Log-likelihood and NIS start with the first row
+        for which a residual variance exists.
         """
         n = len(self.states)
         root = _build_triangle(list(state[: self.places["root"].stop]), n)
@@ -106,11 +106,11 @@ class RecursiveLeastSquares(ProgramFilter):
         return ProgramStep([*after, *z, residual, freedom], log_likelihood, nis, {})
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
-        """Return the rows' residuals (m, K) before the rows move the coefficients, and their packed covariances.
+        """Return the residuals (m, K) of the rows at the coefficients before the rows, and their packed covariances.
 
-        With R' g = h the prediction is g' z, and the covariance s^2 (1 + g' g / forgetting), whose quadratic form is
-        the NIS of a row with one measurement. It is infinite where h depends on undetermined coefficients, or before
-        s^2 exists.
+        With R' g = h, the prediction is g' z and the covariance is s^2 (1 + g' g / forgetting). In a row with one
+        measurement, the squared residual over this covariance is the NIS. The covariance is infinite where h depends
+        on undetermined coefficients, or before s^2 exists.
         """
         u, keys = list(rows.u), state.shape[1]
         root = _build_triangle(list(state[self.places["root"]]), len(self.states))
@@ -132,8 +132,8 @@ class RecursiveLeastSquares(ProgramFilter):
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
 
-        s^2 is the residual sum of squares by its degrees of freedom. Variances are infinite before s^2 exists and for
-        undetermined coefficients, whose values are then one of many solutions.
+        s^2 is the residual sum of squares divided by its degrees of freedom. Variances are infinite before s^2 exists,
+        and for undetermined coefficients, whose values are only one of many solutions.
         """
         n = len(self.states)
         root = _build_triangle(list(state[self.places["root"]]), n)
@@ -167,12 +167,12 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.array(mean), np.array(packed)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance.
+        """Return mean (m, K) and packed covariance of a measurement, H b + offset plus noise; u: (c, K) controls.
 
-        That is s^2 (I + H (R'R)^-1 H' / forgetting).
-        A measured row first discounts earlier rows, so that the squared error over this variance is the row's NIS.
-        Variances are infinite before s^2 exists and where the regressors involve an undetermined coefficient. The
-        forecast's distribution is Student's t with the state's degrees of freedom.
+        The covariance is s^2 (I + H (R'R)^-1 H' / forgetting). The division by `forgetting` is there because a measured
+        row first discounts earlier rows; so the squared error over this variance is the row's NIS. Variances are
+        infinite before s^2 exists, and where the regressors involve an undetermined coefficient. The measurement has a
+        Student-t distribution with the state's degrees of freedom.
 
         Reference: Seber and Lee (2003), section 5.3.1.
         """
@@ -197,7 +197,10 @@ class RecursiveLeastSquares(ProgramFilter):
         )
 
     def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
-        """Return masks of keys whose rows do not determine a coefficient: a null vector of R contains it."""
+        """Return, for each coefficient, a mask of the keys whose rows do not determine the coefficient.
+
+        A coefficient is undetermined if a null vector of R contains it.
+        """
         n = len(root)
         free = [np.zeros(determined[0].shape, bool) for _ in range(n)]
         for u in range(n):
@@ -244,7 +247,7 @@ def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSq
 
 
 def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
-    """Return the state before the first row: empty, or by `initial` or `delta`."""
+    """Return the state before the first row: zeros, or from `initial` or `delta`."""
     root, mean = np.zeros((n, n)), np.zeros(n)
     if delta is not None:
         if initial is not None:
@@ -268,13 +271,13 @@ def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
 
 
 def _build_triangle(packed: list[Any], n: int) -> list[list[Any]]:
-    """Return the upper triangular matrix whose rows, from the diagonal on, are given one after another."""
+    """Return an upper triangular matrix (n x n) from its rows, which are packed from the diagonal on."""
     rest = iter(packed)
     return [[next(rest) if j >= i else 0.0 for j in range(n)] for i in range(n)]
 
 
 def _solve_transposed(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
-    """Return g with R' g = h, and a mask (K,) of keys without a solution: no row so far has the direction h."""
+    """Return g with R' g = h, and a mask (K,) of keys without a solution, whose rows do not determine direction h."""
     g: list[Any] = []
     unknown = np.zeros(keys, bool)
     for i in range(len(root)):
@@ -294,8 +297,8 @@ def _rotate_row(
 ) -> tuple[list[list[Any]], list[Any], Any, Any, Any]:
     """Rotate one row (n entries) and its value into R and z.
 
-    Returns R, z, the recursive residual, its ratio to the prediction error (1 / sqrt(1 + h P h')), and a mask of keys
-    where the row determined a new direction and so has no residual.
+    Returns R, z, the recursive residual, the ratio of this residual to the prediction error (1 / sqrt(1 + h P h')), and
+    a mask of the keys whose row determined a new direction and therefore has no residual.
     """
     n = len(z)
     root, z, row = [list(a) for a in root], list(z), list(row)
@@ -323,5 +326,5 @@ def _rotate_row(
 
 
 def _compute_log_constant(freedom: Array) -> Array:
-    """Return the logarithm of the constant of Student's t for a sum of squares, (1, K)."""
+    """Return the log of the normalising constant of the Student-t density in terms of a sum of squares, (1, K)."""
     return (gammaln(0.5 * (freedom + 1.0)) - gammaln(0.5 * freedom) - 0.5 * np.log(np.pi))[None]

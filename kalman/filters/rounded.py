@@ -1,10 +1,10 @@
-"""A filter whose state is stored in 32 bits a number: half the memory, and about seven digits.
+"""A filter whose state is stored in 32 bits a number, which takes half the memory and holds about seven digits.
 
-Steps are computed in 64 bits; after each row the state is rounded. The next row starts from exactly the stored
-numbers, so bits do not depend on the split of rows into calls or on storage between calls.
+Steps are computed in 64 bits, and the state is rounded after each row. The next row starts from exactly the stored
+numbers, so results do not depend on the split of rows into calls or on storage between calls.
 
-The relative rounding error is 6e-8, and a stable filter forgets it like any old error. It is harmless where a mean is
-less than about 1e5 standard deviations, and where no correlation is within 1e-6 of 1. Beyond that choose
+The relative rounding error is 6e-8, and a stable filter forgets this error like any other old error. The error is
+harmless if means are below about 1e5 standard deviations and no correlation is within 1e-6 of 1. In other cases, choose
 the square-root form, whose covariance stays positive semidefinite, or 64 bits.
 """
 
@@ -33,7 +33,7 @@ class RoundedFilter(Passing):
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the rounded state (size, K) after one row for each key, and the inner filter's `Step`.
 
-        A state beyond float32 is an overflow: its key is flagged and its state unchanged.
+        A state outside the range of float32 is an overflow: the key is flagged and its state stays unchanged.
         """
         after, step = self.inner.step(state, rows)
         kept = round_states(after)
@@ -53,18 +53,18 @@ class RoundedFilter(Passing):
         return round_states(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K)."""
+        """Return the state with learned key-specific parameters (d, K)."""
         return round_states(self.inner.with_parameters(state, parameters))
 
 
 def round_states(state: Array) -> Array:
-    """Round numbers to float32, infinite beyond its range."""
+    """Return the numbers rounded to float32, infinite outside the range of float32."""
     with np.errstate(over="ignore"):
         return state.astype(np.float32).astype(np.float64)
 
 
 def unwrap_rounding(model: Filter) -> Filter:
-    """Return the filter without rounding and without the state output; its states have the same layout."""
+    """Return the filter without the wrappers for rounding and state output, which do not change the state's layout."""
     while isinstance(model, Passing):
         model = model.inner
     return model
@@ -78,7 +78,7 @@ def find_storage_dtype(model: Filter) -> str:
 
 
 def add_rounding(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with the state precision of a definition's section `storage`. Raises ModelError."""
+    """Return the filter with the state precision that the section `storage` of a definition sets. Raises ModelError."""
     section: Any = definition.get("storage")
     if section is None:
         return model

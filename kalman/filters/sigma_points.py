@@ -1,7 +1,7 @@
 """Sigma points of a Gaussian and the moments of a function of them: unscented and cubature rules.
 
-The points are m, m + c L_i and m - c L_i, L_i being the columns of the covariance's factor. A function is split into a
-line and bends away from it: with f0, f+ and f- its values,
+The points are m, m + c L_i and m - c L_i with L_i the columns of the covariance's factor. A function is split into a
+linear part and its bends, the deviations from the linear part. With f0, f+ and f- the function's values at the points,
 
     b_i = (f+ + f-) / 2 - f0             the bend along column i
     mean = f0 + sum b_i / c^2
@@ -9,12 +9,12 @@ line and bends away from it: with f0, f+ and f- its values,
     covariance = sum a_i a_i' + sum e_i e_i'
     e_i = b_i / c - t sum_k b_k / c
 
-which is the weighted sum over the points, written without its weights. With alpha^2 kappa + beta n >= 0 it is a sum of
-squares, so positive semidefinite whatever the function is, also where the centre's weight is negative or, with a
-small alpha, a million times the others. Otherwise a square is subtracted, and may be too large.
+The covariance equals the weighted sum over the points, but is written without weights. With alpha^2 kappa + beta n >= 0
+it is a sum of squares and so positive semidefinite for any function, even if the weight of the centre is negative or,
+with a small alpha, a million times the other weights. Otherwise a square is subtracted, which may be too large.
 
 References: Julier and Uhlmann (2004), section III; Wan and van der Merwe (2000); cubature points: Arasaratnam and
-Haykin (2009); the part that a line leaves: Lefebvre, Bruyninckx and De Schutter (2002).
+Haykin (2009); deviations from the linear part: Lefebvre, Bruyninckx and De Schutter (2002).
 """
 
 import math
@@ -28,10 +28,11 @@ from kalman.linalg.packing import packed_index
 class PointRule(NamedTuple):
     """The points and their weights.
 
+    n       number of states
     c       distance of the points from the mean, in standard deviations
-    centre  whether the mean itself is a point
-    bend    t above
-    excess  the covariance is less by excess * d d', d = sum b_i / c^2; 0 where it is a sum of squares
+    centre  whether the mean is one of the points
+    bend    the t in the formula for e_i (see the module)
+    excess  factor of the d d', d = sum b_i / c^2, that is subtracted from the covariance; 0 if nothing is subtracted
     """
 
     n: int
@@ -42,7 +43,7 @@ class PointRule(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Factor of slopes and bends: 1 / (2 c)."""
+        """The factor 1 / (2 c) of the slopes and bends in `Regressed`."""
         return 0.5 / self.c
 
     @property
@@ -52,12 +53,12 @@ class PointRule(NamedTuple):
 
 
 def build_cubature_rule(n: int) -> PointRule:
-    """Return the third-degree spherical-radial rule: 2 n points of one weight."""
+    """Return the third-degree spherical-radial rule, which has 2 n points with equal weights."""
     return PointRule(n, math.sqrt(n), False, 1.0 / n, 0.0)
 
 
 def build_unscented_rule(n: int, alpha: float, beta: float, kappa: float) -> PointRule:
-    """Return the scaled unscented rule, lambda = alpha^2 (n + kappa) - n: 2 n + 1 points."""
+    """Return the scaled unscented rule with lambda = alpha^2 (n + kappa) - n, which has 2 n + 1 points."""
     c = alpha * math.sqrt(n + kappa)
     excess = alpha * alpha - beta
     kept = 1.0 - n * excess / (c * c)  # coefficient of the square of the common bend
@@ -67,7 +68,7 @@ def build_unscented_rule(n: int, alpha: float, beta: float, kappa: float) -> Poi
 
 
 def draw_points(rule: PointRule, m: Vector, L: Vector) -> list[list[Entry]]:
-    """Return each state's entries in all points: the centre, points along the columns, points against them."""
+    """Return each state's values at all points, in the order m (if it is a point), all m + c L_i, all m - c L_i."""
     result: list[list[Entry]] = []
     for i in range(rule.n):
         out = [times(rule.c, L[packed_index(i, k)]) if k <= i else 0.0 for k in range(rule.n)]
@@ -77,10 +78,10 @@ def draw_points(rule: PointRule, m: Vector, L: Vector) -> list[list[Entry]]:
 
 
 class Regressed(NamedTuple):
-    """The moments of a function of r rows of a Gaussian of n states.
+    """The moments of a function with r rows of values, for a Gaussian of n states.
 
-    mean (r); slopes 2 c a_i and bends 2 c e_i (r x n each), which saves a multiplication; and the shift d
-    of the mean (r), for `excess`
+    mean: (r); slopes, bends: (r x n) 2 c a_i and 2 c e_i, whose factor 2 c saves a multiplication; shift: (r) shift d
+    of the mean, for `excess`
     """
 
     mean: list[Entry]

@@ -1,5 +1,6 @@
-"""The log-likelihood of a key's newest measured rows, kept beside the filter's state. It shows a model that stops
-fitting, where the log-likelihood of all rows hides it.
+"""The log-likelihood of a key's newest measured rows, stored beside the filter's state.
+
+It shows that a model no longer fits, which the log-likelihood of all rows hides.
 """
 
 from collections.abc import Mapping
@@ -17,29 +18,30 @@ from kalman.types import Array, Filter, ModelError, Rows, Step
 
 OUTPUT = "sliding_log_likelihood"
 LONGEST = 1000
-"""Maximum number of rows that a key keeps."""
+"""Maximum number of rows in a key's window."""
 ROWS, KEPT = WINDOW_FIELDS = "recent_log_likelihoods", "recent_rows"
-"""Fields of the state: the log-likelihoods, oldest first, and their number."""
+"""Fields of the state: the log-likelihoods in the window (oldest first), and the number of rows in the window."""
 
 
 @dataclass(frozen=True)
 class SlidingLikelihood(Wrapping, StateLayout):
     """A filter that also returns the sum of the log-likelihoods of the newest `window` measured rows.
 
-    Rows without a measurement do not count. The sum is NaN until a key has `window` measured rows, and is added from
-    the oldest to the newest. The state is the inner filter's, then the log-likelihoods, oldest first, and their number.
+    Rows without a measurement do not count. The sum is NaN until a key has `window` measured rows; terms are added from
+    the oldest to the newest. The state is the inner filter's state, followed by the log-likelihoods in the window
+    (oldest first) and their number.
     """
 
     window: int
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The inner filter's fields, then the fields of the newest rows."""
+        """The inner filter's fields, followed by the fields of the window."""
         return {**self.inner.fields, ROWS: (self.window,), KEPT: (1,)}
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The inner filter's outputs and the sum."""
+        """The inner filter's outputs, and the sum of the log-likelihoods."""
         return {**self.inner.outputs, OUTPUT: 1}
 
     def initial(self, keys: int) -> Array:
@@ -65,7 +67,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
         return self._append_zeros(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K)."""
+        """Return the state with learned key-specific parameters (d, K)."""
         size = self.inner.size
         return np.concatenate([self.inner.with_parameters(state[:size], parameters), state[size:]])
 
@@ -95,7 +97,7 @@ class SlidingLikelihood(Wrapping, StateLayout):
 
 
 def add_sliding_likelihood(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with the sum that its definition requests in `sliding_log_likelihood`. Raises ModelError."""
+    """Return the filter, wrapped if its definition has `sliding_log_likelihood`. Raises ModelError."""
     window: Any = definition.get(OUTPUT)
     if window is None:
         return model
@@ -109,5 +111,5 @@ def add_sliding_likelihood(definition: Definition, model: Filter) -> Filter:
 
 
 def drop_sliding(model: Filter) -> Filter:
-    """Return the filter without the rows kept for the sum; its state comes first."""
+    """Return the filter without the wrapper for the sum; the filter's state is the first part of the whole state."""
     return model.inner if isinstance(model, SlidingLikelihood) else model

@@ -1,7 +1,7 @@
 """The layout of a filter's state: fields and their places, snapshots, and steps block by block.
 
-The state of K keys is one array (size, K). `fields` names its parts in order, each with its shape; a filter that
-inherits `StateLayout` declares them and gets the rest.
+The state of K keys is one array (size, K). The property `fields` lists the names and shapes of its parts in order. A
+filter that inherits `StateLayout` defines `fields` and inherits the methods that depend only on `fields`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from kalman.types import Array, Filter, Rows, Step
 Flags = npt.NDArray[np.bool_]
 
 BLOCK = 4096
-"""Keys in a block, so that the temporaries stay in the processor's cache (32 kB each).
+"""Number of keys in a block, chosen so that the temporary arrays (32 kB each) stay in the processor's cache.
 
 Measured at n=2, m=1, one thread: see docs/decisions/0002.
 """
@@ -28,7 +28,7 @@ Measured at n=2, m=1, one thread: see docs/decisions/0002.
 class StateLayout:
     """A state whose first two fields are `mean` (n) and `covariance` (packed lower triangle).
 
-    A filter that replaces the covariance by another field overrides `moments`, `snapshot` and `restore`.
+    A filter with another field in place of the covariance overrides `moments`, `snapshot` and `restore`.
     """
 
     @property
@@ -42,12 +42,12 @@ class StateLayout:
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """No outputs beyond mean and covariance."""
+        """Name and number of rows of each extra output; by default there are none."""
         return {}
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """The place of each field in a key's state."""
+        """The slice of each field in a key's state."""
         return locate_fields(self.fields)
 
     @property
@@ -74,7 +74,7 @@ class StateLayout:
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        The other fields are those of a key without rows, except that no state is diffuse.
+        The other fields have the values of a key without rows, except that no state is diffuse.
         """
         state = self.initial(np.shape(mean)[1])
         state[self.places["mean"]] = mean
@@ -87,8 +87,9 @@ class StateLayout:
     """The `kalman.models.starts.Start` of a model whose keys start from columns of their first row, or None."""
 
     def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
-        """Return the state (size, K) with the starts of keys at their first row, and a mask of keys with an invalid
-        start. Mean and covariance come from the rows' controls u (c, K); other fields stay.
+        """Start the keys in the mask `first` from columns; return the state (size, K), and a mask of invalid starts.
+
+        Mean and covariance come from the rows' controls u (c, K); other fields are unchanged.
         """
         which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
         mean, covariance, wrong[which] = self.own_start.resolve_start(u[:, which])
@@ -107,7 +108,7 @@ class StateLayout:
 
 @dataclass(frozen=True)
 class Wrapping:
-    """Base class of filters around another filter; their state begins with the inner filter's."""
+    """Base class of filters that wrap another filter; the wrapper's state begins with the inner filter's state."""
 
     inner: Filter
 
@@ -128,18 +129,18 @@ class Wrapping:
 
     @property
     def own_start(self) -> Any:
-        """The inner filter's."""
+        """The inner filter's start from columns, or None."""
         return getattr(self.inner, "own_start", None)
 
     def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
-        """Return the state with the inner filter's starts, as `StateLayout.begun`."""
+        """Start the inner filter from columns; arguments and results are those of `StateLayout.begun`."""
         state, size = state.copy(), self.inner.size
         state[:size], wrong = self.inner.begun(state[:size], first, u)  # type: ignore[attr-defined]
         return state, wrong
 
 
 class Passing(Wrapping):
-    """A filter around another one with the same state: each method is the inner filter's unless overridden."""
+    """Base class of a filter that wraps another filter with the same state, and by default calls its methods."""
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:
@@ -153,7 +154,7 @@ class Passing(Wrapping):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The inner filter's."""
+        """The inner filter's extra outputs."""
         return self.inner.outputs
 
     def initial(self, keys: int) -> Array:
@@ -181,19 +182,19 @@ class Passing(Wrapping):
         return self.inner.from_moments(mean, covariance)
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own learned parameters (d, K)."""
+        """Return the state with learned key-specific parameters (d, K)."""
         return self.inner.with_parameters(state, parameters)
 
 
 def unwrap_filter(model: Filter) -> Filter:
-    """Return the filter without rounding and without the rows kept for smoothing; its state comes first."""
+    """Return the innermost filter, without wrappers; the state of this filter is the first part of the whole state."""
     while isinstance(model, Wrapping):
         model = model.inner
     return model
 
 
 def locate_fields(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
-    """Return the place of each field in a key's state."""
+    """Return the slice of each field in a key's state."""
     found: dict[str, slice] = {}
     at = 0
     for name, shape in fields.items():
@@ -203,9 +204,9 @@ def locate_fields(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
 
 
 class StepTarget(NamedTuple):
-    """Output arrays of one block of k keys: views of the whole call's arrays.
+    """Output arrays for one block of k keys, which are views of the arrays of all keys.
 
-    state (size, k); log_likelihood, nis (k,); flag (k,) uint8, zero so far; extra name -> (d, k)
+    state: (size, k); log_likelihood, nis: (k,); flag: (k,) uint8, initially zero; extra: from output name to (d, k)
     """
 
     state: Array
@@ -215,7 +216,7 @@ class StepTarget(NamedTuple):
     extra: dict[str, Array]
 
     def leave(self, before: Array, codes: npt.NDArray[np.uint8]) -> None:
-        """Flag keys by `codes` (k,); keys whose code is not WELL keep their state `before` (size, k)."""
+        """Flag keys with `codes` (k,); keys whose code is not WELL return to their state `before` (size, k)."""
         self.flag[:] = codes
         bad = codes != flags.WELL
         self.state[:, bad] = before[:, bad]
@@ -232,7 +233,7 @@ def step_in_blocks(
 ) -> tuple[Array, Step]:
     """Return the state (size, K) after the rows and their `Step`, computed `block` keys at a time.
 
-    `work(state, rows, target)` does one block. NumPy's warnings are off, since failures end in flags.
+    `work(state, rows, target)` computes one block. NumPy's warnings are off, because failures result in flags.
     """
     keys = state.shape[1]
     after = np.empty(state.shape)

@@ -1,6 +1,7 @@
-"""Add the whole state to a filter's outputs, where mean and covariance do not determine it. The modes of a mixture,
-adaptive noise, or a least-squares residual are in a key's state and not in its estimates. With the state beside them,
-estimates can later be the origin of forecasts.
+"""Add the whole state to a filter's outputs if mean and covariance do not determine the state.
+
+The modes of a mixture, adaptive noise, or a least-squares residual are in a key's state, but not in its estimates. If
+the estimates include the state, later forecasts can start from them.
 """
 
 from collections.abc import Mapping
@@ -17,15 +18,15 @@ OUTPUT = "filter_state"
 
 @dataclass(frozen=True)
 class StateOutput(Passing):
-    """A filter that returns its innermost filter's state after each row."""
+    """A filter whose outputs include the state of the innermost filter after each row."""
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The filter's outputs and its state."""
+        """The inner filter's outputs, and the state."""
         return {**self.inner.outputs, OUTPUT: unwrap_filter(self.inner).size}
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and the rows' `Step` with the state."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`, which includes the state."""
         after, step = self.inner.step(state, rows)
         kept = after[: unwrap_filter(self.inner).size].copy()
         return after, step._replace(extra={**step.extra, OUTPUT: kept})

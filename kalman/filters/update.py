@@ -14,11 +14,11 @@ from kalman.types import Array
 LOG_2PI = math.log(2.0 * math.pi)
 
 Present = np.ndarray | None
-"""Mask (K,) of keys with a component; None when all keys have it."""
+"""Mask (K,) of the keys whose row has a component; None means all keys."""
 
 
 class Scalar(NamedTuple):
-    """One scalar update: the state before it (m, P, A), its weighing, and the keys that have the component."""
+    """One scalar update: the state m, P, A before the update, the weighing, and a mask of keys with the component."""
 
     m: Vector
     P: Vector
@@ -28,7 +28,7 @@ class Scalar(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """The state after the update, log-likelihood and NIS of the row (entries), and the scalar updates."""
+    """The state m, P, A after the update, log-likelihood and NIS of the row, and the scalar updates, all in entries."""
 
     m: Vector
     P: Vector
@@ -51,9 +51,9 @@ def update(
 ) -> Updated:
     """Return the state given y = H x + v, v ~ N(0, R), for the components that are present in each key.
 
-    A diffuse component determines a state and has no prediction: its log-likelihood is
-    -(log 2 pi + log F_inf) / 2 and it has no NIS. A row without a measurement has log-likelihood 0
-    and NIS NaN.
+    A diffuse component has no prediction, because it determines a state that was undetermined. Its log-likelihood is
+    -(log 2 pi + log F_inf) / 2, and it does not enter the NIS. A row without a measurement has log-likelihood 0 and NIS
+    NaN.
 
     References: Durbin and Koopman (2012), section 6.4; Joseph's form: Bucy and Joseph (1968).
     """
@@ -85,7 +85,7 @@ def update(
 def apply_scalar(
     P: Vector, A: Matrix | None, weighing: Weighing, h: Vector, r: Entry, has: Present
 ) -> tuple[list[Entry], Matrix | None]:
-    """Return covariance and columns after one scalar measurement; K is zero for keys without the component."""
+    """Return covariance and columns after one scalar measurement; the gain is zero for keys without the component."""
     _, M, _, K, _, given = weighing
     if A is None or given is None:
         return joseph(P, K, M, h, r), A
@@ -98,13 +98,13 @@ def apply_scalar(
 def settle_columns(
     P: Vector, A: Matrix | None, weighings: Sequence[Weighing]
 ) -> tuple[Vector, Matrix | None]:
-    """Return covariance and columns after a row; finite columns are folded in where all components are trusted."""
+    """Return covariance and columns after a row; finite columns of the keys in `find_trusted` are folded into P."""
     ready = find_trusted(weighings)
     return (P, A) if A is None or ready is None else fold(P, A, ready)
 
 
 def find_trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
-    """Return a mask of keys where all components, also missing ones, are predicted well; None without columns."""
+    """Return a mask of keys that predict all components well, including missing components; None without columns."""
     given = [weighing.seen.trusted for weighing in weighings if weighing.seen is not None]
     if not given:
         return None
@@ -115,13 +115,13 @@ def find_trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
 
 
 def mask_present(y: Array) -> Sequence[Present]:
-    """Return a mask of keys for each component of y (m, K), or None for each when none is missing."""
+    """Return a mask of keys for each component of y (m, K); if no key lacks a component, all masks are None."""
     missing = np.isnan(y)
     return list(~missing) if missing.any() else [None] * len(y)
 
 
 def _mask_weighing(weighing: Weighing, has: Present) -> Weighing:
-    """Return a weighing that leaves keys without the component as they are."""
+    """Return a weighing that does not change keys without the component."""
     if has is None:
         return weighing
     gain = [np.where(has, k, 0.0) for k in weighing.K]

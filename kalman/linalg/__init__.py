@@ -1,1 +1,1 @@
-"""Small matrices of many keys, the keys on the last axis: packing, factorisations, straight-line programs."""
+"""Small matrices of many keys, with the keys on the last axis: packing, factorisations, straight-line programs."""

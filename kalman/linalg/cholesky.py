@@ -1,7 +1,7 @@
-"""Lower triangular factors of covariances, on entries: P = L L', L packed by rows, its diagonal not negative.
+"""Lower triangular factors of covariances, on entries: P = L L' with L packed by rows and a diagonal of zero or more.
 
-All operations are square roots and rotations of entries, each key by itself. A direction without variance is a
-column of zeros, by which nothing is divided.
+All operations are square roots and rotations of entries, separately for each key. A direction without variance is a
+column of zeros; no operation divides by such a zero.
 """
 
 import math
@@ -14,11 +14,14 @@ from kalman.linalg.entries import Entry, Matrix, Vector, dot, is_zero, minus, pl
 from kalman.linalg.packing import find_order, packed_index
 
 LOST = 1e-9
-"""A pivot below minus this fraction of its variance is not rounding: the matrix is not positive semidefinite."""
+"""If a pivot is below minus this fraction of its variance, the matrix is not positive semidefinite.
+
+Negative pivots closer to zero are rounding errors.
+"""
 
 
 class Factored(NamedTuple):
-    """A packed factor L, and `sound`: below zero for the keys whose matrix was not positive semidefinite."""
+    """A packed factor L, and `sound`, which is negative for the keys whose matrix was not positive semidefinite."""
 
     L: list[Entry]
     sound: Entry
@@ -32,7 +35,7 @@ def cholesky(P: Vector) -> Factored:
     n = find_order(len(P))
     L: list[Entry] = [0.0] * len(P)
     sound: Entry = math.inf
-    total = dot([1.0] * n, [P[packed_index(j, j)] for j in range(n)])  # the first variance is its own pivot
+    total = dot([1.0] * n, [P[packed_index(j, j)] for j in range(n)])  # the scale of the first pivot
     for j in range(n):
         row = L[packed_index(j, 0) : packed_index(j, j)]
         variance = P[packed_index(j, j)]
@@ -48,7 +51,7 @@ def cholesky(P: Vector) -> Factored:
 
 
 def triangulate_rows(columns: Matrix) -> list[Entry]:
-    """Return the packed factor L of A A', for A (n rows of q entries), by Householder reflections from the right.
+    """Return the packed factor L of A A' by Householder reflections from the right; columns: A, n rows of q entries.
 
     References: Golub and Van Loan (2013), section 5.2; Kailath, Sayed and Hassibi (2000), section 12.3.
     """
@@ -59,7 +62,7 @@ def triangulate_rows(columns: Matrix) -> list[Entry]:
         row = rows[i]
         tail = [k for k in range(i + 1, len(row)) if not is_zero(row[k])]
         pivot = row[i]
-        if not tail:  # only the sign of the pivot's column can be wrong
+        if not tail:  # nothing to eliminate; only the sign of the pivot's column may have to change
             L[packed_index(i, i)] = _absolute(pivot)
             turned = _sign(pivot)
             for j in range(i + 1, n):
@@ -75,7 +78,7 @@ def triangulate_rows(columns: Matrix) -> list[Entry]:
         for j in range(i + 1, n):
             below = rows[j]
             along = times(weight, plus(times(head, below[i]), dot(seen, [below[k] for k in tail])))
-            # the reflection brings -sign |row| into the pivot: its column is turned to a positive diagonal
+            # the reflection puts -sign |row| into the pivot, so the column's sign is changed to make the pivot positive
             L[packed_index(j, i)] = times(sign, minus(times(along, head), below[i]))
             for k, v in zip(tail, seen, strict=True):
                 below[k] = minus(below[k], times(along, v))
@@ -83,7 +86,7 @@ def triangulate_rows(columns: Matrix) -> list[Entry]:
 
 
 class Rotated(NamedTuple):
-    """A factor after one scalar measurement: L, the gain times the root of S (n entries), S and its root."""
+    """A factor after one scalar measurement: L, the gain times the square root of S (n entries), S, and this root."""
 
     L: list[Entry]
     gain: list[Entry]
@@ -92,10 +95,10 @@ class Rotated(NamedTuple):
 
 
 def condition(L: Vector, a: Vector, r: Entry, noisy: bool) -> Rotated:
-    """Return the factor given one scalar measurement of variance r, with a = L' h'; noisy: r is above zero.
+    """Return the factor given one scalar measurement of variance r, with a = L' h'; noisy: whether r is above zero.
 
-    The array [[sqrt r, a'], [0, L]] is rotated into [[sqrt S, 0], [K sqrt S, L+]], one Givens rotation a column
-    from the last to the first, which keeps L triangular. No difference of variances is formed.
+    The array [[sqrt r, a'], [0, L]] is rotated into [[sqrt S, 0], [K sqrt S, L+]]. One Givens rotation for each column,
+    from the last to the first, keeps L triangular. No difference of variances is formed.
 
     References: Carlson (1973); Kailath, Sayed and Hassibi (2000), section 12.4.
     """
@@ -109,7 +112,7 @@ def condition(L: Vector, a: Vector, r: Entry, noisy: bool) -> Rotated:
         S = plus(S, times(a[j], a[j]))
         longer = root(S)
         c, s = np.divide(length, longer), np.divide(a[j], longer)
-        if not noisy:  # then 0 / 0 is possible
+        if not noisy:  # without noise, 0 / 0 is possible
             positive = np.greater(longer, 0.0)
             c, s = np.where(positive, c, 1.0), np.where(positive, s, 0.0)
         for i in range(j, n):
@@ -122,9 +125,9 @@ def condition(L: Vector, a: Vector, r: Entry, noisy: bool) -> Rotated:
 
 
 def downdate(L: Vector, v: Vector) -> Factored:
-    """Return the factor of L L' - v v', if that is a covariance.
+    """Return the factor of L L' - v v', and whether this matrix is a covariance (`sound`).
 
-    With a = L^-1 v it is L (I - a a') L', and the factor of I - a a' is small and well scaled.
+    With a = L^-1 v the matrix is L (I - a a') L', and the factor of I - a a' is small and well scaled.
     """
     n = len(v)
     a: list[Entry] = []
@@ -137,7 +140,7 @@ def downdate(L: Vector, v: Vector) -> Factored:
 
 
 def product(L: Vector, M: Vector) -> list[Entry]:
-    """Return L M, packed, of two packed lower triangles."""
+    """Return the product L M (packed) of two packed lower triangles."""
     n = find_order(len(L))
     return [
         dot(
@@ -157,12 +160,12 @@ def gram(L: Vector) -> list[Entry]:
 
 
 def square(rows: Matrix) -> list[Entry]:
-    """Return the packed A A' of a matrix by its rows."""
+    """Return A A' (packed) of a matrix A given by its rows."""
     return [dot(rows[i], rows[j]) for i in range(len(rows)) for j in range(i + 1)]
 
 
 def unpack_triangle(L: Vector) -> list[list[Entry]]:
-    """Return the rows of a packed lower triangle as a full matrix, zeros above."""
+    """Return the full matrix of a packed lower triangle, with zeros above the diagonal."""
     n = find_order(len(L))
     return [[L[packed_index(i, j)] if j <= i else 0.0 for j in range(n)] for i in range(n)]
 
@@ -179,28 +182,28 @@ def apply(L: Vector, x: Vector) -> list[Entry]:
 
 
 def root(a: Entry) -> Entry:
-    """Return the square root, 0 for negative numbers."""
+    """Return the square root of a; negative numbers give 0."""
     if isinstance(a, float):
         return math.sqrt(a) if a > 0.0 else 0.0
     return np.sqrt(np.maximum(a, 0.0))
 
 
 def reciprocal(a: Entry) -> Entry:
-    """Return 1 / a, and 0 for a = 0."""
+    """Return 1 / a, or 0 if a is 0."""
     if isinstance(a, float):
         return 1.0 / a if a != 0.0 else 0.0
     return np.where(np.equal(a, 0.0), 0.0, np.divide(1.0, a))
 
 
 def least(a: Entry, b: Entry) -> Entry:
-    """Return the smaller of two."""
+    """Return the smaller of two entries."""
     if isinstance(a, float) and isinstance(b, float):
         return min(a, b)
     return np.minimum(a, b)
 
 
 def find_least(entries: Sequence[Entry]) -> Entry:
-    """Return the least of several."""
+    """Return the smallest of several entries."""
     result: Entry = math.inf
     for entry in entries:
         result = least(result, entry)

@@ -1,7 +1,7 @@
-"""Arithmetic on single matrix entries, each a float that all keys share or an array (K,).
+"""Arithmetic on single matrix entries; an entry is a float that all keys share, or an array (K,).
 
-A float 0.0 or 1.0 is structure: it is skipped, not multiplied. Results may be one of the operands itself,
-so nothing here or above works in place.
+The floats 0.0 and 1.0 belong to the model's structure, and operations with them are left out. A result may be the same
+object as an operand, so neither these functions nor their callers change entries in place.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Matrix = Sequence[Sequence[Entry]]
 
 
 def is_zero(a: Entry) -> bool:
-    """Return whether an entry is zero for every key by the model's structure."""
+    """Return whether an entry is a structural zero, which is zero for every key."""
     return type(a) is float and a == 0.0
 
 
@@ -63,10 +63,10 @@ def over(a: Entry, b: Entry) -> Entry:
 
 
 def dot(a: Vector, b: Vector) -> Entry:
-    """Return the sum of a_i * b_i, added from the first to the last.
+    """Return the sum of a_i * b_i, added from the first to the last term.
 
-    This is the innermost function of every step: it spells out `times` and `plus` for a's zeros and ones,
-    which halves the time of a call over few keys.
+    This is the innermost function of every step. To halve the time of a call over few keys, it treats the zeros and
+    ones of `a` without calling `times` and `plus`.
     """
     total: Entry = 0.0
     empty = True

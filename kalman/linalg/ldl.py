@@ -1,4 +1,4 @@
-"""Positive semidefinite matrices as L D L', entry by entry along the keys: whiten and solve without LAPACK."""
+"""Positive semidefinite matrices as L D L', in entry arithmetic: whiten and solve without LAPACK."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
 from kalman.linalg.packing import find_order, packed_index
 
 NOTHING = 1e-13
-"""A pivot below this fraction of its variance is a rounded zero; a density then covers the other directions."""
+"""A pivot below this fraction of its variance counts as zero; a density then covers only the other directions."""
 
 
 class Factor(NamedTuple):
-    """P = L D L': L unit lower triangular (n x n), D's diagonal d (n), and 1 / d, 0 where d is zero."""
+    """P = L D L': L unit lower triangular (n x n), d the diagonal of D (n), inverse 1 / d, or 0 where d is zero."""
 
     L: Matrix
     d: Vector
@@ -21,10 +21,10 @@ class Factor(NamedTuple):
 
 
 def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None, nothing: float = NOTHING) -> Factor:
-    """Return the factors of a packed P; a component that is not `present` in a key is cut out of it.
+    """Return the factors of a packed P; components that a key lacks (`present`) are removed from P.
 
-    nothing: the share of its variance below which a pivot is zero. A state of variance R after a start of P has pivots
-    of R / P. So 0.0 (every positive pivot counts) is right wherever rounding is harmless.
+    nothing: a pivot below this share of its variance counts as zero. A state of variance R after a start of variance P
+    has pivots of R / P. Where rounding is harmless, 0.0 is therefore right, with which every positive pivot counts.
     """
     n = find_order(len(P))
     L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(n)] for i in range(n)]
@@ -59,7 +59,7 @@ def whiten(L: Matrix, b: Vector) -> list[Entry]:
 
 
 def solve(factors: Factor, b: Vector) -> list[Entry]:
-    """Return x with P x = b for b in P's range; a direction without variance is left out."""
+    """Return x with P x = b for a b in the range of P; x has no part along directions without variance."""
     x = [times(a, z) for a, z in zip(factors.inverse, whiten(factors.L, b), strict=True)]
     for i in reversed(range(len(x))):
         for k in range(i + 1, len(x)):

@@ -20,13 +20,13 @@ def packed_index(i: int, j: int) -> int:
 
 
 def find_order(size: int) -> int:
-    """Return n of a packed triangle of `size` entries."""
+    """Return the n of an n x n matrix whose packed triangle has `size` entries."""
     return int((np.sqrt(8 * size + 1) - 1) / 2 + 0.5)
 
 
 @lru_cache
 def _list_full_indices(size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the index of each entry of the full matrix in a packed triangle of `size` entries."""
+    """Return, for each entry of the full matrix, its index in a packed triangle of `size` entries."""
     n = find_order(size)
     return tuple(tuple(packed_index(i, j) for j in range(n)) for i in range(n))
 

@@ -1,9 +1,9 @@
 """Compile entry arithmetic to a straight-line program of NumPy calls over many keys.
 
-The recursions are written once, on entries. Called with a `Symbol` in place of each array they only record their
-operations on a `Tape`; the program runs the recorded operations in the same order, with the temporaries in a few
-reused buffers and without the bookkeeping in between. It gives the same bits, four times faster over 100 keys and
-twice over 100,000 (measured in docs/decisions/0002).
+The recursions are written once, on entries. If they are called with a `Symbol` in place of each array, they only record
+their operations on a `Tape`. The program runs the recorded operations in the same order, with temporary results in a
+few reused buffers and without the Python code in between. The program gives the same bits, four times as fast over 100
+keys and twice as fast over 100,000 keys (measured in docs/decisions/0002).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,27 +15,27 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from kalman.types import ModelError
 
 LONGEST = 120_000
-"""Most operations of a program. Compiling 200,000, for 40 dense states, took 1.4 GB and two minutes."""
+"""Maximum number of operations of a program. Compiling 200,000 (40 dense states) took 1.4 GB and two minutes."""
 
 Operation = tuple[str, tuple[Any, ...], "Symbol"]
 
 
 class Tape:
-    """The recorded operations, each: name in NumPy, operands, result."""
+    """The recorded operations; each has its name in NumPy, its operands, and its result."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
     def symbol(self, boolean: bool = False) -> Any:
-        """Return an input, which the recursions take as an array; typed Any."""
+        """Return a new input symbol, typed Any because the recursions expect an array."""
         return Symbol(self, boolean)
 
     def symbols(self, count: int, boolean: bool = False) -> list[Any]:
-        """Return several inputs."""
+        """Return several new input symbols."""
         return [self.symbol(boolean) for _ in range(count)]
 
     def note(self, name: str, operands: tuple[Any, ...], boolean: bool) -> "Symbol":
-        """Add an operation and return its result. Raises ModelError where there are too many."""
+        """Add an operation and return its result. Raises ModelError if the tape has too many operations."""
         if len(self.operations) >= LONGEST:
             raise ModelError(
                 "states",
@@ -47,22 +47,22 @@ class Tape:
         return result
 
     def call(self, function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
-        """Add a call of a function of arrays (K,) that returns (count, K), elementwise; return its rows."""
+        """Add a call of an elementwise function from arrays (K,) to an array (count, K); return the result's rows."""
         whole = self.note("call", (function, *operands), False)
         return [self.note("item", (whole, k), False) for k in range(count)]
 
 
 def call_recorded(function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
-    """Return the rows of function(*operands), of shape (count, K): now, or recorded where an operand is a symbol.
+    """Return the rows of function(*operands), which has shape (count, K); record the call if an operand is a symbol.
 
-    For functions that are not straight-line, such as loops whose length depends on the numbers.
+    This is for functions that are not straight-line, such as loops whose length depends on the numbers.
     """
     tape = next((a.tape for a in operands if isinstance(a, Symbol)), None)
     return list(function(*operands)) if tape is None else tape.call(function, count, operands)
 
 
 class Symbol(NDArrayOperatorsMixin):
-    """A placeholder of an array (K,) that is not known yet."""
+    """A placeholder for an array (K,) that is an input or a result of the recorded operations."""
 
     def __init__(self, tape: Tape, boolean: bool = False) -> None:
         self.tape = tape
@@ -88,10 +88,10 @@ COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_e
 
 
 class Program:
-    """A straight-line program of NumPy calls from inputs to rows of an output array."""
+    """A straight-line program of NumPy calls that computes output rows (K,) from input rows (K,)."""
 
     def __init__(self, tape: Tape, inputs: Sequence[Symbol], outputs: Sequence[Any]) -> None:
-        """Compile the program. `outputs` may be symbols, inputs among them, or numbers."""
+        """Compile the program; outputs: symbols (also inputs) or numbers."""
         names: dict[int, str] = {id(symbol): f"i{k}" for k, symbol in enumerate(inputs)}
         arguments = list(names.values())
         last = {
@@ -147,7 +147,7 @@ class Program:
         named = {name for name, _, _ in tape.operations} - {"call", "item"}
         scope: dict[str, Any] = {name: getattr(np, name) for name in named} | functions
         scope.update(inf=np.inf, nan=np.nan)
-        # the source holds operation names, generated variable names and numbers only
+        # exec is safe: the source has only operation names, generated variable names and numbers
         exec(compile(self.source, "<straight line>", "exec"), scope)
         self._line = scope["line"]
 
@@ -163,10 +163,10 @@ class Program:
     def __call__(
         self, inputs: Sequence[Any], buffers: Iterable[np.ndarray], outputs: Iterable[np.ndarray]
     ) -> None:
-        """Run the program. inputs in the order of compilation; buffers (self.buffers, K); outputs rows (K,)."""
+        """Run the program; inputs: in the order of compilation; buffers: (self.buffers, K); outputs: rows (K,)."""
         self._line(*inputs, *buffers, *outputs)
 
 
 def _format_constant(a: Any) -> str:
-    """Return a constant operand as Python writes it."""
+    """Return a constant operand as Python source text."""
     return repr(bool(a) if isinstance(a, bool | np.bool_) else float(a))

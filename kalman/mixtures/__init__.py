@@ -1,6 +1,5 @@
-"""Mixtures of Gaussian, Poisson, Bernoulli or categorical components: the density of independent rows.
+"""Mixtures of Gaussian, Poisson, Bernoulli or categorical components, which describe the density of independent rows.
 
-They are learned online and in batch.
-`families` and `categorical` hold the densities of one component, `components` their mixture; `online` is the filter,
-`batch` is EM over many rows, `building` reads definitions.
+Mixtures are learned online or in batch. `families` and `categorical` contain the densities of one component,
+`components` their mixture, `online` the filter, `batch` EM over many rows, and `building` the parser of definitions.
 """

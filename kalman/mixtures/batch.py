@@ -1,10 +1,10 @@
 """Batch EM: the sufficient statistics of rows under a mixture, and the mixture of the M step.
 
-The statistics are the sums of r, r d and r d d', with d the distance from the component's current mean: they are
-additive over keys and buckets, without cancellation where the means are far from zero.
+The statistics are the sums of r, r d and r d d', with r the responsibility and d the distance from the component's
+current mean. They are additive over keys and buckets, and nothing cancels if the means are far from zero.
 
 References: Dempster, Laird and Rubin (1977); Bishop (2006), section 9.3; Ghahramani and Jordan (1994) for missing
-components; Gauvain and Lee (1994) for the prior of a key's own mixture.
+components; Gauvain and Lee (1994) for the prior of a key-specific mixture.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,10 @@ from kalman.types import Array
 
 
 class MixtureSums(NamedTuple):
-    """Sums over rows, each (..., K) for K keys, or without that axis for all keys together.
+    """Sums over rows, with a last axis (K,) for K keys, or without this axis for all keys together.
 
-    log_likelihood; rows; weights (k,) sums of r; means (k * n,) of r d; spreads (k * p,) of r (d d' + spread)
+    log_likelihood: sum of log-likelihoods; rows: number of rows; weights: (k,) sums of r
+    means: (k * n,) sums of r d; spreads: (k * p,) sums of r (d d' + spread)
     """
 
     log_likelihood: Any
@@ -35,7 +36,7 @@ class MixtureSums(NamedTuple):
 
 
 def select_usable(asked: Request, rows: SortedRows) -> SortedRows:
-    """Return the usable rows: those with a measurement in the family's support."""
+    """Return the usable rows, which have a measurement within the family's support."""
     y = rows.y
     good = ~np.isnan(y).all(axis=0) & ~np.isinf(y).any(axis=0) & ~asked.family.outside(y)
     if good.all():
@@ -45,9 +46,9 @@ def select_usable(asked: Request, rows: SortedRows) -> SortedRows:
 
 
 def sum_rows(asked: Request, theta: Array, rows: SortedRows, keys: int) -> MixtureSums:
-    """Return the sums over each key's usable rows, for components theta, shared (c,) or per key (c, keys).
+    """Return the sums over each key's usable rows; theta: components, shared (c,) or key-specific (c, keys).
 
-    A row at which the mixture's log-likelihood is not finite is left out.
+    Rows with a log-likelihood that is not finite are left out.
     """
     entries: Sequence[Any] = theta.tolist() if theta.ndim == 1 else list(theta[:, rows.key])
     mixture = split(asked, entries)
@@ -86,7 +87,7 @@ def pool_sums(one: MixtureSums) -> MixtureSums:
 
 
 def maximise_components(asked: Request, theta: Array, found: MixtureSums, least: Sequence[float]) -> Array:
-    """Return the components (c,) or (c, K) after one M step from theta; fixed parameters stay."""
+    """Return the components (c,) or (c, K) after one M step from theta; fixed parameters are unchanged."""
     mixture, m = split(asked, list(theta)), asked.n
     p = asked.family.spreads(asked.m)
     learns_means, learns_spreads = asked.family.mean in asked.learn, asked.family.spread in asked.learn
@@ -116,7 +117,7 @@ def maximise_components(asked: Request, theta: Array, found: MixtureSums, least:
 def add_prior_rows(
     asked: Request, theta: Array, found: MixtureSums, prior: Array, strength: float
 ) -> MixtureSums:
-    """Return the sums at theta (c, K) with `strength` further rows distributed as the mixture `prior` (c,).
+    """Return the sums at theta (c, K) plus `strength` additional rows that have the distribution of `prior` (c,).
 
     The M step then gives the mode of the posterior under the conjugate prior.
     """
@@ -145,7 +146,7 @@ def sort_components(asked: Request, theta: Array) -> Array:
 
 
 def _build_key_sum(key: Integers, keys: int) -> Callable[[Any], Array]:
-    """Return a function that sums values (N,) over each key's rows, (keys,)."""
+    """Return a function that sums values (N,) over the rows of each key and returns sums (keys,)."""
     firsts = np.flatnonzero(np.diff(key, prepend=-1))
     numbers = key[firsts]
 

@@ -1,4 +1,4 @@
-"""Build a mixture from a model definition, its components written, learned, or still to be learned."""
+"""Build a mixture from a model definition, whose components are written, learned, or still to be learned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ FAMILIES: dict[str, Family] = {
     "bernoulli_mixture": Bernoulli(),
     "categorical_mixture": Categorical(()),
 }
-"""The families by the kind of filter; the last one is completed by the numbers of categories."""
+"""Family of each kind of filter; the family of categories is completed with the numbers of categories."""
 MOST = 50
 """Maximum number of components."""
 MOST_CATEGORIES = 64
 """Maximum number of categories of all measurements together."""
 OFFSET = 20.0
-"""Weight of the start, in steps: each of a key's first rows moves the mixture by about a sixth."""
+"""Weight of the start as a number of steps; with 20, each of a key's first rows moves the mixture by about a sixth."""
 FLOORS = {**dict.fromkeys(FAMILIES, 1e-9), "gaussian_mixture": 1e-6}
 
 
 class Steps(NamedTuple):
-    """The step options of a mixture (`MixtureFilter`): numbers, or columns of the rows."""
+    """The step options of a `MixtureFilter`, which are numbers or columns."""
 
     decay: Cell = 0.6
     offset: Cell = OFFSET
@@ -43,13 +43,17 @@ class Steps(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The mixture of a definition.
+    """The mixture that a definition requests.
 
-    m       number of measurements; states: names of the entries of a component's mean
-    start   the components, or () before learning
+    m       number of measurements
+    states  names of the entries of a component's mean
+    count   number of components
+    start   the components as flat numbers; () before learning
     floor   factor of the lower bounds that keep components from degenerating
-    learn   names of the parameters to learn; scope: pooled or key
-    starts  number of starts of the learning; holdout: fraction of the rows used to choose one
+    learn   names of the parameters to learn
+    scope   pooled or key
+    starts  number of starts of the learning
+    holdout fraction of the rows that is used to choose one of the starts
     own_start  a key's start from columns; `start` is then a placeholder
     steps   step options of the online mixture
     """
@@ -80,7 +84,7 @@ class Request(NamedTuple):
 
 
 def list_parameter_names(family: Family) -> tuple[str, ...]:
-    """Return the names of a mixture's parameters: weights and component parameters."""
+    """Return the names of a mixture's parameters, which are the weights and the parameters of its components."""
     return ("weights", family.mean, *((family.spread,) if family.spread else ()))
 
 
@@ -106,7 +110,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
 
 
 def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Request:
-    """Return the mixture of a definition, with learned parameters in place of written ones."""
+    """Return the mixture of a definition, with learned parameters in place of written parameters."""
     kind = given["filter"]
     for section in ("process", "observation", "initial"):
         if given.get(section) is not None:
@@ -166,7 +170,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
 def _list_states(
     given: Definition, default: tuple[str, ...], measurement: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the names of the states, by default the names of the measurements or their categories."""
+    """Return the names of the states; the default is the names of the measurements or of their categories."""
     states = definition.parse_names("states", given.get("states") or default)
     if len(states) != len(default):
         one, all_of = (
@@ -208,7 +212,7 @@ def _check_own_start(given: Definition, own_start: MixtureStart | None) -> None:
 
 
 def compute_least_bounds(asked: Request, start: Any) -> tuple[float, ...]:
-    """Return the lower bounds that keep components from degenerating, for the start `start` (flat)."""
+    """Return the lower bounds that keep components from degenerating, given the flat components `start`."""
     mixture = split(asked, start)
     _, covariance = predict_moments(asked.family, mixture)
     full = unpack_symmetric(covariance)
@@ -216,7 +220,7 @@ def compute_least_bounds(asked: Request, start: Any) -> tuple[float, ...]:
 
 
 def split(asked: Request, flat: Any) -> Components:
-    """Return components from their flat numbers."""
+    """Return the components from a flat sequence of their numbers."""
     return unpack_components(flat, asked.count, asked.n, asked.family.spreads(asked.m))
 
 
@@ -241,7 +245,7 @@ def _parse_options(given: Definition) -> dict[str, Any]:
 def _parse_family(
     kind: str, options: Mapping[str, Any], measurement: tuple[str, ...]
 ) -> tuple[Family, tuple[str, ...]]:
-    """Return the family of a kind, and the states' names by default."""
+    """Return the family of a kind of filter, and the default names of the states."""
     given = options.get("categories")
     if kind != "categorical_mixture":
         if given is not None:
@@ -276,7 +280,7 @@ def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
 def _start(
     family: Family, count: int, m: int, written: Mapping[str, Any], learned: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Return the flat components, () before learning."""
+    """Return the components as flat numbers; () before learning."""
     if family.mean not in written:
         left = [name for name in (family.spread, "weights") if name in written]
         if left:
@@ -335,7 +339,7 @@ def _parse_weights(field: str, value: Any, count: int) -> list[float]:
 
 
 def _parse_means(field: str, value: Any, count: int, m: int) -> list[tuple[float, ...]]:
-    """Return a vector for each component; with one measurement a number counts as a vector."""
+    """Return a vector for each component; with one measurement, a number may be written in place of a vector."""
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise ModelError(field, "is not one for each component", f"write a list of {count}")
     rows = [[a] if m == 1 and not isinstance(a, (list, tuple)) else a for a in value]

@@ -1,8 +1,8 @@
-"""Components of categories: each measurement is the code, 0 to C - 1, of one of its C categories.
+"""Categorical components: each measurement is the code, 0 to C - 1, of one of its C categories.
 
-Within a component the measurements are independent, each with a probability for each of its categories (the latent
-class model). A row becomes the indicators of its categories, whose mean is a component's probabilities. So rows of
-codes use the same statistics as all other families.
+Within a component the measurements are independent, and each category of a measurement has a probability (latent class
+model). A row is encoded as indicators of the categories; the mean of the indicators is the component's probabilities.
+The statistics are therefore the same as in all other families.
 References: Bishop (2006), section 9.3.3, with more than two values; McLachlan and Peel (2000), section 5.11.
 """
 
@@ -20,7 +20,10 @@ from kalman.types import Array
 
 @dataclass(frozen=True)
 class Categorical(Family):
-    """A probability for each category of each measurement, all in a row; categories: how many each one has."""
+    """The family with a probability for each category; categories: number of categories of each measurement.
+
+    A component's mean is the probabilities of all categories, one measurement after another.
+    """
 
     categories: tuple[int, ...]
     mean: str = "probabilities"
@@ -31,16 +34,16 @@ class Categorical(Family):
         return sum(self.categories)
 
     def spreads(self, m: int) -> int:
-        """Return 0."""
+        """Return 0, because a component has no numbers besides its mean."""
         return 0
 
     def parts(self) -> list[range]:
-        """Return the places of each measurement's categories."""
+        """Return the indices of each measurement's categories in a component's mean."""
         stops = np.cumsum(self.categories).tolist()
         return [range(stop - count, stop) for stop, count in zip(stops, self.categories, strict=True)]
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row for one component; the expectation of a missing measurement is its probabilities."""
+        """Return the row under one component; a missing measurement is replaced by the component's probabilities."""
         total: Entry = 0.0
         value: list[Entry] = []
         for part, code, has in zip(self.parts(), y, presents, strict=True):
@@ -52,11 +55,11 @@ class Categorical(Family):
         return Seen(total, value, [])
 
     def base(self, y: Vector, presents: Presents) -> Entry:
-        """Return nothing."""
+        """Return 0, because no part of the log-density is common to all components."""
         return 0.0
 
     def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
-        """Return the covariance of the indicators: p (1 - p), and -p q between categories of one measurement."""
+        """Return the packed covariance of the indicators: p (1 - p), and -p q between categories of one measurement."""
         result: list[Entry] = [0.0] * (len(mean) * (len(mean) + 1) // 2)
         for part in self.parts():
             for i in part:
@@ -77,16 +80,16 @@ class Categorical(Family):
         return result, []
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return the same for every category."""
+        """Return the same bound for every category."""
         return (floor,) * len(variances)
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark rows with a value that is not a category's code."""
+        """Return a mask of rows with a value that is not the code of a category."""
         most = np.array(self.categories, float)[:, None]
         return np.any((y < 0.0) | (y >= most) | (np.floor(y) < y), axis=0)
 
     def encode_measurements(self, y: Array) -> Array:
-        """Return the indicators of the categories, NaN where a measurement is missing."""
+        """Return the indicators of the categories, NaN for missing measurements."""
         rows = [
             np.where(np.isnan(code), np.nan, code == number)
             for code, count in zip(y, self.categories, strict=True)
@@ -95,7 +98,7 @@ class Categorical(Family):
         return np.array(rows, float).reshape(len(rows), y.shape[1])
 
     def compute_distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry:
-        """Return the sum over measurements of Pearson's (1 / p - 1) / (C - 1) of the observed category."""
+        """Return the sum over measurements of Pearson's (1 / p - 1) / (C - 1), with p that of the observed category."""
         total: Entry = 0.0
         for part, code, has in zip(self.parts(), y, presents, strict=True):
             chosen = self._chosen([mean[i] for i in part], code)
@@ -104,7 +107,7 @@ class Categorical(Family):
         return total
 
     def measured(self, mean: Vector, covariance: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return mean (m) and packed covariance of the codes themselves, taken as numbers."""
+        """Return mean (m) and packed covariance of the codes as numbers."""
         parts = self.parts()
         codes: list[Entry] = []
         packed: list[Entry] = []
@@ -124,7 +127,7 @@ class Categorical(Family):
 
     @staticmethod
     def _chosen(probabilities: Vector, code: Entry) -> Entry:
-        """Return the probability of the observed category; for an invalid code, that of the first category."""
+        """Return the probability of the observed category; an invalid code gives that of the first category."""
         result = probabilities[0]
         for number, probability in enumerate(probabilities[1:], start=1):
             result = np.where(np.equal(code, float(number)), probability, result)

@@ -1,6 +1,7 @@
-"""The components of a mixture together: responsibilities of a row, predictions, and averages of two mixtures. Weights,
-means and covariances are equivalent to the sufficient statistics (sums of r, r y and r y y'); averaging in this form
-loses no digits to cancellation.
+"""The components of a mixture together: responsibilities of a row, predictions, and averages of two mixtures.
+
+Weights, means and covariances are equivalent to the sufficient statistics (sums of r, r y and r y y'), but averages of
+them lose no digits to cancellation.
 """
 
 from collections.abc import Sequence
@@ -17,19 +18,19 @@ LEAST_WEIGHT = 1e-6
 
 
 class Components(NamedTuple):
-    """weights (k entries); means (k lists of m entries); spreads (k lists of packed entries, or of none)."""
+    """k components: weights (k entries), means (k lists of m entries), spreads (k lists of packed or no entries)."""
 
     weights: list[Entry]
     means: list[list[Entry]]
     spreads: list[list[Entry]]
 
     def flat(self) -> list[Entry]:
-        """Return all entries in a row: weights, means, spreads."""
+        """Return all entries as one list: weights, means, spreads."""
         return [*self.weights, *(a for one in (*self.means, *self.spreads) for a in one)]
 
 
 def unpack_components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
-    """Return k components with means of m entries, and p entries of spread each, from their entries in a row."""
+    """Return k components, each with m entries of mean and p entries of spread, from the list that `flat` returns."""
     second, third = k, k + k * m
     return Components(
         list(flat[:k]),
@@ -47,7 +48,7 @@ class Judged(NamedTuple):
 
 
 def judge(family: Family, mixture: Components, y: Vector, presents: Presents) -> Judged:
-    """Judge a row under a mixture, in logarithms relative to the greatest: exact for any distance of the row."""
+    """Judge a row under a mixture, with logarithms relative to the largest, which is accurate at any distance."""
     seen = [
         family.seen(mean, spread, y, presents)
         for mean, spread in zip(mixture.means, mixture.spreads, strict=True)
@@ -68,7 +69,7 @@ def judge(family: Family, mixture: Components, y: Vector, presents: Presents) ->
 
 
 def find_any_present(presents: Presents) -> Any:
-    """Return a mask of keys with any measured component; None where none is missing."""
+    """Return a mask of keys with at least one measured component; None if no component is missing."""
     some = presents[0]
     for has in presents[1:]:
         some = None if some is None or has is None else some | has
@@ -83,7 +84,7 @@ def build_row_mixture(judged: Judged) -> Components:
 
 
 def average_mixtures(a: Components, b: Components, share: Entry) -> Components:
-    """Return the mixture whose sufficient statistics are (1 - share) those of a + share those of b."""
+    """Return the mixture with the sufficient statistics (1 - share) s_a + share s_b, from those of a and b."""
     rest = minus(1.0, share)
     weights: list[Entry] = []
     means: list[list[Entry]] = []
@@ -108,7 +109,7 @@ def average_mixtures(a: Components, b: Components, share: Entry) -> Components:
 
 
 def bound_mixture(family: Family, mixture: Components, least: Vector) -> Components:
-    """Return the mixture within the bounds of degeneration, its weights summing to 1."""
+    """Return the mixture within the bounds that prevent degeneration, with weights that sum to 1."""
     pairs = zip(mixture.means, mixture.spreads, strict=True)
     kept = [family.bounded(mean, spread, least) for mean, spread in pairs]
     weights = [np.maximum(w, LEAST_WEIGHT) for w in mixture.weights]
@@ -126,7 +127,7 @@ def predict_mean(mixture: Components) -> list[Entry]:
 
 
 def predict_moments(family: Family, mixture: Components) -> tuple[list[Entry], list[Entry]]:
-    """Return mean (m entries) and packed covariance of a row: within the components and between them."""
+    """Return mean (m entries) and packed covariance of a row, both within and between the components."""
     mean = predict_mean(mixture)
     m = len(mean)
     covariance: list[Entry] = [0.0] * (m * (m + 1) // 2)
@@ -140,8 +141,9 @@ def predict_moments(family: Family, mixture: Components) -> tuple[list[Entry], l
 
 
 def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> Entry:
-    """Return the squared distance of a row from the mixture's mean, in its covariance; NaN without a measurement. Under
-    the right mixture it averages 1 for each present measurement, but is not chi-square.
+    """Return the squared distance of a row from the mixture's mean in its covariance; NaN without a measurement.
+
+    Under the true mixture, the distance averages 1 for each present measurement, but is not chi-square.
     """
     some = find_any_present(presents)
     own = family.compute_distance(predict_mean(mixture), y, presents)

@@ -1,4 +1,4 @@
-"""Kinds of mixture components: their density, and their expectation of missing measurements.
+"""Kinds of mixture components: the density of a row, and the expectation of missing measurements.
 
 A component has a mean (m entries) and, if Gaussian, a packed covariance; entries are numbers or arrays (K,).
 References: Bishop (2006), sections 9.2 and 9.3; Ghahramani and Jordan (1994) for missing components.
@@ -25,9 +25,9 @@ Presents = Sequence[Present]
 class Seen(NamedTuple):
     """A row under one component.
 
-    log_density  of the present measurements, without the part that all components share (`Family.base`)
-    value        (m entries) the measurement, its expectation given the others where it is missing
-    spread       (packed entries, or none) the covariance of that expectation
+    log_density  log-density of the present measurements, without the part that all components share (`Family.base`)
+    value        m entries: each measurement; a missing measurement is replaced by its expectation given the others
+    spread       covariance of the replaced measurements, packed, or no entries
     """
 
     log_density: Entry
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Family(Protocol):
-    """A kind of component. `mean` and `spread` name its parameters; spread is '' where there is none."""
+    """A kind of component; mean, spread: names of its parameters, '' for a kind without a spread."""
 
     @property
     def mean(self) -> str: ...
@@ -44,15 +44,15 @@ class Family(Protocol):
     def spread(self) -> str: ...
 
     def entries(self, m: int) -> int:
-        """Return the size of a component's mean: one number for each of m measurements, or of their categories."""
+        """Return the size of a component's mean: a number for each of m measurements, or each of their categories."""
         return m
 
     def spreads(self, m: int) -> int:
-        """Return the count of a component's numbers beside its mean."""
+        """Return how many numbers a component has in addition to its mean."""
         ...
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return a row under a component."""
+        """Return the row y under one component."""
         ...
 
     def base(self, y: Vector, presents: Presents) -> Entry:
@@ -64,37 +64,36 @@ class Family(Protocol):
         ...
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return mean and spread within lower bounds; `least`: the result of the method `least`, a bound for each entry
-        of the mean."""
+        """Return mean and spread within lower bounds; least: the bounds that the method `least` returns."""
         ...
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return the bound of each entry of the mean, where the whole mixture has these variances."""
+        """Return a bound for each entry of the mean; variances: those of the whole mixture."""
         ...
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark rows (K,) with measurements (m, K) that are impossible under the component."""
+        """Return a mask of rows (K,) with measurements y (m, K) that are impossible under this kind of component."""
         ...
 
     def encode_measurements(self, y: Array) -> Array:
-        """Return measurements (m, K) in the coding whose mean is the component's mean."""
+        """Return measurements (m, K) in the encoding in which a component's mean is their mean."""
         return y
 
     def compute_distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry | None:
-        """Return a distance of a row from the mixture's mean that is 1 on average for each measurement.
+        """Return a distance of a row from the mixture's mean that averages 1 for each measurement.
 
-        None: use the distance in the mixture's covariance.
+        None means the squared distance in the mixture's covariance.
         """
         return None
 
     def measured(self, mean: Vector, covariance: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return mean (m) and packed covariance of the measurements, given those of a mixture."""
+        """Return mean (m) and packed covariance of the measurements from mean and covariance of a mixture's states."""
         return list(mean), list(covariance)
 
 
 @dataclass(frozen=True)
 class Gaussian(Family):
-    """N(mean, covariance), the covariance full."""
+    """N(mean, covariance) with a full covariance."""
 
     mean: str = "means"
     spread: str = "covariances"
@@ -104,7 +103,7 @@ class Gaussian(Family):
         return packed_size(m)
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row; missing measurements are their regression on the present ones."""
+        """Return the row; missing measurements are replaced by their regression on the present measurements."""
         has = [a for a in presents if a is not None]
         L, d, inverse = factors = ldl.factor(spread, has or None)
         away = [minus(a, b) for a, b in zip(y, mean, strict=True)]
@@ -134,15 +133,15 @@ class Gaussian(Family):
         return Seen(density, value, left)
 
     def base(self, y: Vector, presents: Presents) -> Entry:
-        """Return nothing."""
+        """Return 0, because no part of the log-density is common to all components."""
         return 0.0
 
     def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
-        """Return the covariance itself."""
+        """Return `spread`, which is the covariance."""
         return list(spread)
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return a covariance with a lower bound on each measurement's variance given the ones before it."""
+        """Return the covariance with a lower bound on each measurement's variance given the previous measurements."""
         n = find_order(len(spread))
         result = list(spread)
         L: list[list[Entry]] = []
@@ -163,16 +162,16 @@ class Gaussian(Family):
         return list(mean), result
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return a fraction of each measurement's variance."""
+        """Return the fraction `floor` of each measurement's variance."""
         return tuple(floor * a for a in variances)
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark no row: every number is possible."""
+        """Return a mask of no rows, because every number is possible."""
         return np.zeros(y.shape[1], bool)
 
 
 class _Independent(Family):
-    """Components whose measurements are independent given the component, with a mean alone."""
+    """Components with only a mean, whose measurements are independent given the component."""
 
     spread: str = ""
 
@@ -180,7 +179,7 @@ class _Independent(Family):
         return 0
 
     def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
-        """Return the row; the expectation of a missing measurement is the mean."""
+        """Return the row; missing measurements are replaced by the mean."""
         total: Entry = 0.0
         value: list[Entry] = []
         for centre, a, has in zip(mean, y, presents, strict=True):
@@ -200,13 +199,13 @@ class _Independent(Family):
         return [self._variance(mean[i]) if i == j else 0.0 for i in range(len(mean)) for j in range(i + 1)]
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return the same for every measurement."""
+        """Return the same bound for every measurement."""
         return (floor,) * len(variances)
 
 
 @dataclass(frozen=True)
 class Poisson(_Independent):
-    """Counts, each Poisson with its rate."""
+    """Counts, each with a Poisson distribution; the mean holds the rates."""
 
     mean: str = "rates"
 
@@ -217,7 +216,7 @@ class Poisson(_Independent):
         return centre
 
     def base(self, y: Vector, presents: Presents) -> Entry:
-        """Return -log y!."""
+        """Return the sum of -log y! over the present measurements."""
         total: Entry = 0.0
         for a, has in zip(y, presents, strict=True):
             (log,) = call_recorded(_compute_log_factorial, 1, [a if has is None else np.where(has, a, 0.0)])
@@ -229,13 +228,13 @@ class Poisson(_Independent):
         return [np.maximum(a, b) for a, b in zip(mean, least, strict=True)], []
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark rows with a value that is not a count: below zero, or fractional."""
+        """Return a mask of rows with a value that is negative or fractional, and so not a count."""
         return np.any((y < 0.0) | (np.floor(y) < y), axis=0)
 
 
 @dataclass(frozen=True)
 class Bernoulli(_Independent):
-    """Zeros and ones, each one with its probability."""
+    """Zeros and ones; the mean holds the probability of a one for each measurement."""
 
     mean: str = "probabilities"
 
@@ -246,7 +245,7 @@ class Bernoulli(_Independent):
         return times(centre, minus(1.0, centre))
 
     def base(self, y: Vector, presents: Presents) -> Entry:
-        """Return nothing."""
+        """Return 0, because no part of the log-density is common to all components."""
         return 0.0
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
@@ -255,7 +254,7 @@ class Bernoulli(_Independent):
         return [np.minimum(np.maximum(a, b), minus(1.0, b)) for a, b in pairs], []
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mark rows with a value that is neither 0 nor 1."""
+        """Return a mask of rows with a value that is neither 0 nor 1."""
         return np.any((y != 0.0) & (y != 1.0) & ~np.isnan(y), axis=0)
 
 

@@ -1,8 +1,8 @@
-"""Online EM: a mixture for each key that takes a step towards each row, or each few rows, of the key.
+"""Online EM: the mixture of each key moves a step towards each row, or each batch of rows, of the key.
 
 Reference: Cappé and Moulines (2009), "On-line expectation-maximization algorithm for latent data models", JRSS B 71,
 section 2.2: s <- s + gamma_t (s(y_t; theta) - s), theta <- theta(s).
-Cappé (2011), "Online expectation-maximisation", for a start during which the statistics s move and theta does not.
+Cappé (2011), "Online expectation-maximisation", for a warm-up during which the statistics s move and theta does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,16 +37,17 @@ from kalman.types import Array, ModelError
 
 @dataclass(frozen=True)
 class MixtureFilter(ProgramFilter):
-    """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
+    """A mixture of `count` components that moves by gamma_t = max((t + offset)^-decay, minimum) at the t-th step.
 
-    A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
-    Each of the four may be a column: the values of the row that completes a step apply. With a column for `batch`, a
-    step is complete once the rows since the last step reach the row's value. During a key's first `warm_up` rows the
-    components do not move; the steps' results are kept beside them, and the next step uses them.
+    A step takes `batch` rows. A row without a measurement changes nothing and does not count. Each of decay, offset,
+    minimum and batch may be a column; the values in the row that completes a step apply. With a column for `batch`, a
+    step is complete once the number of rows since the last step reaches the value in the row. During a key's first
+    `warm_up` rows the components do not move; the results of these steps are stored beside the components, and the next
+    step uses them.
 
     states  names of the entries of a component's mean
     least   lower bounds of these entries that keep components from degenerating, see `Family.bounded`
-    start   the components before the first row (`Components.flat`), () before learning
+    start   the components before the first row (`Components.flat`); () before learning
     own_start  the start from columns of a key's first row; `start` is then a placeholder
     """
 
@@ -66,8 +67,10 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The components and the number of rows; with batches, the sums of the open batch; with a warm-up, its result.
-        Where a column gives the batch size, also the number of steps and the rows since the last one.
+        """The fields: the components and the number of rows.
+
+        If a column gives the batch size, the number of steps and the number of rows since the last step follow. With
+        batches the mean of the open batch follows, and with a warm-up the result of the warm-up.
         """
         fields = self._list_shapes("")
         fields["rows"] = (1,)
@@ -85,7 +88,7 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The probability of each component given the row and the mixture before it."""
+        """The output with the probability of each component, given the row and the mixture before the row."""
         return {"responsibilities": self.count}
 
     @property
@@ -93,7 +96,7 @@ class MixtureFilter(ProgramFilter):
         return self.count * (1 + len(self.states) + self.family.spreads(self.measurements))
 
     def components(self, flat: Sequence[Any]) -> Components:
-        """Return the components of these flat entries."""
+        """Return the components from a list of flat entries (`Components.flat`)."""
         return unpack_components(flat, self.count, len(self.states), self.family.spreads(self.measurements))
 
     def initial(self, keys: int) -> Array:
@@ -108,14 +111,14 @@ class MixtureFilter(ProgramFilter):
         return self._put(state, np.array(self.start)[:, None])
 
     def _put(self, state: Array, flat: Array) -> Array:
-        """Write components (flat) into the state's fields of components and of the warm-up."""
+        """Write flat components into the state, also into the fields of the warm-up."""
         state[: self._width] = flat
         if self.warm_up:
             state[self.size - self._width :] = flat
         return state
 
     def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
-        """Return the state with the components of the keys that are at their first row, as `StateLayout.begun`."""
+        """Start keys at their first row from columns; arguments and results are those of `StateLayout.begun`."""
         assert self.own_start is not None
         which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
         flat, wrong[which] = self.own_start.resolve_start(u[:, which])
@@ -123,7 +126,7 @@ class MixtureFilter(ProgramFilter):
         return state, wrong
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return the result of one row: the E step under the mixture before it, and a step of the components."""
+        """Return the result of one row: the E step under the mixture before the row, and a step of the components."""
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
         alone = build_row_mixture(judged)
@@ -146,7 +149,7 @@ class MixtureFilter(ProgramFilter):
             pending = self._average_batch(state, alone, place)
             step = np.floor((rows + 1.0) / float(self.batch))
             full = np.equal(place + 1.0, float(self.batch))
-            # before the batch is full the result is not used: any step except 0 will do
+            # before the batch is full the result is not used, so any step number except 0 is valid
             moved = self._moved(base, pending, np.maximum(step, 1.0), u).flat()
             after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
             more = pending.flat()
@@ -162,7 +165,7 @@ class MixtureFilter(ProgramFilter):
         return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
     def _average_batch(self, state: Vector, alone: Components, place: Entry) -> Components:
-        """Return the mean of a batch after adding the row `alone` to `place` others."""
+        """Return the mean of a batch after adding the row `alone`; place: number of earlier rows in the batch."""
         first = self._width + (3 if isinstance(self.batch, Column) else 1)
         return average_mixtures(self.components(state[first:]), alone, np.divide(1.0, place + 1.0))
 
@@ -173,15 +176,15 @@ class MixtureFilter(ProgramFilter):
         return bound_mixture(self.family, average_mixtures(mixture, towards, gamma), self.least)
 
     def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
-        """Return flags of measurements outside the family's support, and of columns without a valid step."""
+        """Return flags (K,) for measurements outside the family's support and for columns with invalid step options."""
         outside = self.family.outside(y)
         codes = np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL)
         return np.where(self._find_invalid_steps(u), flags.NOT_PSD, codes).astype(np.uint8)
 
     def _find_invalid_steps(self, u: Array) -> npt.NDArray[np.bool_]:
-        """Return a mask of rows where a column (c, K) is not a valid decay, offset, minimum or batch."""
+        """Return a mask of rows with an invalid decay, offset, minimum or batch in the columns u (c, K)."""
         wrong = np.zeros(u.shape[1], bool)
-        # each with the least value, whether the least is allowed, and the greatest
+        # for each option: the least value, whether the least value is allowed, and the greatest value
         for cell, least, closed, most in (
             (self.decay, 0.0, False, 1.0),
             (self.offset, 0.0, False, np.inf),
@@ -194,7 +197,7 @@ class MixtureFilter(ProgramFilter):
         return wrong
 
     def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (n, K) and packed covariance of the next row's states, as the mixture predicts them."""
+        """Return mean (n, K) and packed covariance that the mixture predicts for the states of the next row."""
         with np.errstate(all="ignore"):
             mean, covariance = predict_moments(self.family, self.components(list(state)))
         return _stack_rows(mean, state.shape[1]), _stack_rows(covariance, state.shape[1])
@@ -216,7 +219,7 @@ class MixtureFilter(ProgramFilter):
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Raise ModelError: there are many mixtures with one mean and covariance."""
+        """Raise ModelError, because many mixtures have the same mean and covariance."""
         raise ModelError(
             "filter",
             "a mixture is more than its mean and covariance",
@@ -224,7 +227,7 @@ class MixtureFilter(ProgramFilter):
         )
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with key-specific components (`Components.flat`, K)."""
+        """Return the state with key-specific components (d, K), in the order of `Components.flat`."""
         return self._put(state.copy(), parameters)
 
 

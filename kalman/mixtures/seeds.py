@@ -1,4 +1,4 @@
-"""Starts of batch EM: clusters of a sample of the rows, by a fixed random seed for each start.
+"""Starts of batch EM from clusters of a sample of the rows, with a fixed random seed for each start.
 
 Reference: Arthur and Vassilvitskii (2007), k-means++.
 """
@@ -11,13 +11,13 @@ from kalman.mixtures.components import Components
 from kalman.types import Array
 
 ROUNDS = 5
-"""Steps of k-means after the choice of its centres."""
+"""Number of k-means steps after the choice of the centres."""
 
 
 def draw_seeds(asked: Request, y: Array, starts: int) -> Array:
     """Return `starts` mixtures (starts, c) for a sample y (m, N) of usable rows, N at least 1.
 
-    A missing measurement is replaced by the mean of the others.
+    A missing measurement is replaced by the mean of the same measurement in the other rows.
     """
     filled, variance = _fill_missing(asked.family.encode_measurements(y))
     scale = np.sqrt(filled) if asked.family.mean == "rates" else filled
@@ -35,7 +35,7 @@ def _build_seed(asked: Request, y: Array, variance: Array, points: Array, start:
     for k in range(asked.count):
         here = y[:, labels == k]
         number = here.shape[1]
-        # one further row at the overall mean: no cluster is empty, no probability 0 or 1
+        # an additional row at the overall mean, so that no cluster is empty and no probability is 0 or 1
         means.append(((here.sum(axis=1) + overall) / (number + 1.0)).tolist())
         weights.append((number + 1.0) / (y.shape[1] + asked.count))
         away = here - np.array(means[k])[:, None]
@@ -46,7 +46,7 @@ def _build_seed(asked: Request, y: Array, variance: Array, points: Array, start:
 
 
 def _assign_clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return the cluster, of `count`, of each of the points (N, m): k-means++ and a few steps of k-means."""
+    """Return the cluster number (below `count`) of each of the points (N, m) by k-means++ and a few k-means steps."""
     centres = [points[rng.integers(len(points))]]
     while len(centres) < count:
         away = np.min([((points - c) ** 2).sum(axis=1) for c in centres], axis=0)
@@ -63,7 +63,7 @@ def _assign_clusters(points: Array, count: int, rng: np.random.Generator) -> Arr
 
 
 def _fill_missing(y: Array) -> tuple[Array, Array]:
-    """Return y with missing values filled, and each measurement's variance, which is above zero."""
+    """Return y with missing values replaced by means, and each measurement's variance, which is above zero."""
     there = ~np.isnan(y)
     number = np.maximum(there.sum(axis=1), 1)
     mean = np.where(there, y, 0.0).sum(axis=1) / number

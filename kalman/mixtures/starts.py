@@ -1,4 +1,4 @@
-"""Starts of mixtures from columns: weights and components of a key from its first row."""
+"""Starts of mixtures from columns: columns of a key's first row give the key's weights and components."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ from kalman.models.columns import Cell, Column, compute_lowest_pivot, resolve
 from kalman.types import Array, ModelError
 
 INSTEAD = {"means": 0.0, "rates": 1.0, "probabilities": 0.5}
-"""Placeholder of a column before the first row."""
+"""Placeholder for a column before the first row, by the name of the parameter."""
 SUM = 1e-6
-"""Largest deviation of weights from a sum of 1."""
+"""Largest allowed deviation of a sum of weights from 1."""
 
 
 class MixtureStart(NamedTuple):
-    """The flat components (`Components.flat`) of a key at its first row, numbers or columns.
+    """The flat components (`Components.flat`) of a key at its first row, as numbers or columns.
 
-    For `count` components of m measurements: weights, means of n entries, and p numbers of spread each.
+    The cells are the weights of `count` components, their means (n entries each), and their spreads (p numbers each).
     """
 
     cells: tuple[Cell, ...]
@@ -31,7 +31,7 @@ class MixtureStart(NamedTuple):
     m: int
 
     def resolve_start(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Return the flat components (d, K), weights summing to 1, and a mask (K,) of keys with invalid ones."""
+        """Return the flat components (d, K), whose weights sum to 1, and a mask (K,) of keys with invalid values."""
         k, m, keys = self.count, self.m, u.shape[1]
         n = self.family.entries(m)
         flat = np.array([np.broadcast_to(a, keys) for a in resolve(self.cells, list(u))], float)
@@ -57,7 +57,7 @@ class MixtureStart(NamedTuple):
         return flat, ~sound
 
     def _list_share_groups(self) -> list[list[int]]:
-        """Return groups of means' entries that sum to 1: each component's categories of each measurement."""
+        """Return groups of entries of the means that sum to 1: the categories of one measurement in one component."""
         if not isinstance(self.family, Categorical):
             return []
         n = self.family.entries(self.m)
@@ -67,10 +67,10 @@ class MixtureStart(NamedTuple):
 def replace_column_names(
     family: Family, count: int, m: int, written: Mapping[str, Any], controls: Sequence[str]
 ) -> tuple[dict[str, Any], MixtureStart | None]:
-    """Return written components with numbers in place of columns, and the start with the columns, None without any.
+    """Return written components with numbers in place of columns, and the start from columns, None without columns.
 
     Raises:
-        ModelError: a text does not name a column, or a list has another size.
+        ModelError: a text is not the name of a column, or a list has the wrong size.
     """
     if not any(_has_texts(value) for value in written.values()):
         return dict(written), None
@@ -101,14 +101,14 @@ def replace_column_names(
 
 
 def _choose_placeholder(family: Family, m: int) -> list[float]:
-    """Return a component's placeholder mean before the first row."""
+    """Return the placeholder for a component's mean before the first row."""
     if isinstance(family, Categorical):
         return [1.0 / len(part) for part in family.parts() for _ in part]
     return [INSTEAD[family.mean]] * m
 
 
 def list_start_controls(start: MixtureStart | None) -> set[int]:
-    """Return the controls used by a start."""
+    """Return the indices of the controls that a start uses."""
     return set() if start is None else {a.index for a in start.cells if isinstance(a, Column)}
 
 

@@ -1,1 +1,1 @@
-"""Model definitions: structures, entries from columns, functions of the user's, and their checks."""
+"""Model definitions: structures, entries from columns, users' functions, and checks."""

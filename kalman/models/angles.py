@@ -1,6 +1,7 @@
-"""Measured components that are angles: known up to whole turns, so innovations are taken within half a turn.
+"""Measured components that are angles, whose values are equal up to whole turns.
 
-`observation.wrap` gives the period of such components: bearings in radians have 2 pi, in degrees 360.
+Innovations of angles therefore lie within half a turn. `observation.wrap` gives the period of each angle: 2 pi for
+bearings in radians, 360 for bearings in degrees.
 """
 
 import math
@@ -14,11 +15,11 @@ from kalman.models import checks
 from kalman.types import Array, ModelError
 
 UNITS = {"radians": 2.0 * math.pi, "degrees": 360.0}
-"""Periods by name."""
+"""Period of an angle, by the name of its unit."""
 
 
 def parse_wrap(definition: Any, measurements: Sequence[str]) -> tuple[float, ...]:
-    """Return the period of each measured component of a section `observation`, 0 without one; () without any.
+    """Return the period of each measured component, 0 for a component that is not an angle; () without angles.
 
     Raises ModelError.
     """
@@ -49,7 +50,7 @@ def _parse_period(field: str, value: Any) -> float:
 
 
 def turn_angle(value: Entry, centre: Entry, period: float) -> Entry:
-    """Return an angle moved by whole periods to (centre - period / 2, centre + period / 2]; 0: unchanged."""
+    """Return an angle moved by whole periods to (centre - period / 2, centre + period / 2]; period 0: no change."""
     if period == 0.0:
         return value
     turns = np.ceil(np.divide(minus(value, centre), period) - 0.5)
@@ -57,14 +58,14 @@ def turn_angle(value: Entry, centre: Entry, period: float) -> Entry:
 
 
 def turn_angles(periods: Sequence[float], values: Vector, centres: Vector) -> list[Entry]:
-    """Return each component by `beside`; periods () for none."""
+    """Return the components, each moved by `turn_angle`; periods: () if no component is an angle."""
     if not periods:
         return list(values)
     return [turn_angle(a, b, period) for a, b, period in zip(values, centres, periods, strict=True)]
 
 
 def turn_differences(periods: Sequence[float], differences: Array) -> Array:
-    """Return differences (m, ..., K) of measurements, with angles brought within half a period."""
+    """Return differences (m, ..., K) of measurements, with those of angles moved to within half a period of 0."""
     if not periods:
         return differences
     return np.array([turn_angle(a, 0.0, period) for a, period in zip(differences, periods, strict=True)])

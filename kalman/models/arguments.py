@@ -1,5 +1,6 @@
-"""Determine the arguments of a model's function from its signature when the model is loaded. A function of x alone is
-called with x; a function with a parameter `u` also gets the row's inputs.
+"""Determine the arguments of a model's function from the function's signature when the model is loaded.
+
+A function of x alone is called with x; a function with a parameter `u` also gets the row's inputs.
 """
 
 import inspect
@@ -9,30 +10,30 @@ from kalman.models.named import Named
 from kalman.types import ModelError
 
 SHAPES = {"x": "(n, K)", "dt": "(K,)", "u": "(c, K)", "w": "(r, K)", "v": "(s, K)"}
-"""The shape of each argument, for messages: n states, c inputs, r and s entries of the noise, K keys."""
+"""Shape of each argument, for messages; n states, c inputs, K keys, r and s entries of the noises w and v."""
 
 NOISES = ("w", "v")
-"""Arguments that must have these names: another name in their place means something else."""
+"""Noise arguments, whose parameters must have these names: a parameter with another name is not a noise."""
 
 
 def count_arguments(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
-    """Return the number of arguments to call a function with.
+    """Return the number of arguments with which to call a function.
 
-    A parameter with a default counts only where it has the argument's name. A function without a signature, or with
-    `*arguments`, gets the `usual` number.
+    A parameter with a default value counts only if it has the name of the argument. A function without a signature, or
+    with `*arguments`, gets the `usual` number of arguments.
 
     Args:
         field: the field of the spec that names the function.
         function: the model's function.
-        allowed: lists of arguments, each an extension of the previous one.
-        usual: the default length, one of the lists' lengths.
+        allowed: lists of arguments, each of which extends the previous list.
+        usual: the default number of arguments, which is the length of one of these lists.
 
     Raises:
         ModelError: the function takes none of these lists.
     """
     try:
         parameters = list(inspect.signature(function.function).parameters.values())
-    except (TypeError, ValueError):  # a function written in C
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return usual
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):

@@ -22,7 +22,7 @@ def parse_number(field: str, value: Any) -> float:
 
 
 def parse_positive(field: str, value: Any, *, zero: bool = False) -> float:
-    """Return a float above zero, or with `zero` at least zero."""
+    """Return a float above zero; with `zero`, zero is also valid."""
     result = parse_number(field, value)
     if result < 0.0 or (result == 0.0 and not zero):
         bound = "zero or more" if zero else "above zero"
@@ -54,7 +54,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def parse_matrix(field: str, value: Any, rows: int | None = None, columns: int | None = None) -> Numbers:
-    """Return a matrix as rows of finite floats; a size that is None is taken from the value."""
+    """Return a matrix as rows of finite floats; rows, columns: required numbers, None means any number."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     shape = f"{rows or 'n'} x {columns or 'n'}"
@@ -75,7 +75,7 @@ def parse_matrix(field: str, value: Any, rows: int | None = None, columns: int |
 
 
 def format_example(rows: int, columns: int) -> str:
-    """Return the text of a matrix of a size, with ones on its diagonal; a large matrix is cut."""
+    """Return the text of an example matrix with ones on the diagonal; the text of a large matrix is shortened."""
     shown = [[float(i == j) for j in range(min(columns, 4))] for i in range(min(rows, 4))]
     text = str(shown)
     if columns > 4:
@@ -94,7 +94,7 @@ def _format_shape(value: Sequence[Sequence[Any]]) -> str:
 
 
 def parse_covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
-    """Return the packed lower triangle of a covariance matrix (written as a number where size is 1)."""
+    """Return the packed lower triangle of a covariance matrix, which may be written as a number if size is 1."""
     if size == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [[value]]
     full = np.array(parse_matrix(field, value, size, size))
@@ -102,7 +102,7 @@ def parse_covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
         raise ModelError(field, "it is not symmetric", "write the same number on both sides of the diagonal")
     scale = np.sqrt(np.maximum(np.diag(full), 0.0))
     unit = np.divide(full, np.outer(scale, scale), out=np.zeros_like(full), where=np.outer(scale, scale) > 0)
-    # a variance of zero allows no covariance; beyond that the correlations decide, whatever the units are
+    # a state with zero variance has no covariances; otherwise check correlations, which do not depend on units
     for at in np.flatnonzero(np.diag(full) < 0):
         raise ModelError(
             f"{field}[{at}][{at}]",
@@ -140,7 +140,7 @@ def check_keys(field: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 def require_key(field: str, value: Mapping[str, Any], key: str) -> Any:
-    """Return value[key]. Raises ModelError where it is missing."""
+    """Return value[key]. Raises ModelError if the key is missing."""
     if key not in value:
         raise ModelError(f"{field}.{key}", "is missing", f"add {key} under {field}")
     return value[key]

@@ -1,7 +1,7 @@
-"""Matrix entries of a model that take the value of a control column on each row.
+"""Matrix entries of a model that take the value of a control column in each row.
 
-A definition writes the name of a control column in place of a number. Once read, such an entry is a `Column`;
-for the arithmetic it becomes that control's row (K,).
+A definition has the name of a control column in place of a number. Parsing turns such a name into a `Column`; for the
+arithmetic, `resolve` turns the `Column` into the row (K,) of this control.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from kalman.types import ModelError
 
 
 class Column(NamedTuple):
-    """The control input with this index."""
+    """An entry whose value is that of the control input with this index."""
 
     index: int
 
@@ -38,7 +38,7 @@ def resolve_matrix(cells: Sequence[Sequence[Any]], u: Vector) -> list[list[Entry
 
 
 def find_columns(part: Any) -> set[int]:
-    """Return the indices of all columns in a value: a cell, a sequence of such, or a dataclass."""
+    """Return the indices of all columns in a value, which is a cell, a sequence of cells, or a dataclass."""
     if isinstance(part, Column):
         return {part.index}
     if dataclasses.is_dataclass(part):
@@ -49,14 +49,14 @@ def find_columns(part: Any) -> set[int]:
 
 
 def require_numbers(cells: Sequence[Any]) -> tuple[float, ...]:
-    """Return a vector that has no columns."""
+    """Return the cells as numbers; the cells must not contain columns."""
     if find_columns(cells):
         raise TypeError("an entry comes from a column")
     return tuple(cells)
 
 
 def parse_cell(field: str, value: Any, names: Sequence[str]) -> Cell:
-    """Return a finite number, or the column among `names` that a text names. Raises ModelError."""
+    """Return a finite number, or for a text the column of this name among `names`. Raises ModelError."""
     if not isinstance(value, str):
         return checks.parse_number(field, value)
     if value not in names:
@@ -76,7 +76,7 @@ def parse_vector_cells(field: str, value: Any, size: int, names: Sequence[str]) 
 def parse_matrix_cells(
     field: str, value: Any, rows: int | None = None, columns: int | None = None, names: Sequence[str] = ()
 ) -> Cells:
-    """Return a matrix of cells; a size that is None is taken from the value. Raises ModelError."""
+    """Return a matrix of cells; rows, columns: required numbers, None means any number. Raises ModelError."""
     found = checks.parse_matrix(field, _replace_texts(value), rows, columns)
     return tuple(
         tuple(_put_back(f"{field}[{i}][{j}]", a, value[i][j], names) for j, a in enumerate(row))
@@ -87,7 +87,7 @@ def parse_matrix_cells(
 def parse_covariance_cells(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
     """Return the packed lower triangle of a covariance matrix of cells. Raises ModelError.
 
-    Entries from columns are checked row by row, by `psd`.
+    Entries from columns are checked in each row, with `compute_lowest_pivot`.
     """
     if size == 1 and isinstance(value, str):
         value = [[value]]
@@ -106,7 +106,7 @@ def parse_covariance_cells(field: str, value: Any, size: int, names: Sequence[st
 def compute_lowest_pivot(packed: Vector) -> Entry:
     """Return an entry that is zero or more where the packed matrix is positive semidefinite, else negative or NaN.
 
-    By the pivots of L D L'. A pivot within rounding of zero is zero, and then so must its column be.
+    The entry comes from the pivots of L D L'. If a pivot is within rounding of zero, its column must be zero too.
     """
     full = unpack_symmetric(packed)
     n = len(full)
@@ -126,7 +126,7 @@ def compute_lowest_pivot(packed: Vector) -> Entry:
             if is_zero(rest):
                 continue
             L[i][j] = np.where(positive, np.divide(rest, np.where(positive, pivot, 1.0)), 0.0)
-            # covariance with a state of zero variance: only rounding may remain
+            # covariances with a state of zero variance may only be rounding errors
             bound = np.multiply(1e-18, np.abs(np.multiply(full[i][i], full[j][j])))
             lowest = np.where(
                 positive, lowest, np.minimum(lowest, np.subtract(bound, np.multiply(rest, rest)))
@@ -139,7 +139,7 @@ def _put_back(field: str, number: float, written: Any, names: Sequence[str]) -> 
 
 
 def _replace_texts(value: Any) -> Any:
-    """Return the value with 0.0 for every text in its lists."""
+    """Return the value with every text in its lists replaced by 0.0."""
     if isinstance(value, (list, tuple)):
         return [0.0 if isinstance(a, str) else _replace_texts(a) for a in value]
     return value

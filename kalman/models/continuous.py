@@ -1,7 +1,9 @@
-"""Any linear model in continuous time, moved exactly by the time between two rows.
+"""Any linear model in continuous time, with an exact transition over the time between two rows.
 
-References: Van Loan (1978), "Computing integrals involving the matrix exponential"; here by Taylor series of a short
-step and doublings of it, F(2h) = F(h) F(h), Q(2h) = Q(h) + F(h) Q(h) F(h)', which only ever add covariances.
+The transition is a Taylor series over a short step h, which is then doubled: F(2h) = F(h) F(h),
+Q(2h) = Q(h) + F(h) Q(h) F(h)'. Doubling adds covariances and never subtracts.
+
+References: Van Loan (1978), "Computing integrals involving the matrix exponential".
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +24,14 @@ from kalman.models.structure import Parameter, Plain, Transition, Values, with_n
 from kalman.types import Array
 
 ORDER = 16
-"""Terms of the series: over a step in which |A| h < 1/4 the next one is below rounding."""
+"""Number of terms of the series: over a step with |A| h < 1/4, the next term is below rounding."""
 
 
 @dataclass(frozen=True)
 class Continuous(Plain):
-    """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' a unit of time, u constant between two rows.
+    """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' per unit of time and u constant between two rows.
 
-    entries: entries of A that are parameters, because groups or keys learn them.
+    entries: the entries of A that groups or keys learn, which are therefore parameters.
     """
 
     A: Cells
@@ -89,7 +91,7 @@ class Continuous(Plain):
 
 
 class Discretised(NamedTuple):
-    """exp(A t), the integral of exp(A s) over 0 < s < t, and that of exp(A s) D exp(A s)' (packed) for each D."""
+    """F = exp(A t); G, the integral of exp(A s) over 0 < s < t; Q, the integral of exp(A s) D exp(A s)' for each D."""
 
     F: Matrix
     G: Matrix
@@ -97,8 +99,9 @@ class Discretised(NamedTuple):
 
 
 def discretise_system(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Discretised:
-    """Discretise dx = A x dt + noise of spectral density D over a time dt, for each of several D (packed). Where A is
-    nilpotent by its zeros the series ends, and its sum is exact. Without `driven`, G is not valid.
+    """Discretise dx = A x dt + noise of spectral density D over a time dt, for each of several D (packed).
+
+    If the zeros of A make A nilpotent, the series ends and its sum is exact. G is valid only with `driven`.
     """
     n = len(A)
     shape = _Shape(
@@ -118,8 +121,8 @@ def _differentiate_entry(
 ) -> Transition:
     """Return the derivative of F, Q and c by an entry of A.
 
-    With E the unit matrix of that entry, [[A, E], [0, A]] has dF, dG and the integral of dF D F' in its blocks
-    (Van Loan 1978; Mathias 1996).
+    E is the unit matrix of that entry. The discretisation of [[A, E], [0, A]] has dF, dG and the integral of dF D F' in
+    its blocks (Van Loan 1978; Mathias 1996).
     """
     n = len(A)
     unit = [[float((i, j) == entry) for j in range(n)] for i in range(n)]
@@ -140,7 +143,7 @@ def _find_support(packed: Vector) -> tuple[bool, ...]:
 
 
 def _sum_series(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool) -> Discretised:
-    """Return the sum of the series where A^n = 0."""
+    """Return the sum of the series of a matrix with A^n = 0."""
     identity = _build_identity(n)
     F, G = identity, [[times(a, dt) for a in row] for row in identity]
     power, time = identity, dt
@@ -163,7 +166,7 @@ def _sum_series(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool)
 
 @dataclass(frozen=True)
 class _Shape:
-    """Structural nonzeros of A (n x n) and of each D (packed), and so of the results."""
+    """Structural nonzeros of A (n x n) and of each D (packed), from which those of the results follow."""
 
     A: tuple[tuple[bool, ...], ...]
     D: tuple[tuple[bool, ...], ...]
@@ -171,7 +174,7 @@ class _Shape:
 
     @cached_property
     def reach_again(self) -> list[list[bool]]:
-        """The states on which a state depends by a path of one step or more (Warshall)."""
+        """Row i marks the states on which state i depends by a path of one or more steps (Warshall)."""
         n = len(self.A)
         reach = [list(row) for row in self.A]
         for k in range(n):
@@ -182,13 +185,13 @@ class _Shape:
 
     @cached_property
     def kept(self) -> list[tuple[int, int]]:
-        """Where F and G are not structure."""
+        """The places (i, j) of F and G whose values are computed; all other entries are structural zeros or ones."""
         n = len(self.A)
         return [(i, j) for i in range(n) for j in range(n) if self.reach_again[i][j] or (i == j)]
 
     @cached_property
     def noisy(self) -> list[list[int]]:
-        """Which packed entries of each Q are not zero."""
+        """For each Q, the indices of the packed entries that are not zero."""
         n = len(self.A)
         reach = [[self.reach_again[i][j] or i == j for j in range(n)] for i in range(n)]
         found: list[list[int]] = []
@@ -208,11 +211,11 @@ class _Shape:
 
     @property
     def count(self) -> int:
-        """Number of results that are not structure."""
+        """Number of results that are computed."""
         return len(self.kept) * (1 + self.driven) + sum(len(noisy) for noisy in self.noisy)
 
     def spread(self, flat: Sequence[Entry]) -> Discretised:
-        """Return the results with their structure."""
+        """Return the results as matrices, from the computed entries and the structural zeros and ones."""
         n = len(self.A)
         rest = iter(flat)
         F, G = _build_identity(n), _build_identity(n)
@@ -233,21 +236,21 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The series and its doublings as a function of dt (K,) and the entries that vary.
+    """The series and its doublings as a function of dt (K,) and of the entries that vary between keys.
 
-    Matrices are arrays (n, n, K) here, or (n, n, 1) where nothing varies: this runs at every step, and a NumPy call for
-    each entry would cost more than the arithmetic. All operations are still elementwise along the keys.
+    Matrices are arrays (n, n, K) here, or (n, n, 1) if no entry varies, because the function runs at every step and a
+    NumPy call for each entry would cost more than the arithmetic. All operations are still elementwise along the keys.
     """
 
     shape: _Shape
     cells: tuple[float | None, ...]
 
     def __call__(self, dt: Array, *varying: Array) -> Array:
-        """Return the results that are not structure, (count, K)."""
+        """Return the computed results, (count, K)."""
         dt = np.asarray(dt, float)
         if varying:
             return self._work(dt, varying)
-        few, which = np.unique(dt, return_inverse=True)  # most fleets have few different pauses
+        few, which = np.unique(dt, return_inverse=True)  # most data sets have few different dt
         return self._work(few, ())[:, which]
 
     @cached_property
@@ -289,7 +292,7 @@ class _Plan:
 
 
 class _Scaled(NamedTuple):
-    """The series: the exponent of the time unit, A^k / k! in this unit, and the noise terms / h, by powers of h."""
+    """The series: the exponent of its time unit, and in this unit A^k / k! and noise terms / h, by powers of h."""
 
     unit: Any
     powers: list[Array]
@@ -297,7 +300,7 @@ class _Scaled(NamedTuple):
 
 
 def _scale_series(A: Array, D: Array) -> _Scaled:
-    """Return the series in a unit of time in which |A| < 1, a power of two so that nothing is rounded."""
+    """Return the series in a unit of time in which |A| < 1; the unit is a power of two, so that scaling is exact."""
     norm = A[:, 0] * 0.0
     for column in np.abs(A).swapaxes(0, 1):
         norm = norm + column
@@ -324,7 +327,7 @@ def _evaluate_horner(coefficients: Sequence[Array], h: Array) -> Array:
 
 
 def _multiply_matrices(A: Array, B: Array) -> Array:
-    """Return the product of matrices (..., n, n, K), each sum taken from the first to the last."""
+    """Return the product of matrices (..., n, n, K); each sum runs from the first to the last term."""
     total = A[..., :, 0, None, :] * B[..., None, 0, :, :]
     for k in range(1, A.shape[-2]):
         total = total + A[..., :, k, None, :] * B[..., None, k, :, :]

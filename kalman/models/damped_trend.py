@@ -1,4 +1,4 @@
-"""The damped trend in closed form: a level along a slope that dies away."""
+"""The damped trend in closed form: a level along a slope that decays to zero."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from kalman.models.structure import Parameter, Plain, Transition, Values, parse_
 from kalman.types import Array
 
 NEAR = 0.5
-"""Below this damping * dt the closed forms lose digits to cancellation, and power series take their place."""
+"""Below this value of damping * dt, closed forms lose digits to cancellation and are replaced by power series."""
 TERMS = 20
 
 
 @dataclass(frozen=True)
 class DampedTrend(Plain):
-    """A level that drifts along a slope that fades: dx = s dt + dW1, ds = -damping s dt + dW2.
+    """A level that drifts along a slope that decays: dx = s dt + dW1, ds = -damping s dt + dW2.
 
-    The slope halves in log(2) / damping, so that a forecast levels off. The variances grow per unit of time, as in
-    `local_linear_trend`, the limit without damping. The trend of Gardner and McKenzie
-    (1985) in continuous time: their phi is exp(-damping dt).
+    The slope halves in the time log(2) / damping, so that a forecast levels off. The variances are per unit of time, as
+    in `local_linear_trend`, which is the limit without damping. This is the trend of Gardner and McKenzie (1985) in
+    continuous time; their phi is exp(-damping dt).
     """
 
     level_variance: float
@@ -84,7 +84,7 @@ class Curve(NamedTuple):
 
 
 def _integrate_noise(damping: Entry, dt: Array) -> list[Entry]:
-    """Return the packed covariance that a slope's noise of unit variance leaves in level and slope."""
+    """Return the packed covariance of level and slope after dt, from a slope noise of unit variance."""
     x = damping * dt
     one, two = _compute_mean(x).value, _compute_mean(2.0 * x).value
     square = dt * dt
@@ -103,7 +103,7 @@ def _compute_mean(x: Entry) -> Curve:
 
 
 def _compute_area(x: Entry) -> Curve:
-    """Return (x - 2 (1 - exp(-x)) + (1 - exp(-2 x)) / 2) / x^3, the level's noise from a slope's of variance 1."""
+    """Return (x - 2 (1 - exp(-x)) + (1 - exp(-2 x)) / 2) / x^3, the level's variance from slope noise of variance 1."""
     far = np.maximum(x, NEAR)
     gone = -np.expm1(-far)
     total = far - 2.0 * gone - 0.5 * np.expm1(-2.0 * far)
@@ -116,7 +116,7 @@ def _compute_area(x: Entry) -> Curve:
 
 
 def _stitch_series(x: Entry, series: Sequence[float], far: Curve) -> Curve:
-    """Return the power series where x is near zero, `far` elsewhere, with the derivatives."""
+    """Return the value and derivative of the power series where x is near zero, and `far` elsewhere."""
     near = np.minimum(x, NEAR)
     value: Any = series[-1]
     slope: Any = (len(series) - 1) * series[-1]

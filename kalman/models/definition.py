@@ -1,4 +1,4 @@
-"""Read the common parts of definitions of several kinds of filters. Errors name the field."""
+"""Parse the parts of a definition that several kinds of filters share. Errors name the field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ Definition = Mapping[str, Any]
 
 
 class Parametric(Protocol):
-    """Anything with a process's parameters."""
+    """An object that has the parameters of a process."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -25,9 +25,9 @@ class Parametric(Protocol):
 def parse_process(
     definition: Definition, states: int, controls: Sequence[str], all_used: bool = False
 ) -> structures.Structure:
-    """Return the process of a definition, checked against its number of states and the names of its controls.
+    """Return the process of a definition, checked against the number of states and the names of the controls.
 
-    all_used: whether another part of the model takes all controls.
+    all_used: whether another part of the model uses all controls.
     """
     found = structures.parse("process", definition.get("process"), controls)
     if found.size != states:
@@ -38,13 +38,13 @@ def parse_process(
         )
     texts = {a for name in ("observation", "robust", "initial") for a in _list_texts(definition.get(name))}
     named = {i for i, name in enumerate(controls) if name in texts}
-    if not definition.get("mode"):  # a control that one mode does not use may be used by another
+    if not definition.get("mode"):  # a control that is unused in one mode may be used in another mode
         check_controls(() if found.controlled or all_used else controls, columns.find_columns(found) | named)
     return _with_entries(found, list_key_entries(definition, "FA"))
 
 
 def _with_entries(process: structures.Structure, entries: tuple[Parameter, ...]) -> structures.Structure:
-    """Return a process whose matrix has these entries as parameters."""
+    """Return the process with these entries of its matrix as parameters."""
     if not entries:
         return process
     if isinstance(process, structures.Scaled):
@@ -54,7 +54,7 @@ def _with_entries(process: structures.Structure, entries: tuple[Parameter, ...])
 
 
 def check_controls(controls: Sequence[str], used: set[int]) -> None:
-    """Raise ModelError unless every control is among the used ones."""
+    """Raise ModelError unless every control is used; used: indices of the used controls."""
     for i, name in enumerate(controls):
         if i not in used:
             raise ModelError(
@@ -67,7 +67,7 @@ def check_controls(controls: Sequence[str], used: set[int]) -> None:
 def build_parameters(
     definition: Definition, process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
-    """Return the parameters of a process, R, and entries of H, with learned values in place of the written ones."""
+    """Return the parameters of a process, R, and entries of H, with learned values in place of written values."""
     every = (*process.parameters, Parameter("R", "covariance", R), *list_key_entries(definition, "H"))
     all_parameters = tuple(replace_value(parameter, learned) for parameter in every)
     unknown = set(learned) - {parameter.name for parameter in all_parameters}
@@ -122,7 +122,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
 
 
 def convert_to_definition(parameter: Parameter) -> Any:
-    """Return a parameter's value in the form of a definition: a number, or rows of a matrix."""
+    """Return a parameter's value as a definition contains it: a number, a vector, or the rows of a matrix."""
     if parameter.kind == "covariance":
         return [
             [float(entry) for entry in row]
@@ -151,7 +151,7 @@ def replace_value(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter
 
 
 def parse_names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
-    """Return a list of names, each named once."""
+    """Return a list of distinct names."""
     if isinstance(value, (list, tuple)) and (value or empty) and all(isinstance(v, str) and v for v in value):
         for i, name in enumerate(value):
             if name in value[:i]:
@@ -161,7 +161,7 @@ def parse_names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ..
 
 
 class Observation(NamedTuple):
-    """The observation of a definition: H, packed R, offset (() for none), the scale of R."""
+    """The observation of a definition: H, packed R, offset (() for no offset), the scale of R."""
 
     H: columns.Cells
     R: tuple[columns.Cell, ...]
@@ -172,7 +172,7 @@ class Observation(NamedTuple):
 def parse_observation(
     definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
 ) -> Observation:
-    """Return the observation; entries may come from the controls."""
+    """Return the observation of a definition; entries may be columns of the controls."""
     if isinstance(definition, Mapping) and definition.get("h") is not None:
         raise ModelError(
             "observation.h",
@@ -213,8 +213,9 @@ def parse_observation(
 def start(
     definition: Definition, n: int, controls: Sequence[str]
 ) -> tuple[tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]], Start | None]:
-    """Return the result of `initial`, with placeholders for columns, and the start from columns, None without columns.
-    Raises ModelError.
+    """Return the result of `parse_initial` and the start from columns. Raises ModelError.
+
+    The result of `parse_initial` has placeholders in place of columns. Without columns, the start is None.
     """
     written = definition.get("initial")
     moments = [written.get(name) for name in ("mean", "covariance")] if isinstance(written, Mapping) else []
@@ -267,7 +268,7 @@ def parse_initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _list_texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a definition's part."""
+    """Yield all texts in a part of a definition."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

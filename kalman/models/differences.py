@@ -1,8 +1,9 @@
-"""Jacobians by differences: central, of fourth order, with steps that fit the state's own uncertainty.
+"""Jacobians by central differences of fourth order, with steps that fit the uncertainty of each state.
 
-A step begins at a fraction of the state's standard deviation, the scale on which a first-order filter linearises the
-function, however far from the origin the state is. Where two step lengths disagree, the function bends within the
-step: that key's step is made shorter until they agree, or rounding leaves nothing to gain. Each key has its own steps.
+A step starts at a fraction of the state's standard deviation, because a first-order filter linearises the function on
+this scale, however far from the origin the state is. If the slopes of two step lengths disagree, the function bends
+within the step. The key's step is then shortened until the slopes agree or rounding prevents any gain. Each key has
+separate steps.
 
 References: Abramowitz and Stegun (1964), 25.3.6; for the shrinking steps Ridders (1982).
 """
@@ -17,30 +18,30 @@ from kalman.types import Array
 FRACTION = 2.0**-8
 """The first step as a fraction of the standard deviation.
 
-Where the function bends within one deviation, truncation costs h^4 / 30 = 8e-12 of a slope, and rounding 1e-13 times
-the function's value.
+For a function that bends within one deviation, the truncation error is h^4 / 30 = 8e-12 of a slope, and the rounding
+error is 1e-13 times the function's value.
 """
 RESOLUTION = 2.0**-28
-"""Least first step as a fraction of |x|, 16 million spacings of floats: rounding of values like x costs 4e-8 of it."""
+"""Least first step as a fraction of |x|, 16 million spacings of floats; rounding of x costs 4e-8 of a step."""
 SHORTEST = 2.0**-40
-"""Least step as a fraction of |x|, where the function bends within the first one: 4096 spacings of floats."""
+"""Least step after shortening, as a fraction of |x|: 4096 spacings of floats."""
 SHRINK = 2.0**-6
 SHORTER = 8
-"""Most reductions of a step: from 100 km to less than a nanometre."""
+"""Maximum number of times that a step is shortened, enough to go from 100 km to less than a nanometre."""
 AGREED = 2.0**-13
-"""Difference of two step lengths' slopes that is small enough: the error of fourth order is about its square."""
+"""Two step lengths agree if their slopes differ by less than this; the fourth-order error is about its square."""
 
 Function = Callable[[Array, np.ndarray | slice], Array]
-"""A function of points (n, P K') of the keys `which` (K' of them): values (rows, P K')."""
+"""A function from points (n, P K') and the K' keys `which` to values (rows, P K')."""
 Wrap = Callable[[Array], Array]
-"""A function that brings differences (rows, ..., K) of angles into half a period."""
+"""A function that moves differences (rows, ..., K) of angles to within half a period of 0."""
 
 
 class Slope(NamedTuple):
     """A Jacobian by differences.
 
-    value (rows, n, K); apart, the difference of two step lengths' slopes, same shape; found (rows, n, 4, K), the
-    function's values; width (n, K) or (rows, n, K), the distance of the nearer two values' points
+    value: (rows, n, K) the Jacobian; apart: (rows, n, K) difference between the slopes of two step lengths
+    found: (rows, n, 4, K) the function's values; width: (n, K) or (rows, n, K) distance between the two nearer points
     """
 
     value: Array
@@ -50,24 +51,24 @@ class Slope(NamedTuple):
 
     @property
     def rounding(self) -> Array:
-        """Bound on the effect of rounding of the function's values on the entries."""
+        """Bound on the error of the entries from rounding of the function's values."""
         return np.finfo(float).eps * np.abs(self.found).max(axis=2) / self.width
 
     @property
     def error(self) -> Array:
-        """Estimated error of the entries, from two step lengths."""
+        """Estimated error of the entries: the difference of two step lengths, plus rounding."""
         return self.apart + self.rounding
 
 
 def count_points(n: int) -> int:
-    """Return the number of points P at which `slope` calls a function of n states."""
+    """Return the number of points P at which `compute_slope` calls a function of n states."""
     return 4 * n
 
 
 def compute_slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | None = None) -> Slope:
     """Return the Jacobian at x (n, K) of a function of `rows` values.
 
-    spread (n, K): standard deviations of the states. wrap: for values that are angles.
+    spread: (n, K) standard deviations of the states; wrap: function for values that are angles, None without angles
     """
     known = spread > 0.0
     scale = spread if known.all() else np.where(known, spread, np.maximum(np.abs(x), 1.0))
@@ -92,7 +93,7 @@ def _settle_slopes(
     wrap: Wrap | None,
     first: Slope,
 ) -> Slope:
-    """Return the slopes of the keys `which` after shortening steps within which the function bends."""
+    """Return the slopes of the keys `which`, with shorter steps where the function bends within a step."""
     x, spread, step = x[:, which], spread[:, which], step[:, which]
     width = np.repeat(first.width[None, :, which], rows, axis=0)
     best = Slope(first.value[..., which], first.apart[..., which], first.found[..., which], width)
@@ -126,7 +127,7 @@ def _compute_differences(
     points = np.repeat(x[:, None, :], 4 * n, axis=1)
     widths = np.empty((2, n, keys))
     for j in range(n):
-        for k in range(2):  # one step to each side, and two
+        for k in range(2):  # one step to each side, then two steps
             upper, lower = x[j] + (k + 1) * step[j], x[j] - (k + 1) * step[j]
             points[j, 4 * j + 2 * k], points[j, 4 * j + 2 * k + 1] = upper, lower
             widths[k, j] = upper - lower  # the step after rounding
@@ -140,8 +141,9 @@ def _compute_differences(
 
 
 def compute_row_sizes(slopes: Array, spread: Array) -> Array:
-    """Return the size of each row's slopes (rows, n, K) in standard deviations (n, K), for each state. A state without
-    spread is compared only with itself, unscaled.
+    """Return the largest slope of each row, times the state's standard deviation (n, K), as a scale for each state.
+
+    The scale of a state without spread is the size of its own slope, unscaled.
     """
     known = spread > 0.0
     if known.all():
@@ -151,7 +153,7 @@ def compute_row_sizes(slopes: Array, spread: Array) -> Array:
 
 
 def _find_bent(slopes: Slope, spread: Array, rounding: Array | float) -> Any:
-    """Return a mask of states' steps (n, K) that are too long for some row."""
+    """Return a mask (n, K) of the steps that are too long for at least one row of the function."""
     scale = np.where(spread > 0.0, spread, 1.0)
     allowed = AGREED * compute_row_sizes(slopes.value, spread)
     return (~((slopes.apart - rounding) * scale <= allowed)).any(axis=0)

@@ -1,8 +1,8 @@
 """A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x, u) + v.
 
-x is (n, K), dt (K,), u (c, K): each function works on K keys at once, elementwise. Noise may also be an argument, as in
-x' = f(x, dt, u, w). Results are checked at the initial mean when the model is built; missing Jacobians are computed by
-differences.
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, elementwise. A function may also take the noise
+as an argument, as in x' = f(x, dt, u, w). The functions are checked at the initial mean when the model is built.
+Jacobians that the model does not give are computed by differences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,21 +24,24 @@ from kalman.models.structure import Parameter
 from kalman.types import Array, ModelError
 
 SLACK = 1e-5
-"""Largest deviation of a Jacobian from differences, relative to a row's largest slope in standard deviations."""
+"""Largest allowed deviation of a Jacobian from differences, relative to the largest slope in its row.
+
+Slopes are per standard deviation of the state.
+"""
 TRIED = (0.0, 1.0)
-"""Values of the inputs for the checks of functions, since a row's inputs are not known in advance."""
+"""Values of the inputs u at which functions are checked, since the rows' inputs are unknown when a model is built."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the model and the number of arguments to call it with."""
+    """A function that the model names, and the number of arguments that the function takes."""
 
     function: Named
     count: int
 
     @property
     def name(self) -> str:
-        """Its name, `module:function`."""
+        """The function's name, `module:function`."""
         return self.function.name
 
     def __call__(self, *arguments: Array) -> Any:
@@ -47,10 +50,11 @@ class Call:
 
 @dataclass(frozen=True)
 class FunctionProcess:
-    """x' = f(x, dt, u) + offset + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
+    """x' = f(x, dt, u) + offset + w, w ~ N(0, Q), applied once a row; dt is the time since the previous row.
 
-    Where f takes w too, x' = f(x, dt, u, w) + offset, w of any length; `noise_jacobian` is df/dw at w = 0.
-    Q (packed) is the noise of each row, or q gives it for each dt (and u) as (r, r, K); `scale` multiplies it.
+    If f takes w as an argument, x' = f(x, dt, u, w) + offset with w of any length; `noise_jacobian` is df/dw at w = 0.
+    The noise covariance of a row is the matrix Q (packed), or the result (r, r, K) of the function q of dt (and u).
+    `scale` multiplies the noise covariance.
     """
 
     size: int
@@ -72,26 +76,26 @@ class FunctionProcess:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Q, where it is a matrix."""
+        """The parameter Q; empty if the function q gives the noise covariance."""
         return () if self.q is not None else (Parameter("Q", "covariance", self.Q),)
 
     def value(self, x: Array, dt: Array, u: Array, w: Array | None = None) -> Array:
-        """Return f(x, dt, u) (n, K), or f(x, dt, u, w) with w (r, K), by default zeros."""
+        """Return f(x, dt, u) (n, K), or f(x, dt, u, w) if f takes the noise; w: (r, K), None means zeros."""
         if w is None and self.noise_inside:
             w = np.zeros((self.noise_size, x.shape[1]))
         return evaluate_function(self.f, (x, dt, u) if w is None else (x, dt, u, w), (self.size,))
 
     def slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
-        """Return the Jacobian of f by x (n, n, K), by differences where the model gives none.
+        """Return the Jacobian of f by x (n, n, K), computed by differences if the model gives no Jacobian.
 
-        spread (n, K): standard deviations, the scale of the differences' steps.
+        spread: (n, K) standard deviations of the states, which scale the steps of the differences.
         """
         if self.jacobian is not None:
             return evaluate_function(self.jacobian, (x, dt, u), (self.size, self.size))
         return self.differences(x, dt, u, spread).value
 
     def differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by differences, and its error bound."""
+        """Return the Jacobian by x, computed by differences, and its error bound."""
         many = differences.count_points(self.size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
@@ -100,13 +104,13 @@ class FunctionProcess:
         return differences.compute_slope(moved, x, spread, self.size)
 
     def compute_noise_slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
-        """Return the Jacobian of f by w at w = 0 (n, r, K); spread (r, K): the noise's standard deviations."""
+        """Return the Jacobian of f by w at w = 0, (n, r, K); spread: (r, K) standard deviations of the noise."""
         if self.noise_jacobian is not None:
             return evaluate_function(self.noise_jacobian, (x, dt, u), (self.size, self.noise_size))
         return self.compute_noise_differences(x, dt, u, spread).value
 
     def compute_noise_differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by w by differences, and its error bound."""
+        """Return the Jacobian by w, computed by differences, and its error bound."""
         many = differences.count_points(self.noise_size)
 
         def moved(points: Array, which: np.ndarray | slice) -> Array:
@@ -117,7 +121,7 @@ class FunctionProcess:
         return differences.compute_slope(moved, np.zeros_like(spread), spread, self.size)
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid noise."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid noise."""
         guards = resolve([self.scale], u) if isinstance(self.scale, Column) else []
         return [
             *guards,
@@ -125,7 +129,7 @@ class FunctionProcess:
         ]
 
     def noise(self, dt: Array, u: Array) -> Array | None:
-        """Return the packed Q of each key where a function gives it."""
+        """Return the packed Q of each key from the function q; None if Q is a matrix."""
         if self.q is None:
             return None
         r = self.noise_size
@@ -133,7 +137,7 @@ class FunctionProcess:
         return np.array([full[i, j] for i in range(r) for j in range(i + 1)])
 
     def resolve_row_noise(self, dt: Array, u: Array, Q: Sequence[Any]) -> Array:
-        """Return the packed Q of each key (r(r+1)/2, K), scaled; Q: its entries where it is a matrix."""
+        """Return the packed, scaled noise covariance of each key (r(r+1)/2, K); Q: entries of the matrix, if any."""
         packed = self.noise(dt, u)
         if packed is None:
             packed = np.array([np.broadcast_to(a, dt.shape) for a in resolve(Q, list(u))])
@@ -143,9 +147,9 @@ class FunctionProcess:
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x, u) + v, of m measurements and n states; periods: those of angles (`kalman.models.angles`).
+    """y = h(x, u) + v with m measurements (`size`) and n states; periods: see `kalman.models.angles`.
 
-    Where h takes v too, y = h(x, u, v), v of `noise_size` entries; `noise_jacobian` is dh/dv at v = 0.
+    If h takes v as an argument, y = h(x, u, v) with `noise_size` entries in v; `noise_jacobian` is dh/dv at v = 0.
     """
 
     size: int
@@ -167,13 +171,13 @@ class FunctionObservation:
         return self.h.count == len(DISTURBED)
 
     def value(self, x: Array, u: Array, v: Array | None = None) -> Array:
-        """Return h(x, u) (m, K), or h(x, u, v) with v (s, K), by default zeros."""
+        """Return h(x, u) (m, K), or h(x, u, v) if h takes the noise; v: (s, K), None means zeros."""
         if v is None and self.noise_inside:
             v = np.zeros((self.noise_size, x.shape[1]))
         return evaluate_function(self.h, (x, u) if v is None else (x, u, v), (self.size,))
 
     def compute_noise_slope(self, x: Array, u: Array, spread: Array) -> Array:
-        """Return the Jacobian of h by v at v = 0 (m, s, K); spread (s, K): the noise's standard deviations."""
+        """Return the Jacobian of h by v at v = 0, (m, s, K); spread: (s, K) standard deviations of the noise."""
         if self.noise_jacobian is not None:
             return evaluate_function(self.noise_jacobian, (x, u), (self.size, self.noise_size))
         return self.compute_noise_differences(x, u, spread).value
@@ -189,13 +193,13 @@ class FunctionObservation:
         return differences.compute_slope(seen, np.zeros_like(spread), spread, self.size, within)
 
     def slope(self, x: Array, u: Array, spread: Array) -> Array:
-        """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
+        """Return the Jacobian of h by x (m, n, K), computed by differences if the model gives no Jacobian."""
         if self.jacobian is not None:
             return evaluate_function(self.jacobian, (x, u), (self.size, self.states))
         return self.differences(x, u, spread).value
 
     def differences(self, x: Array, u: Array, spread: Array) -> Slope:
-        """Return the Jacobian by differences, and its error bound."""
+        """Return the Jacobian by x, computed by differences, and its error bound."""
         many = differences.count_points(self.states)
         within = partial(angles.turn_differences, self.periods) if self.periods else None
 
@@ -209,13 +213,13 @@ INSIDE = ("x", "dt", "u", "w")
 MOVED = (INSIDE[:2], INSIDE[:3])
 SEEN = ("x", "u")
 DISTURBED = ("x", "u", "v")
-"""Possible arguments of the functions of a process and of an observation."""
+"""Arguments that the functions of a process and of an observation may take."""
 
 
 def evaluate_function(
     function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]
 ) -> Array:
-    """Return a function's result as float64 (*shape, K). Raises ValueError where it has another shape."""
+    """Return a function's result as float64 (*shape, K). Raises ValueError if the result has another shape."""
     result = np.asarray(function(*arguments))
     keys = arguments[0].shape[-1]
     if shape == (1,) and result.shape == (keys,):
@@ -259,7 +263,7 @@ def parse_process(
 
 
 def _count_noise_entries(definition: Mapping[str, Any], q: Call | None, controls: int) -> int:
-    """Return the number of entries of a noise w inside f: the number of rows of Q."""
+    """Return the number of entries of the noise w that f takes, which is the number of rows of Q."""
     if q is None:
         Q = definition["Q"]
         return len(Q) if isinstance(Q, (list, tuple)) and Q else 1
@@ -281,7 +285,7 @@ def _count_noise_entries(definition: Mapping[str, Any], q: Call | None, controls
 def _parse_offset(
     section: str, definition: Mapping[str, Any], size: int, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return the offset added to a function's values, () for none. Raises ModelError."""
+    """Return the offset that is added to a function's values, () if none is given. Raises ModelError."""
     written = definition.get("offset")
     return () if written is None else columns.parse_vector_cells(f"{section}.offset", written, size, controls)
 
@@ -293,7 +297,7 @@ def parse_observation(
     periods: tuple[float, ...],
     folder: str | None,
 ) -> FunctionObservation:
-    """Read an observation by a function h. Raises ModelError."""
+    """Read an observation that a function h describes. Raises ModelError."""
     fields = ("h", "R", "jacobian", "noise_jacobian", "offset", "noise_scale", "wrap")
     checks.check_keys("observation", definition, fields)
     h = _parse_function("observation", definition, "h", folder, (SEEN[:1], SEEN, DISTURBED), 1)
@@ -314,7 +318,7 @@ def parse_observation(
 def parse_observation_offset(
     definition: Mapping[str, Any], measurements: int, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return the offset of an observation by a function, () for none. Raises ModelError."""
+    """Return the offset that is added to the values of h, () if none is given. Raises ModelError."""
     return _parse_offset("observation", definition, measurements, controls)
 
 
@@ -342,7 +346,10 @@ def check_process(
     controls: int,
     sure: bool,
 ) -> None:
-    """Check a process at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
+    """Check a process at and near the initial mean. Raises ModelError.
+
+    mean, spread: (n,) initial mean and standard deviations; sure: whether all keys start at this mean.
+    """
     x, sigma = _choose_check_points(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
     n, r = process.size, process.noise_size
@@ -377,7 +384,10 @@ def check_observation(
     controls: int,
     sure: bool,
 ) -> None:
-    """Check an observation at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
+    """Check an observation at and near the initial mean. Raises ModelError.
+
+    mean, spread: (n,) initial mean and standard deviations; sure: whether all keys start at this mean.
+    """
     x, sigma = _choose_check_points(mean, spread)
     m, n = observation.size, observation.states
     trials = _Trials(controls if observation.controlled else 0, sure)
@@ -407,7 +417,7 @@ def compute_deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ..
 
 
 def _choose_check_points(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
-    """Return the points of the checks, (n, 3), the initial mean first, and the standard deviations there."""
+    """Return three points for the checks, (n, 3), starting with the initial mean, and standard deviations (n, 3)."""
     m, sigma = np.array(mean)[:, None], np.array(spread)[:, None]
     offsets = np.array([[0.0, 0.1, -0.07]]) * (1.0 + 0.1 * np.arange(len(m)))[:, None]
     small = np.minimum(sigma, np.maximum(np.abs(m), 1.0))
@@ -416,10 +426,10 @@ def _choose_check_points(mean: tuple[float, ...], spread: tuple[float, ...]) -> 
 
 @dataclass(frozen=True)
 class _Trials:
-    """Checks at some values of the inputs (`controls` of them).
+    """Checks of functions at a few values of the inputs; controls: number of inputs, sure: as in `check_process`.
 
-    A function may be undefined at some inputs, and the spec does not give their range: with inputs, a non-finite result
-    is allowed, since such a row is flagged.
+    A function may be undefined at some inputs, and the spec does not give their range. A model with inputs may
+    therefore return non-finite results in the checks; a row with such a result is flagged later.
     """
 
     controls: int
@@ -427,26 +437,26 @@ class _Trials:
 
     @property
     def finite(self) -> bool:
-        """Whether a result must be finite."""
+        """Whether a function's result at the initial mean must be finite."""
         return self.sure and not self.controls
 
     def inputs(self, keys: int) -> list[Array]:
-        """Return the inputs (c, K) to check at, one array a check."""
+        """Return the inputs of the checks, one array (c, K) for each check."""
         return [np.full((self.controls, keys), a) for a in (TRIED if self.controls else TRIED[:1])]
 
     def check(self, field: str, function: Call, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
-        """Check one function. Raises ModelError."""
+        """Check the values of one function, as `_check` does. Raises ModelError."""
         _check(field, function, arguments, shape, self.finite)
 
     def check_slope(self, field: str, given: Array, numeric: Slope, sigma: Array) -> None:
-        """Check a Jacobian. Raises ModelError."""
+        """Check a Jacobian against differences. Raises ModelError."""
         _check_slope(field, given, numeric, sigma, self.finite)
 
 
 def _check(
     field: str, function: Call, offered: tuple[Array, ...], shape: tuple[int, ...], finite: bool
 ) -> None:
-    """Check shape, finiteness if asked, independence of keys, and that the arguments are unchanged."""
+    """Check a function: shape, finite values (if `finite`), independence of the keys, and unchanged arguments."""
     arguments = offered[: function.count]
     copies = tuple(a.copy() for a in arguments)
     keys = arguments[0].shape[-1]
@@ -488,7 +498,7 @@ def _check(
 def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array, finite: bool) -> None:
     """Compare a Jacobian (r, n, K) with differences, in units of each state's standard deviation.
 
-    It is wrong where it deviates by more than the differences' error bound.
+    An entry is wrong if it deviates from the differences by more than their error bound.
     """
     b, scale = numeric.value, np.where(sigma > 0.0, sigma, 1.0)
     with np.errstate(all="ignore"):  # differences may leave the function's domain

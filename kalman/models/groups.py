@@ -1,8 +1,8 @@
-"""Parameters by group of keys, stored in learned parameters beside the pooled values, under `groups`:
+"""Parameters of groups of keys, stored under `groups` beside the pooled values of learned parameters.
 
 by          names of the key columns that define the groups
-values      the texts of those columns for each group
-parameters  each group's learned parameters by name; with scope: key, the middle of its keys' parameters
+values      texts of these columns, for each group
+parameters  each group's learned parameters by name; with scope: key, the centre of the parameters of the group's keys
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Build = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Filter]
 
 
 def select_pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the pooled parameters. Raises ModelError where the model does not learn by these groups."""
+    """Return the pooled parameters. Raises ModelError if the model does not learn by the groups in `parameters`."""
     found = parameters.get(GROUPS)
     if found is None:
         return parameters
@@ -29,9 +29,9 @@ def select_pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) 
 
 
 def begin_states(build: Build, definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Array:
-    """Return the initial states (size, G + 1) for each group, and last for keys without a known group.
+    """Return initial states (size, G + 1), one for each group, and the last for keys without a known group.
 
-    build: `kalman.build`. Raises ModelError where a group's parameters do not fit the model.
+    build: the function `kalman.build`. Raises ModelError if a group's parameters do not fit the model.
     """
     rest = select_pooled(definition, parameters)
     own = parameters[GROUPS]["parameters"] if GROUPS in parameters else []

@@ -12,7 +12,7 @@ from kalman.types import ModelError
 def parse_inputs(
     field: str, definition: Mapping[str, Any], n: int, controls: Sequence[str]
 ) -> tuple[Cells | None, tuple[Cell, ...] | None]:
-    """Return B (n x c) and offset (n) of a process, each None where not given. Raises ModelError."""
+    """Return B (n x c) and offset (n) of a process, None for a part that is not given. Raises ModelError."""
     B, offset = definition.get("B"), definition.get("offset")
     if B is not None and not controls:
         raise ModelError(f"{field}.B", "there is no control for it", "name the control columns, or remove B")

@@ -1,7 +1,8 @@
-"""Learning of entries of matrices and of the initial distribution, beside a structure's parameters and R.
+"""Learning of matrix entries and of the initial distribution, in addition to a structure's parameters and R.
 
-The matrices are F of an explicit process, A of one in continuous time, and H. Learned values are written into the
-definition before the filter is built; where groups or keys learn them, the entries are parameters of the filter.
+The matrices are F of an explicit process, A of a continuous-time process, and H. Pooled learned values are written into
+the definition before the filter is built. If groups or keys learn the entries, the entries are parameters of the
+filter.
 """
 
 import copy
@@ -16,18 +17,18 @@ from kalman.types import ModelError
 
 ENTRY = re.compile(r"([FAH])\[(\d+)\]\[(\d+)\]")
 KINDS = {"F": "explicit", "A": "continuous"}
-"""The kinds of process whose matrices have entries that can be learned."""
+"""For each process matrix with entries that can be learned, the kind of the process."""
 INITIAL = ("initial.mean", "initial.covariance")
 PRIOR = {"name": "initial.mean"}, {"name": "initial.covariance"}
 LINKED = 1e-2
-"""Initial correlation of zero entries where a full matrix is requested."""
+"""Initial correlation in place of zero covariances if a full matrix is to be learned."""
 
 
 class LearnRequest(NamedTuple):
-    """One item of `learn.parameters`: its field, the parameter's name, and constraints of its value.
+    """One item of `learn.parameters`: the item's field, the parameter's name, and constraints on the value.
 
-    form    form of a covariance: full, diagonal, or None to keep the written zeros
-    bounds  lowest and highest value of a number, None for none
+    form    form of a covariance: full, diagonal, or None, which keeps the written zeros
+    bounds  lowest and highest value of a number; None means no bound
     """
 
     field: str
@@ -52,7 +53,7 @@ def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
 
 
 def is_chosen(name: Any) -> bool:
-    """Return whether a name is an entry of a matrix, or of the initial distribution."""
+    """Return whether a name is the name of a matrix entry, or belongs to the initial distribution."""
     return isinstance(name, str) and (name in INITIAL or parse_entry_name(name) is not None)
 
 
@@ -63,7 +64,7 @@ def parse_entry_name(name: str) -> tuple[str, int, int] | None:
 
 
 def list_key_entries(definition: Mapping[str, Any], letters: str) -> tuple[Parameter, ...]:
-    """Return the entries of these matrices that groups or keys learn, as written. Raises ModelError."""
+    """Return the entries of these matrices that groups or keys learn, with written values. Raises ModelError."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return ()
@@ -77,7 +78,7 @@ def list_key_entries(definition: Mapping[str, Any], letters: str) -> tuple[Param
 def insert_entries(
     letter: str, matrix: Sequence[Sequence[Entry]], values: Values
 ) -> Sequence[Sequence[Entry]]:
-    """Return a matrix with its entries among the parameters' values."""
+    """Return a matrix with those of its entries that are parameters set to the parameters' values."""
     places = [(found, values[name][0]) for name in values if (found := parse_entry_name(name)) is not None]
     if not any(found[0] == letter for found, _ in places):
         return matrix
@@ -89,7 +90,7 @@ def insert_entries(
 
 
 def list_chosen_parameters(definition: Mapping[str, Any]) -> list[Parameter]:
-    """Return the requested entries of matrices, then the initial distribution, as written. Raises ModelError."""
+    """Return the requested matrix entries, then the initial distribution, with written values. Raises ModelError."""
     found = [
         _parse_parameter(definition, request)
         for request in learn_requests(definition)
@@ -127,7 +128,7 @@ def constrain_parameter(parameter: Parameter, request: LearnRequest) -> Paramete
 def substitute_learned(
     definition: Mapping[str, Any], learned: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return the definition with learned entries written into it, and the other learned parameters."""
+    """Return the definition with the learned entries inserted, and the other learned parameters."""
     rest = {name: value for name, value in learned.items() if not is_chosen(name)}
     if len(rest) == len(learned):
         return definition, rest
@@ -197,7 +198,7 @@ def _parse_parameter(definition: Mapping[str, Any], request: LearnRequest) -> Pa
 
 
 def _find_row(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
-    """Return the row of the matrix that holds an entry, and its column."""
+    """Return the matrix row that contains an entry, and the column index of the entry."""
     found = parse_entry_name(name)
     assert found is not None
     letter, i, j = found

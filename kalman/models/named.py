@@ -1,8 +1,8 @@
-"""Functions of a model, named `module:function`: found, imported, and pickled by name.
+"""Functions of a model, which are imported and pickled by their names `module:function`.
 
 A module is searched on the Python path, then in the folder of the spec, then in the current folder. Only plain Python
-functions defined in the module count: a name cannot reach other code that the module imports. The modules that a spec
-may name are checked before (`jobs.specs.functions`).
+functions that the module defines are valid, so a name cannot reach other code that the module imports. Before that,
+`jobs.specs.functions` checks which modules a spec may name.
 """
 
 import importlib
@@ -26,12 +26,12 @@ _private: dict[tuple[str, int], ModuleType] = {}
 
 @dataclass(frozen=True)
 class Named:
-    """A function by its name `module:function`; `folder` is a further place to search for the module."""
+    """A function with the name `module:function`; folder: an additional folder to search for the module."""
 
     name: str
     folder: str | None = None
 
-    def __reduce__(self) -> Any:  # without the function, which is found again after unpickling
+    def __reduce__(self) -> Any:  # the function is imported again after unpickling
         return Named, (self.name, self.folder)
 
     @cached_property
@@ -81,9 +81,9 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
 
 
 def load(name: str, folder: str | None = None) -> ModuleType:
-    """Import a module, also from the current folder or from `folder`.
+    """Import a module from the Python path, from `folder`, or from the current folder.
 
-    Two folders may each have a module of the same name: each file is a separate module.
+    Two folders may have modules of the same name, because each file is a separate module.
     """
     places = [*([folder] if folder else []), os.getcwd()]
     importlib.invalidate_caches()
@@ -99,14 +99,14 @@ def load(name: str, folder: str | None = None) -> ModuleType:
 
 
 def _load_file(name: str, file: str) -> ModuleType:
-    """Load a file outside `sys.modules`, which may hold another module of its name."""
+    """Load a file without an entry in `sys.modules`, which may contain another module of the same name."""
     key = (file, os.stat(file).st_mtime_ns)
     if key not in _private:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         before = sys.modules.get(name)
-        sys.modules[name] = module  # code in the module may look up its module
+        sys.modules[name] = module  # code in the module may look itself up while it is loaded
         try:
             with _extend_path([os.path.dirname(file)]):  # for imports of modules in the same folder
                 spec.loader.exec_module(module)
@@ -119,7 +119,7 @@ def _load_file(name: str, file: str) -> ModuleType:
 
 
 def find_module_file(name: str, folder: str | None = None) -> Path | None:
-    """Return the file, or a package's folder, of `module:function`; None if there is none."""
+    """Return the file (or package folder) of the module in `module:function`; None if there is no such file."""
     top = load(name.partition(":")[0].partition(".")[0], folder)
     file = getattr(top, "__file__", None)
     if file is None:

@@ -1,4 +1,4 @@
-"""Seasonal structures: dummies that take one step a row, and waves that rotate with time."""
+"""Seasonal structures: dummies that advance by one season a row, and waves that rotate with time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ LONGEST = 366
 
 @dataclass(frozen=True)
 class SeasonalDummy(Plain):
-    """Seasons that sum to noise: g' = -(g_1 + ... + g_{s-1}) + w, w ~ N(0, variance), one step a row.
+    """Seasonal effects whose sum is noise: g' = -(g_1 + ... + g_{s-1}) + w, w ~ N(0, variance), one step a row.
 
-    The states are the season of this row and of the s - 2 rows before it. The time between rows does not count, so
-    every row is a season: a season without a measurement needs a row with missing values.
+    The states are the effects of this row and of the s - 2 rows before it. The time between rows has no influence:
+    every row is the next season, so a season without a measurement needs a row with missing values.
     References: Harvey (1989), equation 2.3.39; Durbin and Koopman (2012), section 3.2.2.
     """
 
@@ -69,10 +69,10 @@ class SeasonalDummy(Plain):
 
 @dataclass(frozen=True)
 class SeasonalTrigonometric(Plain):
-    """Waves of a period and its fractions, each a pair that turns with time: exact for any dt.
+    """Waves of a period and its fractions, each a pair of states that rotates with time; exact for any dt.
 
-    Harmonic j turns by 2 pi j dt / period, and each of its two states gains `variance` a unit of time. The state is a
-    pair for each harmonic: the wave now, and a quarter period later.
+    Harmonic j rotates by 2 pi j dt / period, and the variance of each of its two states grows by `variance` per unit of
+    time. The two states of a harmonic are the wave now, and the wave a quarter of its period later.
     References: Harvey (1989), equation 2.3.50, in continuous time as in his section 9.2.
     """
 
@@ -127,5 +127,5 @@ class SeasonalTrigonometric(Plain):
         turns = np.divide(dt, values["period"][0])
         turned = np.subtract(
             turns, np.floor(turns)
-        )  # whole periods are taken away first: they cause no rounding
+        )  # subtract whole periods first, so that they cause no rounding errors
         return [2.0 * math.pi * j * turned for j in range(1, self.harmonics + 1)]

@@ -1,4 +1,4 @@
-"""Starts from columns: the distribution of a key's state at its first row, from that row's columns."""
+"""Starts from columns: columns of a key's first row give the distribution of the key's state at this row."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from kalman.models.columns import Cell, compute_lowest_pivot, resolve
 from kalman.types import Array
 
 MEAN, VARIANCE = 0.0, 1.0
-"""Placeholders of columns before the first row, as in `Filter.initial`."""
+"""Placeholders for columns of the mean and the covariance before the first row, as in `Filter.initial`."""
 
 
 class Start(NamedTuple):
@@ -21,7 +21,7 @@ class Start(NamedTuple):
     covariance: tuple[Cell, ...]
 
     def resolve_start(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
-        """Return mean (n, K), packed covariance (p, K), and a mask (K,) of keys where these are invalid."""
+        """Return mean (n, K), packed covariance (p, K), and a mask (K,) of keys with an invalid mean or covariance."""
         rows, keys = list(u), u.shape[1]
         mean, covariance = (
             np.array([np.broadcast_to(a, keys) for a in resolve(cells, rows)], float)

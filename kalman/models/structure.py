@@ -1,4 +1,4 @@
-"""The protocol and the types that all process structures share."""
+"""The protocol of process structures, and the types that all of them share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ class Transition(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of the model: its value as packed entries, and its kind, which determines its valid values.
+    """A parameter of the model: a value as packed entries, and a kind, which determines the valid values.
 
-    kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
-    several; "covariance" is a packed lower triangle; "chances" is one row of probabilities, "transition" a square
-    matrix of them. A parameter with an entry from a column cannot be learned.
+    A parameter of kind "positive", "real" or "bounded" is a number; a "bounded" number lies between `bounds` (None
+    means no bound). A "vector" is several numbers, a "covariance" a packed lower triangle, "chances" a row of
+    probabilities, and a "transition" a square matrix of probabilities. A parameter with an entry from a column cannot
+    be learned.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Structure(Protocol):
         ...
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        """Return F, Q, c of a step that takes dt (K,) under the control u."""
+        """Return F, Q, c of a step over the time dt (K,) with the controls u."""
         ...
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
@@ -63,13 +64,13 @@ class Structure(Protocol):
         ...
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid noise."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid noise."""
         ...
 
 
 @dataclass(frozen=True)
 class Around:
-    """Base class of a structure around another one."""
+    """Base class of a structure that wraps another structure (`inner`)."""
 
     inner: Structure
 
@@ -87,7 +88,7 @@ class Around:
 
 
 class Plain:
-    """Defaults of a structure: no control, no column, no measurement matrix."""
+    """Base class of a structure without controls, columns, or a measurement matrix, unless it overrides them."""
 
     @property
     def controlled(self) -> bool:
@@ -102,7 +103,7 @@ class Plain:
 
 
 def block_diagonal(parts: Sequence[Transition]) -> Transition:
-    """Return the transition of independent parts side by side."""
+    """Return the block-diagonal transition of independent parts."""
     sizes = [len(part.c) for part in parts]
     n = sum(sizes)
     F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
@@ -125,7 +126,7 @@ def build_zero_transition(n: int) -> Transition:
 
 
 def with_noise(Q: Sequence[Entry], size: int) -> Transition:
-    """Return a derivative of the noise alone."""
+    """Return the derivative of a transition by a parameter that changes only the noise Q."""
     return build_zero_transition(size)._replace(Q=list(Q))
 
 

@@ -1,8 +1,8 @@
-"""Process structures: how the state moves in a time dt, in closed form.
+"""Process structures: how the state moves over a time dt, in closed form.
 
-A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by its parameters, and its measurement matrix.
-Kinds that use time are exact for any dt: moving by a, then by b, is moving by a + b. To add a kind, write such a class
-and enter it in STRUCTURES.
+A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by the parameters, and the measurement matrix.
+Kinds that use time are exact for any dt, because a step of a followed by a step of b equals a step of a + b. To add a
+kind, write such a class and add it to STRUCTURES.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +44,9 @@ __all__ = ["STRUCTURES", "Parameter", "Structure", "Values", "parse"]
 
 @dataclass(frozen=True)
 class Explicit(Plain):
-    """x' = F x + B u + offset + w, w ~ N(0, Q): one step a row, whatever the time between the rows.
+    """x' = F x + B u + offset + w, w ~ N(0, Q), one step a row for any time between the rows.
 
-    entries: entries of F that are parameters, because groups or keys learn them.
+    entries: the entries of F that groups or keys learn, which are therefore parameters.
     """
 
     F: Cells
@@ -99,9 +99,9 @@ class Explicit(Plain):
 
 @dataclass(frozen=True)
 class Sum:
-    """Independent parts side by side; by default the measurement is the sum of the parts' observations.
+    """A process of independent parts; by default, the measurement is the sum of the parts' observations.
 
-    A part's parameters are called `<name>.<parameter>`, its name being its kind unless it is given one.
+    A parameter of a part is called `<name>.<parameter>`; the default name of a part is its kind.
     """
 
     names: tuple[str, ...]
@@ -218,7 +218,7 @@ STRUCTURES: dict[str, type[Structure]] = {
 
 
 def parse(field: str, definition: Any, controls: Sequence[str] = ()) -> Structure:
-    """Build the structure that a definition's `kind` names; `controls` names u. Raises ModelError."""
+    """Build the structure of the kind that a definition names; controls: the names of u. Raises ModelError."""
     kinds = ", ".join(STRUCTURES)
     if not isinstance(definition, Mapping) or "kind" not in definition:
         raise ModelError(f"{field}.kind", "is missing", f"choose one of {kinds}")

@@ -1,4 +1,4 @@
-"""Structures of levels, slopes and motion, in closed form: exact for any dt, so moving a, then b, is moving a + b."""
+"""Structures of levels, slopes and motion in closed form, exact for any dt: steps of a and b equal a step of a + b."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from kalman.types import Array
 
 @dataclass(frozen=True)
 class RandomWalk(Plain):
-    """A level without direction: dx = dW, of variance `variance` a unit of time."""
+    """A level without direction: dx = dW, whose variance grows by `variance` per unit of time."""
 
     variance: float
     size = 1
@@ -50,10 +50,10 @@ class RandomWalk(Plain):
 
 @dataclass(frozen=True)
 class LocalLinearTrend(Plain):
-    """A level that drifts along a slope that drifts: dx = s dt + dW1, ds = dW2.
+    """A level that drifts along a slope, which drifts too: dx = s dt + dW1, ds = dW2.
 
-    The model is in continuous time, so that any dt is exact. The textbooks' discrete model (Durbin and Koopman, section
-    3.2) has no slope noise in the level over one step; use `explicit` for it.
+    The model is in continuous time, so it is exact for any dt. The discrete model of textbooks (Durbin and Koopman,
+    section 3.2) has no slope noise in the level within a step; use the kind `explicit` for the discrete model.
     """
 
     level_variance: float
@@ -97,9 +97,10 @@ class LocalLinearTrend(Plain):
 
 @dataclass(frozen=True)
 class Motion(Plain, ABC):
-    """A position and its derivatives, of each dimension in turn; white noise drives the last derivative.
+    """A position and its derivatives, one dimension after another; white noise drives the last derivative.
 
-    variance: the noise's power, the variance of the last derivative's change in a unit of time; `noise`: its field.
+    variance: power of the noise, which is the variance of the last derivative's change per unit of time
+    noise: name of the field with this variance
     """
 
     variance: float
@@ -134,7 +135,7 @@ class Motion(Plain, ABC):
     @staticmethod
     @abstractmethod
     def driven(dt: Array) -> list[Entry]:
-        """Return the packed Q of one dimension, of a noise of unit power."""
+        """Return the packed Q of one dimension for a noise of unit power."""
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         Q = [times(values[self.noise][0], a) for a in self.driven(dt)]
@@ -146,7 +147,7 @@ class Motion(Plain, ABC):
 
 
 class ConstantVelocity(Motion):
-    """Position and velocity, of each dimension in turn, under white-noise acceleration: dv = dW.
+    """Position and velocity, one dimension after another, with white-noise acceleration: dv = dW.
 
     References: Bar-Shalom, Li and Kirubarajan (2001), section 6.2.2.
     """
@@ -164,7 +165,7 @@ class ConstantVelocity(Motion):
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeck(Plain):
-    """A value drawn back to its mean: dx = rate (mean - x) dt + dW, with `variance` the stationary one."""
+    """A value that returns to its mean: dx = rate (mean - x) dt + dW; `variance` is the stationary variance of x."""
 
     rate: float
     variance: float
@@ -195,7 +196,7 @@ class OrnsteinUhlenbeck(Plain):
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         rate, variance, mean = (values[name][0] for name in ("rate", "variance", "mean"))
         kept = np.exp(-(rate * dt))
-        spread = -np.expm1(-2.0 * (rate * dt))  # 1 - exp(-2 rate dt), right for small dt too
+        spread = -np.expm1(-2.0 * (rate * dt))  # 1 - exp(-2 rate dt), accurate also for a small dt
         return Transition([[kept]], [times(variance, spread)], [times(mean, -np.expm1(-(rate * dt)))])
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
@@ -213,13 +214,13 @@ class OrnsteinUhlenbeck(Plain):
 
 
 def compute_integrated_noise(dt: Array) -> list[Entry]:
-    """Return the packed covariance of an integrated Wiener process and its driver, of unit variance."""
+    """Return the packed covariance of an integrated Wiener process and the Wiener process, of unit variance."""
     half = 0.5 * (dt * dt)
     return [half * dt * (2.0 / 3.0), half, dt]
 
 
 class ConstantAcceleration(Motion):
-    """Position, velocity and acceleration, of each dimension in turn, under white-noise jerk: da = dW.
+    """Position, velocity and acceleration, one dimension after another, with white-noise jerk: da = dW.
 
     References: Bar-Shalom, Li and Kirubarajan (2001), section 6.2.3.
     """
@@ -236,7 +237,7 @@ class ConstantAcceleration(Motion):
 
 
 def compute_twice_integrated_noise(dt: Array) -> list[Entry]:
-    """Return the packed covariance of a Wiener process integrated twice, once and not at all, of unit variance."""
+    """Return the packed covariance of the double integral, the integral, and the Wiener process, of unit variance."""
     square = dt * dt
     cube = square * dt
     return [cube * square / 20.0, square * square / 8.0, cube / 3.0, cube / 6.0, 0.5 * square, dt]

@@ -1,4 +1,4 @@
-"""A named structure with fields that come from columns: each row has its own variance, rate, mean or period."""
+"""A named structure with fields from columns, so that each row may have another variance, rate, mean or period."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from kalman.models.structure import Around, Parameter, Structure, Transition, Va
 from kalman.types import Array, ModelError
 
 PLACE = 1.0
-"""Placeholder of a field while the structure is read."""
+"""Placeholder for the value of a column while the structure is parsed."""
 
 
 @dataclass(frozen=True)
 class Varying(Around):
-    """A structure with fields that take the value of a control column on each row."""
+    """A structure with fields that take the value of a control column in each row."""
 
     cells: tuple[tuple[str, Column], ...]
 
@@ -25,7 +25,7 @@ class Varying(Around):
     def of(
         cls, kind: type[Structure], field: str, definition: Mapping[str, Any], controls: Sequence[str]
     ) -> Self:
-        """Return a structure of a kind with columns in its fields. Raises ModelError."""
+        """Return a structure of the class `kind` with columns in its fields. Raises ModelError."""
         texts = named_columns(definition)
         try:
             found = kind.parse(field, {**definition, **dict.fromkeys(texts, PLACE)}, controls)
@@ -62,7 +62,7 @@ class Varying(Around):
         return self.inner.tangents(name, dt, u, self._resolve_values(u, values))
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """A variance must be at least zero; a rate, a damping and a period must be above zero."""
+        """Return entries that are zero or more where variances are not negative and rates and periods are positive."""
         kinds = {p.name: p.kind for p in self.inner.parameters}
         guards = list(self.inner.guards(u))
         for name, column in self.cells:
@@ -74,7 +74,7 @@ class Varying(Around):
 
 
 def named_columns(definition: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a named structure that are texts, except its kind and name."""
+    """Return the fields of a named structure whose values are texts, except `kind` and `name`."""
     return {
         name: value
         for name, value in definition.items()

@@ -1,14 +1,14 @@
 """Noise covariances that follow the innovations, key by key: R, Q, or the variances of a named structure.
 
-Each row gives an estimate of its noise. Given the innovation, the noise e ~ N(0, X) has a mean and a covariance,
-and so a second moment E[e e' | y]; the covariance moves towards it at a fixed rate,
-X' = (1 - rate) X + rate E[e e' | y], a mean of positive semidefinite matrices and so positive semidefinite. At the
-true covariances X is unchanged on average, whatever F and H are. A missing component adds information on its noise only
-through correlation with the others.
+Each row gives an estimate of its noise. Given the innovation, the noise e ~ N(0, X) has a mean, a covariance, and so a
+second moment E[e e' | y]. The covariance moves towards this second moment at a fixed rate,
+X' = (1 - rate) X + rate E[e e' | y]. X' is an average of positive semidefinite matrices and so positive semidefinite.
+At the true covariances, X is unchanged on average for any F and H. A missing component adds information about its noise
+only through correlations with other components.
 
-For R, the method is the residual-based estimate e e' + H P H' with exponential weights. For Q, it is a step of online
-EM on the filtered moments: the usual estimate K v v' K' is unbiased only in a steady state with F = I. The adapted
-parameters are key-specific and part of the state.
+For R, the method is the residual-based estimate e e' + H P H' with exponential weights. For Q, the method is a step of
+online EM on the filtered moments, because the usual estimate K v v' K' is unbiased only in a steady state with F = I.
+The adapted parameters are key-specific and part of the state.
 
 References: Mohamed and Schwarz (1999); Akhlaghi, Zhou and Huang (2017); Cappe and Moulines (2009).
 """
@@ -32,16 +32,17 @@ from kalman.types import Array, ModelError
 
 
 class NoiseRank(NamedTuple):
-    """A parameter whose entries scale one independent part of Q, and that part's rank."""
+    """A parameter whose entries scale one independent part of Q, and the rank of this part."""
 
     name: str
     rank: int
 
 
 class Adaptive(NamedTuple):
-    """The section `adaptive` of a definition. A rate of 0.02 moves 2 % of the way in each row, a memory of 50 rows.
+    """The section `adaptive` of a definition.
 
-    R, Q: rates, None when fixed; whole: Q itself is the parameter; scaled: the parameters that scale parts of Q.
+    R, Q: rates, None for a fixed covariance; a rate of 0.02 moves 2 % of the way in each row, a memory of 50 rows
+    whole: whether the parameter Q is adapted as a matrix; scaled: otherwise, the parameters that scale parts of Q
     """
 
     R: float | None = None
@@ -51,7 +52,7 @@ class Adaptive(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters that move."""
+        """Names of the parameters that are adapted."""
         noise = ("Q",) if self.whole else tuple(part.name for part in self.scaled)
         return (*(noise if self.Q is not None else ()), *(("R",) if self.R is not None else ()))
 
@@ -94,7 +95,7 @@ def _parse_rate(field: str, value: Any) -> float | None:
 
 
 def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
-    """Refuse columns, and patterns of zeros that an adapted covariance could not keep."""
+    """Raise ModelError for columns, and for a pattern of zeros that an adapted covariance could not keep."""
     if columns.find_columns(packed):
         raise ModelError(
             field, "it comes from a column, so it cannot be adapted", "write numbers, or remove adaptive"
@@ -109,14 +110,14 @@ def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
 
 
 def rank_parameter(process: Structure, parameter: Parameter, controls: int) -> NoiseRank:
-    """Return the parameter with the rank of the part of Q that it scales, 0 if it scales no part."""
+    """Return a parameter and the rank of the part of Q that the parameter scales, 0 if it scales no part."""
     if columns.find_columns(parameter.value):
         return NoiseRank(parameter.name, 0)
     dt, u = np.array([0.7]), [np.ones(1)] * controls
     values = {p.name: columns.resolve(p.value, u) for p in process.parameters}
     for tangent in process.tangents(parameter.name, dt, u, values):
         if any(np.any(a) for a in (*tangent.c, *(a for row in tangent.F for a in row))):
-            return NoiseRank(parameter.name, 0)  # the parameter moves the mean too
+            return NoiseRank(parameter.name, 0)  # the parameter also changes the mean
     part = compute_noise_part(process, parameter, dt, u, values)
     full = np.array([[float(np.squeeze(a)) for a in row] for row in unpack_symmetric(part)])
     return NoiseRank(parameter.name, int(np.linalg.matrix_rank(full)))
@@ -125,7 +126,7 @@ def rank_parameter(process: Structure, parameter: Parameter, controls: int) -> N
 def compute_noise_part(
     process: Structure, parameter: Parameter, dt: Array, u: Vector, values: Mapping[str, Sequence[Entry]]
 ) -> Vector:
-    """Return the part of Q (packed) that the parameter scales, over dt."""
+    """Return the part of Q (packed) that the parameter scales, for a step of dt."""
     result: list[Entry] = [0.0] * packed_size(process.size)
     tangents: list[Transition] = process.tangents(parameter.name, dt, u, values)
     for value, tangent in zip(values[parameter.name], tangents, strict=True):
@@ -134,7 +135,7 @@ def compute_noise_part(
 
 
 def invert_scale(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
-    """Return 1 / scale of a row's noise, and the mask `still` extended by keys without noise."""
+    """Return 1 / scale of a row's noise, and the mask `still` with the keys without noise added."""
     if not isinstance(scale, Column):
         return 1.0 / scale, still
     (value,) = columns.resolve([scale], u)
@@ -144,9 +145,9 @@ def invert_scale(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present
 
 
 def move_noise(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present) -> list[Entry]:
-    """Return (1 - rate) X + rate E[e e' | y], packed, and X for the keys `still`. Structural zeros stay.
+    """Return (1 - rate) X + rate E[e e' | y], packed, and X for the keys in the mask `still`. Structural zeros stay.
 
-    `noise` is e ~ N(0, prior) given the row, with prior_ij = X_ij / (scale_i scale_j).
+    noise: the noise e ~ N(0, prior) given the row, with prior_ij = X_ij / (scale_i scale_j).
     """
     m = noise.m
     pairs = [(i, j) for i in range(len(m)) for j in range(i + 1)]
@@ -167,7 +168,7 @@ def move_noise(X: Vector, scale: Vector, noise: Updated, rate: float, still: Pre
 
 
 def repair_covariance(X: Vector) -> list[Entry]:
-    """Return X (packed) made positive semidefinite where rounding broke it; the same bits elsewhere."""
+    """Return X (packed) made positive semidefinite for keys with rounding errors; other keys keep their bits."""
     n = find_order(len(X))
     if n == 1:
         return list(X)
@@ -182,16 +183,16 @@ def repair_covariance(X: Vector) -> list[Entry]:
 
 
 def condition_noise(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Present]) -> Updated:
-    """Return the noise e ~ N(0, X) given the innovation v = H e + an independent part of covariance `rest`."""
+    """Return the noise e ~ N(0, X) given the innovation v = H e + an independent part with covariance `rest`."""
     return update([0.0] * len(unpack_symmetric(X)), X, None, H, rest, v, presents)
 
 
 def compute_growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
-    """Return the factor of change of a parameter that scales this part of Q (packed)."""
+    """Return the factor by which a row changes a parameter that scales this part of Q (packed)."""
     return plus(1.0, times(rate / rank, surplus.form(seen, part)))
 
 
 def whiten_rows(innovation: Innovation, H: Matrix) -> list[list[Entry]]:
-    """Return W H: the measurement matrix of the innovation's independent scalars."""
+    """Return W H, the measurement matrix of the innovation's independent scalars."""
     columns = list(zip(*H, strict=True))
     return [[dot(row, column) for column in columns] for row in innovation.W]

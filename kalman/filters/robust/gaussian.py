@@ -1,11 +1,11 @@
 """Robust updates, fading memory and adaptive noise for all Gaussian filters except the linear covariance form.
 
-The update is the plain filter's with another R (`kalman.filters.robust.updates`). In place of H it uses the Jacobian,
-or with sigma points the regression of the measurement on the state. The innovation's covariance without noise is the
-covariance of the predicted measurement.
+The update is that of `GaussianFilter` with another R (`kalman.filters.robust.updates`). In place of H, the robust
+update uses the Jacobian, or with sigma points the regression of the measurement on the state. C is the covariance of
+the predicted measurement.
 
-References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub
-(2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
+References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for sigma points Karlgaard and
+Schaub (2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,10 @@ from kalman.types import Array, Rows
 class RobustGaussianFilter(GaussianFilter):
     """A Gaussian filter whose update is robust, whose memory fades, or whose noise is adapted.
 
-    `own` includes the adapted parameters; learned: names of the key-specific parameters set by `with_parameters`.
-    The state is the plain filter's, then `gate` (2): number of gated rows, in total and since the last accepted row.
+    own: includes the adapted parameters; learned: names of the key-specific parameters that `with_parameters` sets
+
+    The state is that of `GaussianFilter`, followed by `gate` (2): the number of gated rows in total, and since the last
+    accepted row.
     """
 
     robust: Robust = Robust()
@@ -55,11 +57,11 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def fading(self) -> Cell:
-        """Factor of the predicted standard deviations, before process noise."""
+        """Factor that multiplies the predicted standard deviations before process noise is added."""
         return self.robust.fading
 
     def fading_guards(self, u: Vector) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid fading."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid fading."""
         return self.robust.fading_guards(u)
 
     @property
@@ -69,12 +71,12 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Each component's weight with Student-t or Huber noise; NaN where the component is missing."""
+        """Extra outputs: with Student-t or Huber noise, each component's weight, NaN if the component is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     @cached_property
     def own_places(self) -> dict[str, slice]:
-        """The place of each key-specific parameter in the state."""
+        """The slice of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.own else 0
         return locate_key_parameters(self.parameters, self.own, start)
 
@@ -91,7 +93,7 @@ class RobustGaussianFilter(GaussianFilter):
         return state
 
     def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
-        """Do one block; a gated row's key is flagged, and only the counters of its state change."""
+        """Compute one block; the key of a gated row is flagged, and only the counters in its state change."""
         prior, moved, sound = self._predict_prior(state, rows, rows.mask_first_rows())
         seen, place, sound_there = self._seen(prior, rows.u, state)
         presents = mask_present(rows.y)
@@ -117,7 +119,7 @@ class RobustGaussianFilter(GaussianFilter):
 
 
 def _sum_entries(log_likelihood: Entry, state: Sequence[Any]) -> Any:
-    """Return a sum that is finite when log-likelihood and state are."""
+    """Return the sum of log-likelihood and state, which is finite if all of them are finite."""
     total: Any = log_likelihood
     for entry in state:
         total = plus(total, entry)
@@ -126,11 +128,11 @@ def _sum_entries(log_likelihood: Entry, state: Sequence[Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
-    """Return `kalman.filters.gaussian_programs.update_program` with robust update and adaptive noise.
+    """Return the program of a measurement update with robust update and adaptive noise.
 
-    After the key-specific parameters, the inputs are dt and the mask of keys at their first row. Outputs: the whole
-    state, log-likelihood, NIS, a number that is finite when all is well, the least variance of an innovation, `sound`,
-    1 where the row was gated, the weights.
+    Inputs: those of `kalman.filters.gaussian_programs.update_program`, with dt and the mask of keys at their first row
+    after the key-specific parameters. Outputs: the whole state, log-likelihood, NIS, a number that is finite if the
+    other outputs are, the smallest innovation variance, `sound`, 1 for a gated row and else 0, the weights.
     """
     tape = Tape()
     n, count, options = len(model.states), model.measurements, model.robust
@@ -182,7 +184,7 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
 
 
 def build_robust_gaussian(model: GaussianFilter, definition: Mapping[str, Any]) -> RobustGaussianFilter:
-    """Return a Gaussian filter with the sections `robust` and `adaptive` of its definition. Raises ModelError."""
+    """Return the Gaussian filter of a definition that has sections `robust` or `adaptive`. Raises ModelError."""
     options, moving = parse_options(definition, model, model.measurements, model.controls)
     own = tuple(p.name for p in model.parameters if p.name in moving.names or p.name in model.own)
     plain = {field.name: getattr(model, field.name) for field in fields(model)}

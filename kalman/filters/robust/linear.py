@@ -1,6 +1,6 @@
 """The linear filter with robust updates, fading memory and adaptive noise, over many keys.
 
-This class is separate from `LinearFilter`, so that the plain step stays short; both use the same recursions.
+The class is separate from `LinearFilter`, so that the step of `LinearFilter` stays short; both use the same recursions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from kalman.types import Array, ModelError, Rows, Step
 
 
 class StepEntries(NamedTuple):
-    """The results of one step, in entries; gated is None where the filter has no gate."""
+    """The results of one step, in entries; gated is None if the filter has no gate."""
 
     after: list[Entry]
     log_likelihood: Entry
@@ -58,9 +58,11 @@ class StepEntries(NamedTuple):
 class RobustLinearFilter(StateLayout):
     """A linear model whose update is robust, whose memory fades, or whose noise is adapted.
 
-    base: the linear filter; its key-specific parameters include the adapted ones; learned: names of the key-specific
-    parameters set by `with_parameters`. The state is the base's, then `gate` (2): number of gated rows, in total and
-    since the last accepted row.
+    base: the linear filter; its key-specific parameters include the adapted parameters
+    learned: names of the key-specific parameters that `with_parameters` sets
+
+    The state is the state of `base`, followed by `gate` (2): the number of gated rows in total, and since the last
+    accepted row.
     """
 
     base: LinearFilter
@@ -85,7 +87,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def own_start(self) -> Any:
-        """The start from columns, or None, from the linear filter."""
+        """The linear filter's start from columns, or None."""
         return self.base.own_start
 
     @property
@@ -95,7 +97,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Each component's weight with Student-t or Huber noise; NaN where the component is missing."""
+        """Extra outputs: with Student-t or Huber noise, each component's weight, NaN if the component is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     def initial(self, keys: int) -> Array:
@@ -115,12 +117,12 @@ class RobustLinearFilter(StateLayout):
         return self.base.moments(state)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return mean (m, K) and packed covariance of a measurement of these states (size, K), as the base does."""
+        """Return mean (m, K) and packed covariance of a measurement of these states (size, K), as in `LinearFilter`."""
         return self.base.measured(state[: self.base.size], u)
 
     @cached_property
     def _own(self) -> dict[str, slice]:
-        """The place of each key-specific parameter in the state."""
+        """The slice of each key-specific parameter in the state."""
         start = self.places["parameters"].start if self.base.own else 0
         return locate_key_parameters(self.base.parameters, self.base.own, start)
 
@@ -130,8 +132,8 @@ class RobustLinearFilter(StateLayout):
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        A gated row's key is flagged, its counters are updated, and the rest of its state is unchanged; the row's
-        NIS is kept, its log-likelihood is NaN.
+        The key of a gated row is flagged; only the counters in the key's state change. The `Step` has the gated row's
+        NIS, and NaN as its log-likelihood.
         """
         return step_in_blocks(state, rows, self.outputs, self._step_block)
 
@@ -169,10 +171,10 @@ class RobustLinearFilter(StateLayout):
         presents: Sequence[Any],
         diffuse: bool,
     ) -> StepEntries:
-        """Return one step.
+        """Return the results of one step.
 
-        For a key that is diffuse before the row, the step is the plain filter's: an outlier needs a prediction to
-        differ from.
+        A key that is diffuse before the row takes the step of `LinearFilter`, because without a proper prediction no
+        row can be an outlier.
         """
         base, options = self.base, self.robust
         parts = base.split(state[: base.size], diffuse)
@@ -221,7 +223,7 @@ class RobustLinearFilter(StateLayout):
         )
 
     def _combine_guards(self, u: Vector, values: Values, first: Any) -> Entry | None:
-        """Return the base's guard, combined with guards on the columns of gate and fading."""
+        """Return the guard of the linear filter, combined with the guards on the columns of gate and fading."""
         fading = [] if first is True else self.robust.fading_guards(u)
         if first is not True and first is not False:
             fading = [np.where(first, 0.0, a) for a in fading]
@@ -243,7 +245,7 @@ class RobustLinearFilter(StateLayout):
             put(after, self._own[name], entries)
 
     def _find_undetermined(self, state: Sequence[Entry]) -> Any:
-        """Return which keys (K,) bool are still diffuse."""
+        """Return a mask (K,) of the keys that are still diffuse."""
         nonzero = [np.greater_equal(np.abs(a), BELOW) for a in state[self.base.places["diffuse"]]]
         found = nonzero[0]
         for a in nonzero[1:]:
@@ -288,7 +290,7 @@ class RobustLinearFilter(StateLayout):
 
 
 def _predict_measurement(m: Vector, P: Vector, A: Matrix | None, H: Matrix) -> tuple[Vector, Vector]:
-    """Return mean and covariance of H x, finite columns included."""
+    """Return mean and covariance of H x; the covariance includes the finite columns of the diffuse part."""
     mean, C = updates.predict_measurement(m, P, H)
     return mean, C if A is None else fold_finite_columns(C, project_columns(H, A)[1])
 
@@ -301,10 +303,10 @@ def _add_noise(C: Vector, R: Vector) -> list[Entry]:
 def build_step_program(
     model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool
 ) -> Program:
-    """Return one step as a program; the cases are those of `kalman.filters.linear.build_step_program`.
+    """Return the program of one step; the cases are those of `kalman.filters.linear.build_step_program`.
 
-    Outputs: the state's rows, log-likelihood, NIS, a number that is finite when all is well, the lowest
-    variance, 1 where the row was gated, the weights.
+    Outputs: the state's rows, log-likelihood, NIS, a number that is finite if the other outputs are, the lowest
+    variance, 1 for a gated row and else 0, the weights.
     """
     tape = Tape()
     base = model.base
@@ -331,7 +333,7 @@ def build_step_program(
 
 
 def build_robust_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> RobustLinearFilter:
-    """Return the linear filter of a definition with its sections `robust` and `adaptive`. Raises ModelError."""
+    """Return the linear filter of a definition that has sections `robust` or `adaptive`. Raises ModelError."""
     base = build_linear(definition, learned)
     options, moving = parse_options(definition, base, base.measurements, base.controls)
     own = tuple(p.name for p in base.parameters if p.name in moving.names or p.name in base.own)

@@ -18,8 +18,11 @@ from kalman.types import Array, ModelError
 
 
 class RowView(NamedTuple):
-    """A row's innovation v, its covariance C + R with R weighted by w (empty: unweighted), H, and masks. undetermined,
-    first: masks (K,) of diffuse keys and of keys at their first row; None or False: none, True: all
+    """A row's innovation v with covariance C + R, the measurement matrix H, and masks of keys.
+
+    R: noise covariance, already weighted by w; w: weights of the components, empty without weights
+    undetermined: mask (K,) of diffuse keys, None for no keys
+    first: mask (K,) of keys at their first row; False means no keys, True means all keys
     """
 
     v: Vector
@@ -33,7 +36,7 @@ class RowView(NamedTuple):
 
 
 class Noisy(Protocol):
-    """The parts of a model that determine its noise."""
+    """The attributes of a model that determine its noise."""
 
     @property
     def states(self) -> tuple[str, ...]: ...
@@ -48,7 +51,7 @@ class Noisy(Protocol):
 def locate_key_parameters(
     parameters: Sequence[Parameter], own: Sequence[str], start: int
 ) -> dict[str, slice]:
-    """Return the places of key-specific parameters in a state, from the row `start` on."""
+    """Return the slice of each key-specific parameter in a state; the first parameter begins at row `start`."""
     found: dict[str, slice] = {}
     for p in parameters:
         if p.name in own:
@@ -65,7 +68,7 @@ def gate_rows(
     undetermined: Any,
     u: Vector,
 ) -> tuple[Any, list[Entry]]:
-    """Return a mask of keys whose row, with controls u, is gated, and the counters (2) after the row."""
+    """Return a mask of keys whose row (with controls u) is gated, and the two counters after the row."""
     total, run = counters
     observed = updates.count(presents)
     outside = updates.is_beyond_limit(gate.limits(u), nis, observed)
@@ -73,13 +76,13 @@ def gate_rows(
         outside = outside & ~undetermined
     if gate.limit is not None:
         outside = outside & np.less(run, float(gate.limit))
-    # a row without a measurement neither counts nor ends the run
+    # a row without a measurement does not count, and does not end a run of gated rows
     quiet = 0.0 if isinstance(observed, float) else np.where(np.greater(observed, 0.0), 0.0, run)
     return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
 
 
 def score_innovation(noise: Noise, innovation: Innovation, presents: Sequence[Any]) -> list[Entry]:
-    """Return the log-likelihood of an innovation under heavy-tailed noise, and its NIS; NaN without a measurement."""
+    """Return log-likelihood and NIS of an innovation under heavy-tailed noise; the NIS is NaN without a measurement."""
     nis = updates.sum_entries(updates.square_innovation(innovation))
     if presents[0] is not None:
         nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
@@ -87,7 +90,7 @@ def score_innovation(noise: Noise, innovation: Innovation, presents: Sequence[An
 
 
 def mask_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
-    """Return the weights, NaN where a component is missing."""
+    """Return the weights with NaN for missing components."""
     return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
 
 
@@ -101,8 +104,10 @@ def adapt_noise(
     dt: Array,
     u: Vector,
 ) -> dict[str, list[Entry]]:
-    """Return the key-specific covariances by name, moved towards the row's estimate of the noise. innovation: computed
-    with the weighted R; Q: from this row's prediction, used where Q itself is adapted.
+    """Return the adapted noise parameters by name, moved towards the row's estimate of the noise.
+
+    innovation: computed with the weighted R; Q: returns the process noise of this row's prediction, which is needed if
+    the parameter Q is adapted.
     """
     v, C, H, R, w, presents, undetermined, first = view
     found: dict[str, list[Entry]] = {}
@@ -115,7 +120,7 @@ def adapt_noise(
         found["R"] = adaptive.move_noise(values["R"], roots, noise, options.R, still)
     if options.Q is None or first is True:
         return found
-    still = undetermined  # a first row has no prediction and so no process noise
+    still = undetermined  # a first row has no prediction, and so no process noise
     if first is not False:
         still = first if still is None else still | first
     seen_by = H()
@@ -140,7 +145,7 @@ def adapt_noise(
 
 
 def put(after: list[Entry], rows: slice, entries: Vector) -> None:
-    """Write entries into the rows of a state; a structural zero stays as it is."""
+    """Write entries into the rows of a state, except structural zeros, whose rows are unchanged."""
     for row, entry in zip(range(rows.start, rows.stop), entries, strict=True):
         if type(entry) is not float:
             after[row] = entry

@@ -1,8 +1,8 @@
 """Measurement updates that are robust to outliers: gating, Student-t and Huber noise, fading memory.
 
-All use three inputs, as entries: the innovation v = y - E[y], the covariance C of the predicted measurement
-without its noise, and the noise R. They return another R for the usual update, so they work with every filter that has
-v, C and R.
+All methods use three inputs, in entries: the innovation v = y - E[y], the covariance C of the predicted measurement
+without measurement noise, and the noise covariance R. Heavy-tailed noise changes the R that the usual update uses, so
+the methods work with every filter that has v, C and R.
 """
 
 import math
@@ -24,10 +24,11 @@ from kalman.types import Array, ModelError
 
 
 class Gate(NamedTuple):
-    """A row whose NIS exceeds its threshold is not applied.
+    """The rule that a row is not applied if its NIS exceeds a threshold.
 
-    thresholds: for 1, 2, ... m observed components; after `limit` consecutive gated rows the next one is applied.
-    probability: the column with each row's probability, if any; the thresholds are then its quantiles.
+    thresholds: for 1, 2, ... m observed components
+    limit: after this number of consecutive gated rows, the next row is applied; None means no limit
+    probability: the column with each row's probability, if any; the thresholds are then quantiles at this probability
     """
 
     thresholds: tuple[Cell, ...]
@@ -43,14 +44,14 @@ class Gate(NamedTuple):
 
 
 class StudentT(NamedTuple):
-    """Measurement noise with the tails of a multivariate t with these degrees of freedom and scale R."""
+    """Measurement noise with a multivariate Student-t distribution of the given degrees of freedom and scale R."""
 
     degrees: float
     iterations: int
 
 
 class Huber(NamedTuple):
-    """Measurement noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
+    """Measurement noise that is Gaussian up to `threshold` standard deviations and has Laplace tails beyond."""
 
     threshold: float
     iterations: int
@@ -60,14 +61,14 @@ Noise = StudentT | Huber
 
 
 class Robust(NamedTuple):
-    """The section `robust` of a definition. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
+    """The section `robust` of a definition; fading: the alpha in the predicted covariance alpha^2 F P F' + Q."""
 
     gate: Gate | None = None
     noise: Noise | None = None
     fading: Cell = 1.0
 
     def guards(self, u: Vector) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid gate."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid gate."""
         if self.gate is None:
             return []
         if self.gate.probability is not None:
@@ -80,12 +81,12 @@ class Robust(NamedTuple):
         return [np.where(np.greater(value, 0.0), 0.0, -1.0)]
 
     def fading_guards(self, u: Vector) -> list[Entry]:
-        """Return entries that are zero or more where the row's columns give a valid fading."""
+        """Return entries that are zero or more for the keys whose row has columns that give a valid fading."""
         return [minus(a, 1.0) for a in resolve([self.fading], u)] if isinstance(self.fading, Column) else []
 
 
 class Innovation(NamedTuple):
-    """An innovation made of independent scalars: z = W v, of variance d. A missing component has z 0, d 1."""
+    """An innovation v as independent scalars z = W v with variances d; a missing component has z = 0 and d = 1."""
 
     W: Matrix
     d: Vector
@@ -157,7 +158,7 @@ def _compute_quantiles(m: int, probability: Any) -> Any:
 
 
 def whiten(v: Vector, S: Vector, presents: Sequence[Present]) -> Innovation:
-    """Return the innovation v (m) of covariance S (packed) as independent scalars, for any missing pattern."""
+    """Return the innovation v (m) with covariance S (packed) as independent scalars; any components may be missing."""
     m = len(v)
     identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
     _, d, W, z = decorrelate(identity, S, v, presents)
@@ -169,18 +170,18 @@ def whiten(v: Vector, S: Vector, presents: Sequence[Present]) -> Innovation:
 
 
 def square_innovation(innovation: Innovation) -> list[Entry]:
-    """Return z_i^2 / d_i, whose sum is the NIS; 0 where missing."""
+    """Return z_i^2 / d_i, whose sum is the NIS; missing components give 0."""
     return [over(times(z, z), d) for z, d in zip(innovation.z, innovation.d, strict=True)]
 
 
 class Surplus(NamedTuple):
-    """The weighed excess of v v' over S: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
+    """The weighted excess of v v' over S: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
 
     p: list[Entry]
     q: list[Entry]
 
     def form(self, rows: Matrix, X: Vector) -> Entry:
-        """Return the trace of the surplus times X (packed); rows: measurement rows of the independent scalars."""
+        """Return the trace of surplus times X (packed); rows: the measurement row of each independent scalar."""
         pulled = [dot(self.p, column) for column in zip(*rows, strict=True)]
         return minus(
             _compute_form(pulled, X),
@@ -198,12 +199,12 @@ def compute_surplus(innovation: Innovation, presents: Sequence[Present]) -> Surp
 
 
 def count(presents: Sequence[Present]) -> Entry:
-    """Return each key's number of components."""
+    """Return each key's number of present components."""
     return sum_entries([1.0 if has is None else np.where(has, 1.0, 0.0) for has in presents])
 
 
 def sum_entries(entries: Vector) -> Entry:
-    """Return the sum, added from first to last."""
+    """Return the sum of the entries, added from first to last."""
     result: Entry = 0.0
     for entry in entries:
         result = plus(result, entry)
@@ -211,14 +212,17 @@ def sum_entries(entries: Vector) -> Entry:
 
 
 def is_beyond_limit(limits: Vector, nis: Entry, observed: Entry) -> Any:
-    """Return a mask of keys whose NIS exceeds the gate's limit for the number of components observed."""
+    """Return a mask of keys whose NIS exceeds the gate's threshold for their number of observed components."""
     return np.greater(nis, _select_by_count(limits, observed))
 
 
 def compute_weights(
     noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
 ) -> list[Entry]:
-    """Return a weight in (0, 1+] for each component: the update is done with R_ij / sqrt(w_i w_j)."""
+    """Return a positive weight w_i for each component; the update then uses R_ij / sqrt(w_i w_j) in place of R_ij.
+
+    Huber weights are at most 1; Student-t weights may exceed 1.
+    """
     return (_weigh_student_t if isinstance(noise, StudentT) else _weigh_huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
 
 
@@ -233,10 +237,11 @@ def weigh_noise(R: Vector, w: Vector) -> list[Entry]:
 
 
 def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present]) -> Entry:
-    """Return the log-density of the innovation, heavy in the tails as the noise is, with the scale S = C + R.
+    """Return the log-density of the innovation under heavy-tailed noise, with the scale S = C + R.
 
-    Student-t: the multivariate t of scale S. Huber: Huber's least favourable density for each of the independent
-    scalars. Both are densities, so that models can be compared, and become Gaussian when the noise does.
+    Student-t noise gives the multivariate t density of scale S. Huber noise gives Huber's least favourable density of
+    each independent scalar. Both densities integrate to 1, so that models can be compared, and become Gaussian if the
+    noise becomes Gaussian.
     """
     scale = sum_entries(
         [_select_if(has, -0.5 * np.log(d), 0.0) for d, has in zip(innovation.d, presents, strict=True)]
@@ -262,8 +267,9 @@ def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present
 
 
 def temper_innovations(noise: Noise, white: Array) -> Array:
-    """Return normalised innovations (m, N), tempered so that their squares average 1. The sum of squares is the score
-    of a common scale under the noise, which is zero at its maximum.
+    """Return normalised innovations (m, N) shrunk as the heavy-tailed noise requires, so that their squares average 1.
+
+    The average is 1 where the score of a common scale of the innovations is zero, which is at maximum likelihood.
     """
     size = np.abs(white)
     if isinstance(noise, Huber):
@@ -275,11 +281,11 @@ def temper_innovations(noise: Noise, white: Array) -> Array:
 def _weigh_student_t(
     noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
 ) -> list[Entry]:
-    """Return the expected precision of the noise, one for all components of a row.
+    """Return the expected precision lambda of the noise, the same number for all components of a row.
 
-    y = H x + e, e ~ N(0, R / lambda), lambda ~ Gamma(nu / 2, nu / 2): coordinate ascent on the factorised
-    posterior of x and lambda, a fixed number of times from lambda = 1. E[e e'] is a function of the innovation, so that
-    neither x nor an inverse of R is needed.
+    The model is y = H x + e, e ~ N(0, R / lambda), lambda ~ Gamma(nu / 2, nu / 2). A fixed number of coordinate-ascent
+    steps on the factorised posterior of x and lambda starts from lambda = 1. E[e e'] is a function of the innovation,
+    so neither x nor an inverse of R is needed.
 
     References: Piche, Sarkka and Hartikainen (2012), algorithm of the variational update; Agamennoni, Nieto
     and Nebot (2012), section III.
@@ -299,9 +305,9 @@ def _weigh_student_t(
 def _weigh_huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
     """Return Huber's weight min(1, k / |e_i|) of each component's standardised residual e_i.
 
-    The start is the closed-form weight of each component alone; for one component it is the result. For several,
-    iteratively reweighted least squares follow, a fixed number of times. With
-    correlated noise each of R's entries is divided by the weights of both its components.
+    The first weights are the closed-form weights of each component alone. A single component needs no more. For several
+    components, a fixed number of iterations of reweighted least squares follows. With correlated noise, `weigh_noise`
+    applies the weights of both components to each entry of R.
 
     References: Huber (1964); Durovic and Kovacevic (1999); Karlgaard and Schaub (2007); for correlated noise
     Yang, Song and Xu (2002).
@@ -336,8 +342,8 @@ def _sum(a: Vector, b: Vector) -> list[Entry]:
 
 
 def _compute_t_constant(nu: float, k: int) -> float:
-    """Return log of Gamma((nu + k) / 2) / Gamma(nu / 2) (nu pi)^(-k / 2), also where nu is very large."""
-    # the ratio of Gammas in half-steps, each without the cancellation of two huge logarithms
+    """Return the log of Gamma((nu + k) / 2) / Gamma(nu / 2) (nu pi)^(-k / 2), accurate also for a very large nu."""
+    # computed in steps of 1/2 in the argument, so that no two huge logarithms cancel
     steps = sum(_compute_log_ratio((nu + i) / 2.0) for i in range(k))
     return steps - 0.5 * k * math.log(nu * math.pi)
 
@@ -346,12 +352,12 @@ def _compute_log_ratio(x: float) -> float:
     """Return log Gamma(x + 1/2) - log Gamma(x)."""
     if x < 1e3:
         return math.lgamma(x + 0.5) - math.lgamma(x)
-    # Stirling's series of the difference
+    # Stirling's series for the difference of the two logarithms
     return 0.5 * math.log(x) - 1.0 / (8.0 * x) + 1.0 / (192.0 * x**3)
 
 
 def _select_by_count(values: Vector, observed: Entry) -> Entry:
-    """Return values[k - 1] for the keys with k components (the last for those with none)."""
+    """Return values[k - 1] for the keys with k components, and the last value for the keys without components."""
     if isinstance(observed, float):
         return values[-1]
     result: Entry = values[-1]
@@ -369,7 +375,7 @@ def _select_if_any(presents: Sequence[Present], yes: Entry, observed: Entry) -> 
 
 
 def predict_measurement(m: Vector, P: Vector, H: Matrix) -> tuple[list[Entry], list[Entry]]:
-    """Return mean H m and covariance H P H' (packed) of the predicted measurement without its noise."""
+    """Return mean H m and packed covariance H P H' of the predicted measurement without measurement noise."""
     full = unpack_symmetric(P)
     C: list[Entry] = []
     for i, h in enumerate(H):
