@@ -36,7 +36,7 @@ STRENGTH = 20.0
 KEY_ITERATIONS = 50
 ALONE_ITERATIONS = 500
 AT_REST = 1e-4
-"""Change of theta in an iteration below which a key's EM has converged."""
+"""If no weight changes by this much in an iteration, a key's EM has converged."""
 ENOUGH = 5
 """Smallest number of usable rows per number of a mixture; a key with fewer rows has too few rows."""
 
