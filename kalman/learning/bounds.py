@@ -187,9 +187,7 @@ def _release_variable(found: Maximum, variables: Variables, used: int) -> Genera
     side = np.where(low, -1, found.held)
     inward = np.where(side * point.gradient < 0.0, np.abs(point.gradient), 0.0)
     i = int(np.argmax(inward**2 / known))
-    if (
-        inward[i] ** 2 / known[i] < ARRIVED
-    ):  # half of the gain above which the search would not count as converged
+    if inward[i] ** 2 / known[i] < ARRIVED:  # half of a gain that would not count as converged
         return found
     power = variables.power[i]
     way = math.log1p(power * inward[i] / known[i]) / power if power > 0.0 else JUMP
