@@ -161,8 +161,7 @@ class FilterSearches(KeySearches):
     def compute_information(
         self, theta: Array, zero: np.ndarray, point: KeyPoints, which: np.ndarray | None = None
     ) -> Array:
-        """Return the observed curvature (p, p, J) at the ends; at an end that is no maximum, the point's
-        information."""
+        """Return the observed curvature (p, p, J) at the ends; off a maximum, the point's information."""
         points = self.points(which)
         every = np.arange(theta.shape[1])
 

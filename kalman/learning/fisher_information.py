@@ -63,8 +63,7 @@ def compute_fisher_information(
 
 
 def _step_rows(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
-    """Return the state after the rows, and v and S (m, K) of each component; a missing component has v = 0 and S =
-    1."""
+    """Return the state after the rows, and v and S (m, K) of each component; 0 and 1 if missing."""
     size, m = len(state), model.measurements
     result = np.empty((size + 2 * m, state.shape[1]))
     for start in range(0, state.shape[1], BLOCK):

@@ -51,8 +51,7 @@ Climbed = Callable[[Array, SortedRows, int, float], Array]
 
 
 class Searched(Protocol):
-    """A learned model: its parameters, written theta (p,), the meaning of each free number, and the searches of
-    keys."""
+    """A learned model: its parameters, written theta (p,), its free numbers, and the searches of keys."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -218,8 +217,7 @@ class KeySearches:
 
     @cached_property
     def starts(self) -> Starts:
-        """The candidates of each key, the best first; where `whole`, each candidate's variances have their best
-        factor."""
+        """The candidates of each key, the best first; where `whole`, variances have their best factor."""
         model = self.model
         found = build_candidates(model.of, model.free, model.written, self.sorted, self.unit)
         order = self.rows.number
@@ -335,8 +333,7 @@ class KeySearches:
 
 
 class _Ends(NamedTuple):
-    """The ends of J keys after all searches; lacking: the log-likelihood (J,) that further steps are expected to
-    gain."""
+    """The ends of J keys after all searches; lacking: the expected further gain in log-likelihood (J,)."""
 
     theta: Array
     zero: np.ndarray
@@ -561,8 +558,7 @@ def _judge_ends(
 
 
 def _compute_errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) -> Array:
-    """Return the standard errors (d, J) of the packed entries by the delta method; NaN for an entry without an
-    error."""
+    """Return the standard errors (d, J) of the packed entries by the delta method; NaN where undefined."""
     result: list[Array] = []
     at = 0
     for one in searches.model.parameters:

@@ -54,8 +54,7 @@ class RoundRows(NamedTuple):
             yield t == 0, dt[begin:end], y[:, begin:end], u[:, begin:end], absent
 
     def at(self, positions: np.ndarray, number: np.ndarray) -> "RoundRows":
-        """Return the rows of the keys at these ascending positions, which may repeat; number: the new numbers of the
-        keys."""
+        """Return the rows of the keys at these ascending positions, which may repeat; number: their new numbers."""
         widths = np.diff(self.starts)
         left = np.searchsorted(positions, widths)
         left = left[left > 0]

@@ -130,8 +130,7 @@ class MixtureLearner:
         return starts[int(np.argmax(scores))], float(scores.max())
 
     def _split_trials(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
-        """Return log-likelihood and number of the held-out rows (S, 2) for each start, and the sums of the other
-        rows."""
+        """Return log-likelihood and number of the held-out rows (S, 2) for each start, and the other rows' sums."""
         _, vector, _ = evaluate(np.concatenate([[every], starts.ravel()]))
         table = vector.reshape(len(starts), -1)
         return table[:, :2], table[:, 2:]

@@ -53,8 +53,7 @@ class StateSlope(NamedTuple):
 
 
 class LearnedEntries(NamedTuple):
-    """The learned entries of a model whose state holds the parameters; an entry is a parameter's name and a packed
-    index.
+    """The learned entries of a model whose state holds the parameters; an entry is a name and a packed index.
 
     derived: whether to compute derivatives by the entries; otherwise only the log-likelihood is computed.
     """
@@ -70,8 +69,7 @@ class LearnedEntries(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """Number of sums over the rows: one of log S with its constant, one of v^2 / S, gradient, packed
-        information."""
+        """Number of sums over the rows: log S with its constant, v^2 / S, gradient, packed information."""
         return 2 + self.slopes + packed_size(self.slopes)
 
     def sizes(self, diffuse: bool) -> list[int]:
@@ -276,8 +274,7 @@ def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool
 
 @lru_cache(maxsize=64)
 def _build_innovation_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
-    """Return the program of one step: the state after the row, then innovation and variance of each component in
-    turn."""
+    """Return the program of one step: the state after the row, then each component's innovation and variance."""
     trace, _ = _record_step(of, missing, diffuse, [])
     parts = trace.parts if first else of.model.predicted(trace.parts, trace.dt, trace.u, False)
     found: list[Entry] = []
@@ -508,8 +505,7 @@ def _move_slopes(
 
 
 def _change_covariance(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
-    """Return P - dM K' - K dM' + K dS K', packed: the derivative P of a covariance after an update by a fixed gain
-    K."""
+    """Return P - dM K' - K dM' + K dS K', packed: the derivative P after an update by a fixed gain K."""
     c = [minus(a, times(0.5, times(k, dS))) for a, k in zip(dM, K, strict=True)]
     n = len(K)
     return [

@@ -26,8 +26,7 @@ from kalman.smoothers.moments import MomentSmoother, run_program
 from kalman.types import Array, Rows
 
 KEPT = 1e-2
-"""P - P N P is used where later rows leave each state at least this share of its variance: it loses two digits
-there."""
+"""P - P N P is used where later rows leave each state this share of its variance: it loses two digits there."""
 LARGEST = 1e4
 """P - P N P is used up to this product of P and the largest N of later rows, whose rounding remains in N."""
 
@@ -86,8 +85,7 @@ class LinearSmoother:
         return kept
 
     def step_states_back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return mean and packed covariance before the rows from mean and covariance after them, by a sum of
-        squares."""
+        """Return mean and packed covariance before the rows from those after the rows, by a sum of squares."""
         result = np.empty(later.shape)
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)

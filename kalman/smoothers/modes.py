@@ -241,8 +241,7 @@ def _build_backward_step(field: str, mode: object) -> BackwardStep:
 def _move_origin(
     moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
 ) -> tuple[BackwardMoments, Array]:
-    """Return moments about the Gaussian `origin` as moments about the Gaussian `other`, and the log-evidence of
-    `other`.
+    """Return moments about the Gaussian `origin` as moments about the Gaussian `other`, and its log-evidence.
 
     The evidence is the integral of N(m', P') l, `other` times l, divided by the integral of N(m, P) l, `origin` times
     l. With D = I + N (P' - P) it is |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r
@@ -382,8 +381,7 @@ def _square(x: Array) -> Array:
 
 
 def _transpose_vectors(entries: Array) -> Array:
-    """Return (n, K) as contiguous (K, n), since products of strided arrays have other bits for one key than for
-    several."""
+    """Return (n, K) as contiguous (K, n), since products of strided arrays have other bits for one key."""
     return np.ascontiguousarray(entries.T)
 
 

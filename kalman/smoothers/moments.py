@@ -47,7 +47,7 @@ LOST = -1e-9
 
 
 class Later(NamedTuple):
-    """The moments of all later rows about a state: r (n) and N (packed), and Omega (n x q), mu (q), Xi (q x q) of
+    """The moments of all later rows r (n), N (packed), and Omega (n x q), mu (q), Xi (q x q) of
     columns.
 
     endless (q): 1 for a component of w that no row determines (its variance is infinite), else 0

@@ -183,8 +183,7 @@ class Pieces:
 
 
 class _Segment(NamedTuple):
-    """The rows of one segment and their `indices` among all rows; active: positions of the segment's keys in the
-    section."""
+    """The rows of one segment and their `indices` among all rows; active: positions of its keys in the section."""
 
     active: Integers
     indices: Integers
