@@ -1,8 +1,9 @@
 """Kalman-family filters for many independent keys, in NumPy alone: no Spark, no I/O, no clock.
 
 Arrays have the keys on their last axis. `build` makes a filter from a model definition, `run` filters rows, `smooth`
-smooths them, `forecast` predicts. `kalman.learning.learners.learnable` learns a model's parameters; this module does
-not import it, since SciPy's optimisers take longer to import than the rest of the package.
+smooths rows, `forecast` predicts. `kalman.learning.learners.learnable` returns the learner of a model's parameters.
+This module does not import `kalman.learning`, since SciPy's optimisers take longer to import than the rest of the
+package.
 """
 
 from kalman.building.registry import FILTERS, build

@@ -12,7 +12,7 @@ FLAGS: tuple[str | None, ...] = (
     None,
     "non_finite",  # an infinite measurement, or a control input or time step that is NaN
     "singular_innovation",  # the innovation's variance is zero or less: the measurement cannot be weighed
-    "not_psd",  # the covariance lost its sign beyond what rounding explains
+    "not_psd",  # the covariance is not positive semi-definite, by more than rounding explains
     "overflow",  # the state or the likelihood left the range of float64
     "gated",  # the measurement is farther from its prediction than the gate allows
     "out_of_support",  # a measurement that is impossible under the model, such as a count below zero

@@ -51,15 +51,15 @@ class SortedRows(NamedTuple):
     u: Array
 
     def take(self, which: Integers | npt.NDArray[np.bool_]) -> "SortedRows":
-        """Return the rows at these indices, in that order, or those where a mask is true."""
+        """Return the rows at these indices, in the order of the indices, or the rows where a mask is true."""
         return SortedRows(self.key[which], self.time[which], self.y[:, which], self.u[:, which])
 
 
 class Outputs(NamedTuple):
     """The filter's outputs for each of N rows.
 
-    mean (n, N), covariance (p, N) packed lower: NaN where late, the last good state where flagged
-    log_likelihood, nis (N,): values of the row; NaN where late or flagged; nis also NaN without a measurement
+    mean (n, N), covariance (p, N) packed lower: NaN for a late row, the last good state for a flagged row
+    log_likelihood, nis (N,): NaN for a late or flagged row; nis also NaN without a measurement
     flag (N,) uint8 code of `kalman.flags`; late (N,) bool
     extra name -> (d, N)
     """
@@ -76,10 +76,10 @@ class Outputs(NamedTuple):
 class Rounds(NamedTuple):
     """The order in which N sorted rows are applied.
 
-    keys   (Kp,) the keys with rows, by descending number of rows
+    keys   (Kp,) the keys that have rows, by descending number of rows
     order  (N,) indices of the rows in the order of the rounds
-    place  (N,) position of each row in that order
-    starts (rounds + 1,) position at which each round starts; a round is as long as its prefix of keys
+    place  (N,) position of each row in `order`
+    starts (rounds + 1,) position at which each round starts; the rows of a round belong to a prefix of `keys`
     """
 
     keys: Integers
@@ -88,7 +88,7 @@ class Rounds(NamedTuple):
     starts: list[int]
 
     def slices(self) -> list[slice]:
-        """Return the positions of each round."""
+        """Return the positions of the rows of each round."""
         return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
 
@@ -123,8 +123,9 @@ def initial_states(model: Filter, keys: int) -> KeyStates:
 class Round(NamedTuple):
     """One applied round, as `run` passes it to `on_round`.
 
-    place  positions of its rows in the order of the rounds; keys: positions of its keys in `Rounds.keys`
-    before (size, K) states before the rows, at a first row its start; valid during the call only
+    place  positions of the round's rows in the order of the rounds
+    keys   positions of the round's keys in `Rounds.keys`
+    before (size, K) states before the rows, for a first row the initial state; valid during the call only
     """
 
     place: slice
@@ -148,8 +149,8 @@ def run(
 ) -> tuple[KeyStates, Outputs]:
     """Return the keys' states after the rows, and the filter's outputs for each row.
 
-    unit: microseconds in the model's unit of time. A row before its key's event_time is late and not applied.
-    A flagged row leaves its key's state and event time unchanged, so the next row is predicted from the last good one.
+    unit: microseconds in the model's unit of time. A row older than its key's event_time is late and is not applied.
+    A flagged row leaves its key's state and event time unchanged, so the next row is predicted from the last good row.
     A key's results do not depend on the other keys or on the split of rows into calls, bit for bit.
     `on_round` is called with every round of the rows that are not late.
     """
@@ -201,9 +202,10 @@ def run(
 
 
 def begin_states(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:
-    """Return the states (size, K) before the rows, and a mask (K,) of keys with an invalid start. If the model takes
-    its start from columns, a key begins with the columns of its first row. Else the states are unchanged and the mask
-    is None.
+    """Return the states (size, K) before the rows, and a mask (K,) of keys with an invalid start.
+
+    If the model takes its start from columns, a key begins with the columns of its first row. Otherwise the states are
+    unchanged and the mask is None.
     """
     if getattr(model, "own_start", None) is None or not rows.first.any():
         return state, None
@@ -219,7 +221,7 @@ def _keep_states(before: Array, after: Array, step: Step, which: npt.NDArray[np.
 
 
 def allocate_outputs(model: Filter, n: int) -> Outputs:
-    """Return outputs of n rows, not filled in."""
+    """Return outputs of n rows, whose values are not yet set."""
     states = len(model.states)
     return Outputs(
         np.empty((states, n)),
@@ -242,12 +244,12 @@ def pick_outputs(outputs: Outputs, place: Integers) -> Outputs:
 
 
 def spread_outputs(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
-    """Return outputs for all rows, given those of the applied rows `kept`; the others are late."""
+    """Return outputs for all rows, given the outputs of the applied rows `kept`; the other rows are late."""
     return _map_outputs(outputs, lambda array: scatter_values(array, kept, len(late)))._replace(late=late)
 
 
 def scatter_values(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
-    """Return values for all `rows`: the given ones at the indices `kept`, NaN (or 0) elsewhere."""
+    """Return values for all `rows`: the given values at the indices `kept`, NaN (or 0 for integers) elsewhere."""
     fill = np.nan if array.dtype == np.float64 else 0
     full = np.full((*array.shape[:-1], rows), fill, array.dtype)
     full[..., kept] = array

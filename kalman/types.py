@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Entry = float | Array
-"""One entry of a matrix: a number shared by all keys, or one number a key, shape (K,)."""
+"""One entry of a matrix: a number shared by all keys, or an array (K,) with a number for each key."""
 
 
 class ModelError(ValueError):
-    """A model definition that cannot be built: the field, the problem and the remedy."""
+    """The error of a model definition that cannot be built: the field, the problem and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     u: Array
 
     def mask_first_rows(self) -> "npt.NDArray[np.bool_] | bool":
-        """Return True or False if all or none of the keys are at their first row, else the mask."""
+        """Return True if all keys are at their first row, False if no key is, and otherwise the mask `first`."""
         if not self.first.any():
             return False
         return True if self.first.all() else self.first
@@ -54,10 +54,10 @@ class Step(NamedTuple):
     """The result of one row for each of K keys.
 
     log_likelihood (K,) of the row, with its constant; 0 without a measurement, NaN when flagged
-    nis            (K,) normalised innovation squared; NaN without a prediction and a measurement, or when flagged,
-                   except by the gate
+    nis            (K,) normalised innovation squared; NaN without a prediction or a measurement, and when flagged for
+                   another reason than the gate
     flag           (K,) uint8, a code of `kalman.flags`; a flagged key's state is as it was before the row
-    extra          name -> (d, K), the outputs beyond mean and covariance
+    extra          name -> (d, K), the outputs beside mean and covariance
     """
 
     log_likelihood: Array

@@ -82,7 +82,7 @@ def _list_parameters(mode: Filter) -> tuple[Parameter, ...]:
 def _add_key_parameters(
     definition: Definition, build: Build, learned: Mapping[str, Any], model: MultipleModels
 ) -> MultipleModels:
-    """Return the model with key-specific parameters, where groups or keys learn them."""
+    """Return the model, with key-specific parameters if groups or keys learn parameters."""
     learn = definition.get("learn")
     if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
         return model

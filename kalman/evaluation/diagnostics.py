@@ -25,7 +25,7 @@ class Consistency(NamedTuple):
     components: Array
 
     def outside(self) -> npt.NDArray[np.bool_]:
-        """Return which keys (K,) are outside their bounds; keys without components are not."""
+        """Return a mask (K,) of keys outside their bounds; a key without components is not outside."""
         return (self.ratio < self.low) | (self.ratio > self.high)
 
 
@@ -91,7 +91,7 @@ def nees(mean: Array, covariance: Array, truth: Array) -> Array:
 
 
 def mean_bounds(dimension: int, count: int | Array, probability: float = 0.95) -> tuple[Array, Array]:
-    """Return the interval that holds the mean of `count` chi-squares of this dimension with this probability."""
+    """Return the bounds that contain the mean of `count` chi-squares of this dimension with this probability."""
     degrees = np.asarray(count, float) * dimension
     tail = 0.5 * (1.0 - probability)
     with np.errstate(all="ignore"):
@@ -117,7 +117,7 @@ def consistency(
 def inside(
     nis: Array, components: int | Array | Integers, probability: float = 0.95
 ) -> npt.NDArray[np.bool_]:
-    """Return which rows (N,) are in the interval predicted with a probability (of several components, ellipsoid)."""
+    """Return a mask (N,) of rows inside the interval (of several components, the ellipsoid) of a probability."""
     return nis <= chdtri(np.maximum(np.asarray(components, float), 1.0), 1.0 - probability)
 
 

@@ -80,7 +80,7 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
 def interval(mean: Array, variance: Array, probability: float) -> tuple[Array, Array]:
     """Return the bounds of the central interval that holds a normal value with this probability.
 
-    mean and variance of any one shape; an infinite variance has infinite bounds. Raises ValueError.
+    mean and variance have the same shape. An infinite variance has infinite bounds. Raises ValueError.
     """
     if not 0.0 < probability < 1.0:
         raise ValueError(f"a probability is between 0 and 1, not {probability}")

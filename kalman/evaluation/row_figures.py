@@ -112,12 +112,12 @@ def compute_row_figures(
         flag: (K,) the rows' flags.
         names: figures to return, from `figures`.
 
-    residual: the measurement minus its prediction, v = y - E[y]; for angles, within half a turn. NaN where a component
-    is missing or depends on an undetermined state. residual_covariance: S of the prediction in full, row by
-    row, missing components included; infinite where undetermined. innovation: the residual of component i given the
-    residuals of 0 to i - 1, over its standard deviation. The matrices:
-    `kalman.evaluation.compute_system_matrices`. A gated row
-    has all figures except the innovation, since they explain the gate; a row with another flag has none.
+    residual: the measurement minus its prediction, v = y - E[y]; for angles, within half a turn. A residual is NaN
+        where a component is missing or depends on an undetermined state. residual_covariance: the full matrix S of the
+        prediction, row by row, with missing components; infinite where undetermined. innovation: the residual of
+        component i given the residuals of components 0 to i - 1, divided by its standard deviation. For the matrices
+        see `kalman.evaluation.system_matrices.compute_system_matrices`. A gated row has all figures except the
+        innovation, since the figures explain the gate; all figures of a row with another flag are NaN.
     """
     found: dict[str, Array] = {}
     if {INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE} & set(names):
@@ -138,7 +138,8 @@ def compute_row_figures(
 def _compute_residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
     """Return residuals (m, K), NaN where unknown, and their packed covariances.
 
-    A difference beyond the largest number is infinite, with its sign: such a row is flagged, since its NIS is, too.
+    A difference beyond the range of float64 is infinite with its sign. The filter flags the row, since its NIS is
+    infinite, too.
     """
     with np.errstate(all="ignore"):
         if not isinstance(model, Residual):

@@ -11,7 +11,7 @@ _SQRT_PI = np.sqrt(np.pi)
 def crps(mean: Array, variance: Array, y: Array) -> Array:
     """Return the continuous ranked probability score of N(mean, variance) for the measurement y.
 
-    In the unit of y; the absolute error where the variance is 0. Arguments of any one shape.
+    The score has the unit of y, and is the absolute error where the variance is 0. All arguments have the same shape.
 
     Reference: Gneiting and Raftery (2007), "Strictly proper scoring rules, prediction, and estimation", equation 21,
     with the sign turned.
@@ -24,7 +24,7 @@ def crps(mean: Array, variance: Array, y: Array) -> Array:
 
 
 def log_score(mean: Array, variance: Array, y: Array) -> Array:
-    """Return minus the logarithm of the density of N(mean, variance) at y. Arguments of any one shape.
+    """Return minus the logarithm of the density of N(mean, variance) at y; all arguments have the same shape.
 
     Reference: Gneiting and Raftery (2007), section 4.1, with the sign turned.
     """

@@ -1,7 +1,7 @@
 """The matrices that a filter used for a row: F and Q of the prediction, H and R of the measurement.
 
 A structure's F and Q depend on the time step, entries may come from columns of the row, and a key may have learned or
-adapted parameters. So a row's matrices can differ from those of the row before and from other keys'.
+adapted parameters. So a row's matrices can differ from the matrices of the previous row and of other keys.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,8 @@ Matrices = Mapping[str, Callable[[], Any]]
 def count_matrix_entries(model: Filter) -> dict[str, int]:
     """Return the number of entries of each matrix that the filter has; for several models, the sum over the models.
 
-    A sigma-point filter moves points through a function, without F or H. A regression's coefficients do not move: F and
-    Q are missing.
+    A sigma-point filter moves points through a function, without F or H. The coefficients of a regression do not move,
+    so it has neither F nor Q.
     """
     model = unwrap_filter(model)
     n, m = len(model.states), model.measurements

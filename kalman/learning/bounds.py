@@ -1,8 +1,9 @@
 """Searches whose maximum may be at a bound, from a start that may have the wrong unit.
 
-The likelihood goes flat in the logarithm of a variance that tends to zero, so that a search creeps there, and stops
-anywhere. Here such a variable is moved to its bound at once, in one evaluation; it stays if the likelihood does not
-fall, and is released if the others' maximum makes it rise again.
+The likelihood becomes flat in the logarithm of a variance that tends to zero, so that a search takes ever smaller steps
+and stops before the bound. Here such a variable is moved to its bound at once, in one evaluation. The variable stays
+there if the likelihood does not fall, and is released if the likelihood rises inwards at the maximum of the other
+variables.
 """
 
 import math
@@ -33,16 +34,16 @@ is raised to VISIBLE, where gradient and information are usable. Below ROUNDED i
 RELEASES = 8
 """Maximum number of moves to bounds and releases from them."""
 WAY = 4
-"""Upward jumps from a flat place before it counts as endless."""
+"""Number of upward jumps from a flat place after which the flat place counts as endless."""
 SCALINGS = 4
-"""Most steps along the scale of the noise."""
+"""Maximum number of steps along the scale of the noise."""
 
 
 class Variables(NamedTuple):
-    """What p free numbers theta are.
+    """The properties of p free numbers theta.
 
-    names  entry of each number, such as R[1][0]
-    limits largest step in each (p,), infinite where it has a unit
+    names  name of each number's entry, such as R[1][0]
+    limits (p,) largest step of each number, infinite for a number with a unit
     scale  change (p,) with the logarithm of all learned noise; measurements: components of a row
     low    lower bound of each, None without a bound; high: upper bound
     """
@@ -109,7 +110,7 @@ def fit_scale(point: Point, scale: Array, measurements: int) -> Generator[Array,
 
 
 def _raise_hidden(point: Point, power: Array) -> Generator[Array, Point, Point]:
-    """Raise variances that rounding hides, unless likelihood is lost."""
+    """Raise the variances that rounding hides, unless the likelihood falls."""
     for _ in range(SCALINGS):
         known = np.diag(point.information)
         hidden = (power > 0.0) & (known < UNSEEN)
@@ -152,7 +153,7 @@ def _move_to_bounds(
 
 
 def _compute_jump(known: float, power: float) -> float:
-    """Return the distance from a flat place to one where a variable has no visible effect."""
+    """Return the distance from a flat place to a place where the variable has no visible effect."""
     return 0.5 * math.log(max(known, GONE) / GONE) / power if power > 0.0 else JUMP
 
 
@@ -186,7 +187,7 @@ def _release_variable(found: Maximum, variables: Variables, used: int) -> Genera
     side = np.where(low, -1, found.held)
     inward = np.where(side * point.gradient < 0.0, np.abs(point.gradient), 0.0)
     i = int(np.argmax(inward**2 / known))
-    if inward[i] ** 2 / known[i] < ARRIVED:  # half of what would not be converged
+    if inward[i] ** 2 / known[i] < ARRIVED:  # half of a gain that would not count as converged
         return found
     power = variables.power[i]
     way = math.log1p(power * inward[i] / known[i]) / power if power > 0.0 else JUMP
@@ -221,7 +222,7 @@ def compute_free_covariance(point: Point, held: np.ndarray) -> Array:
 
 
 def _describe_ends(variables: Variables, held: np.ndarray) -> list[str]:
-    """Return the sentences on the variables at their bounds."""
+    """Return a phrase for each variable at a bound."""
     return [
         f"{name} {variables.low[i] if side < 0 else variables.high[i]}"
         for i, (name, side) in enumerate(zip(variables.names, held.tolist(), strict=True))

@@ -1,8 +1,8 @@
 """Parameters as unconstrained numbers: the logarithm of a variance, the log-Cholesky factor of a covariance.
 
-A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has
-no unit. A zero of the starting matrix stays zero. Probabilities become the logarithms of their ratios to the greatest
-of their row; zeros stay zero. Everything works on numbers and on (K,) arrays alike.
+A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has no unit. A
+zero of the starting matrix stays zero. A probability becomes the logarithm of its ratio to the greatest probability of
+its row; a zero stays zero. All functions work on numbers and on (K,) arrays alike.
 """
 
 import math
@@ -18,13 +18,13 @@ from kalman.models.structure import Parameter
 from kalman.types import ModelError
 
 LEAST = 1e-300
-"""Least variance with a logarithm."""
+"""Smallest variance whose logarithm is a free number."""
 ROUNDING = 1e-14
-"""Share of a variance below which its conditional variance is rounding."""
+"""Share of a variance below which the conditional variance is a rounding error."""
 
 
 CHANCES = ("chances", "transition")
-"""Kinds of parameters whose rows are probabilities: one row, or a square matrix."""
+"""Kinds of parameters whose rows are probabilities: a single row, or a square matrix."""
 
 
 def list_probability_rows(parameter: Parameter) -> list[range]:
@@ -35,7 +35,7 @@ def list_probability_rows(parameter: Parameter) -> list[range]:
 
 
 def list_free_entries(parameter: Parameter) -> list[int]:
-    """Return the packed entries with a free number: all except structural zeros and each row's greatest probability."""
+    """Return the packed entries that have a free number: not structural zeros, not each row's greatest probability."""
     if parameter.kind in CHANCES:
         return [
             e
@@ -49,7 +49,7 @@ def list_free_entries(parameter: Parameter) -> list[int]:
 
 
 def start(parameter: Parameter, field: str) -> list[float]:
-    """Return the free numbers of a parameter's value. Raises ModelError where the value has none."""
+    """Return the free numbers of a parameter's value. Raises ModelError for a value without free numbers."""
     entries = require_numbers(parameter.value)
     if parameter.kind in CHANCES:
         greatest = {
@@ -95,8 +95,9 @@ def start(parameter: Parameter, field: str) -> list[float]:
 
 
 def invert_entries(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the free numbers (J,) of valid packed entries (J,); the inverse of `value`. A variance of zero or below,
-    possibly from rounding, becomes the least variance with a logarithm.
+    """Return the free numbers (J,) of valid packed entries (J,); the inverse of `compute_entries`.
+
+    A variance of zero or below, possibly from rounding, becomes `LEAST`.
     """
     if parameter.kind in ("real", "vector"):
         return list(entries)
@@ -107,7 +108,7 @@ def invert_entries(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry
         if below is not None and above is not None:
             return [np.log(below / above)]
         beyond = above if below is None else below
-        assert beyond is not None  # one bound at least
+        assert beyond is not None  # the parameter has at least one bound
         return [np.log(beyond)]
     if parameter.kind == "positive":
         return [np.log(np.maximum(entries[0], LEAST))]
@@ -154,7 +155,7 @@ def compute_entries(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]
 
 
 def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
-    """Return the derivative by the free numbers, given the derivative by the packed entries."""
+    """Return the derivatives by the free numbers, given the derivatives by the packed entries."""
     if parameter.kind in CHANCES:
         found = _compute_chances(parameter, theta)
         mean = {
@@ -190,7 +191,7 @@ def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entr
 
 
 def _find_greatest(parameter: Parameter, row: range) -> int:
-    """Return the entry of a row's greatest probability, the first of equals."""
+    """Return the entry of a row's greatest probability; of equal probabilities, the first entry."""
     return max(row, key=lambda e: (parameter.value[e], -e))
 
 

@@ -16,18 +16,18 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 Evaluation = tuple[float, Array, int]
-"""Log-likelihood, a vector (s,), and the number of rows used; over several buckets: their sums."""
+"""Log-likelihood, a vector (s,), and number of rows used; for several buckets, the sums over the buckets."""
 Evaluate = Callable[[Array], Evaluation]
 PROMISED = 1e-6
-"""Largest expected remaining gain in log-likelihood a row at which EM stops."""
+"""EM stops if all later steps are expected to gain at most this log-likelihood per row."""
 ROUNDING = 1e-15
 """Share of the log-likelihood below which a gain is rounding."""
 CYCLES = 25
-"""Most cycles of EM for each key or group."""
+"""Maximum number of cycles of EM for each key or group."""
 FURTHEST = 64.0
 """Largest steplength of an accelerated cycle."""
 SMALLEST = 1e-6
-"""Gain of a cycle in log-likelihood a row at which EM stops; a search by scoring does the rest."""
+"""EM stops at a cycle that gains less log-likelihood per row than this; a search by scoring continues."""
 Sample = Callable[[], Array]
 """Returns the measurements (m, N) of a fixed sample of all rows, a few thousand at most."""
 
@@ -53,11 +53,11 @@ class Fit(NamedTuple):
 
     @property
     def converged(self) -> bool:
-        """Whether it ended at a maximum inside the bounds."""
+        """Whether the search ended at a maximum inside the bounds."""
         return self.outcome == FitOutcome.CONVERGED
 
     def of_rows(self, rows: int) -> "Fit":
-        """Return the fit, marked as failed if it used far fewer than these rows."""
+        """Return the fit, marked as failed if the fit used far fewer rows than this number."""
         short = find_row_shortage(self.used, rows)
         if short is None or self.outcome > FitOutcome.AT_BOUND:
             return self
@@ -90,7 +90,7 @@ class Learner(Protocol):
         ...
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's parameters, with the population as their prior; None: from the key's rows alone."""
+        """Return each key's parameters with the population as prior; None means no prior, only the key's rows."""
         ...
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:

@@ -1,9 +1,9 @@
-"""The M-step for entries of F and H: regress a state on its predecessor, and a measurement on the state.
+"""The M-step for entries of F and H: regress a state on the previous state, and a measurement on the state.
 
 Of N terms w = x' - F x with w ~ N(0, Q), whose expectations given all rows are C = sum E[w x'] and S = sum E[x x'],
-the expected log-likelihood changes with F + D by trace(Q^-1 (C D' - D S D' / 2)). Its slope at D = 0 is Q^-1 C, by
-Fisher's identity the log-likelihood's own gradient: the filter's adjoint gives it, and only S is summed from the
-smoother. Missing components of a measurement are hidden variables, as the states are.
+the expected log-likelihood changes with F + D by trace(Q^-1 (C D' - D S D' / 2)). The slope at D = 0 is Q^-1 C. By
+Fisher's identity, this slope is the gradient of the log-likelihood, which the filter's adjoint gives, so that only S is
+summed from the smoother. Missing components of a measurement are hidden variables, like the states.
 
 References: Shumway and Stoffer (1982); Meng and Rubin (1993), for maximising part by part; Holmes (2013), for fixed
 entries.
@@ -26,15 +26,15 @@ Slots = Sequence[tuple[str, int, int]]
 """Entries of matrices: "F" or "H", row, column."""
 
 SWEEPS = 100
-"""Rounds over the entries of a regression within bounds."""
+"""Number of passes over the entries of a regression within bounds."""
 INSIDE = 1e-9
-"""Smallest distance of a learned entry from its bounds, relative to their distance or to the number."""
+"""Smallest distance of a learned entry from a bound, relative to the width between two bounds, or to the bound."""
 
 
 class MatrixRegression(NamedTuple):
-    """The statistics of one matrix at its old value, of J keys, groups, or all keys together.
+    """The statistics of one matrix at its old value, for J keys or groups, or for all keys together.
 
-    noise (J, q, q) covariance, gradient (J, q, n) by all its entries, S = sum E[x x'] (J, n, n)
+    noise (J, q, q) covariance; gradient (J, q, n) by all entries of the matrix; S = sum E[x x'] (J, n, n)
     """
 
     noise: Array
@@ -43,11 +43,11 @@ class MatrixRegression(NamedTuple):
 
     @property
     def C(self) -> Array:
-        """sum E[w x'] (J, q, n)."""
+        """The sum of E[w x'] (J, q, n)."""
         return self.noise @ self.gradient
 
     def squares(self, change: Array) -> Array:
-        """Return the change of sum E[w w'] (J, q, q) for a change of the matrix."""
+        """Return the change (J, q, q) in the sum of E[w w'] for a change of the matrix."""
         turned = np.swapaxes(change, -1, -2)
         half = self.C @ turned
         return change @ self.S @ turned - half - np.swapaxes(half, -1, -2)
@@ -56,10 +56,10 @@ class MatrixRegression(NamedTuple):
 def compute_second_moments(
     model: LinearFilter, begun: Array, rows: SortedRows, keys: int, unit: float, scale: Array
 ) -> tuple[Array, Array]:
-    """Return the packed sums (s, keys) of E[x x'] given all rows, over two sets of states.
+    """Return the packed sums (s, keys) of E[x x'] given all rows, over each of two sets of states.
 
-    The sets are the states before transitions, and the measured states, each divided by the row's `scale` (N,) of the
-    measurement noise.
+    The first set are the states before transitions. The second set are the measured states, where E[x x'] is divided by
+    the row's `scale` (N,) of the measurement noise.
     """
     none = np.zeros(keys, np.int64)
     _, outputs, smoothed = smooth(model, KeyStates(begun, none, none.copy(), np.zeros(keys)), rows, unit)
@@ -73,9 +73,9 @@ def compute_second_moments(
     )
     both = pack(P + np.array([smoothed.mean[i] * smoothed.mean[j] for i in range(n) for j in range(n)]))
     good = outputs.flag == 0
-    went = good.copy()  # rows after a transition: all good rows of a key but the first
+    went = good.copy()  # rows after a transition: all good rows of a key except the first
     went[np.flatnonzero(good)[np.diff(rows.key[good], prepend=-1) > 0]] = False
-    starts = np.flatnonzero(went) - 1  # a flagged row repeats the last good one
+    starts = np.flatnonzero(went) - 1  # a flagged row repeats the last good row
     measured = good & ~np.isnan(rows.y).all(axis=0)
     seen = both[:, measured] / scale[measured]
 
@@ -88,7 +88,10 @@ def compute_second_moments(
 def regress_entries(
     regression: MatrixRegression, entries: Sequence[Parameter], value: Array, slots: Slots
 ) -> Array:
-    """Return the change (J, rows, columns) of the matrix, only in `entries` (now `value` (e, J)) and within bounds."""
+    """Return the change (J, rows, columns) of the matrix, which is zero except in `entries` and respects their bounds.
+
+    value: (e, J) present values of the entries.
+    """
     weight = np.linalg.pinv(regression.noise, hermitian=True)
     A = np.array([[weight[:, i, k] * regression.S[:, j, c] for _, k, c in slots] for _, i, j in slots])
     slope = np.array([regression.gradient[:, i, j] for _, i, j in slots])
@@ -124,13 +127,13 @@ def _maximise_within(A: Array, slope: Array, low: Array, high: Array) -> Array:
 
 
 def select_entries(names: Sequence[str], letter: str) -> list[tuple[str, int, int]]:
-    """Return the entries of one matrix among names."""
+    """Return the entries of one matrix among the names of parameters."""
     found = [parse_entry_name(name) for name in names]
     return [a for a in found if a is not None and a[0] == letter]
 
 
 def _narrow_bounds(p: Parameter) -> tuple[float, float]:
-    """Return the bounds, moved inwards a little, so that a value between them has a finite free number."""
+    """Return the parameter's bounds, moved inwards a little, so that a value between them has a finite free number."""
     low, high = p.bounds or (None, None)
     if low is not None and high is not None:
         margin = INSIDE * (high - low)

@@ -1,7 +1,8 @@
 """Expectation maximisation for the linear filter: noise, initial distribution, entries of F and H.
 
 The E-step needs the smoothed second moments of the noise, which follow from the exact gradient of the log-likelihood.
-By Fisher's identity it is the expected gradient of the complete data's log-likelihood: for N terms w ~ N(0, Q) whose
+By Fisher's identity, this gradient is the expected gradient of the complete data's log-likelihood: for N terms w ~ N(0,
+Q) whose
 smoothed squares sum to S, dL/dQ = (Q^-1 S Q^-1 - N Q^-1) / 2, so that the M-step's S / N is Q + (2 / N) Q (dL/dQ) Q.
 Irregular times and missing components need no special case: N may count terms without data, whose expectation is Q.
 Entries of F and H are in `kalman.learning.em_entries`.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from kalman.learning.maximum_likelihood import Learning
 
 TOLERANCE = 1e-10
-"""Gain in log-likelihood a row below which EM stops."""
+"""Gain in log-likelihood per row below which EM stops."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class ExpectationMaximisation:
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, a vector, and the number of rows, summed over keys, exactly rounded.
 
-        The vector is that of `statistics`; with one more entry in theta, it is gradient and information instead.
+        The vector is the E-step of `statistics`. If theta has one more entry, the vector is gradient and information
+        instead.
         """
         if len(theta) > len(self.model.start):
             return self.model.evaluate(theta[: len(self.model.start)], rows, keys, unit)
@@ -101,7 +103,7 @@ class ExpectationMaximisation:
         return found.log_likelihood, np.concatenate(parts), found.used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the maximum from the written parameters by EM; scoring finishes the slow end of EM."""
+        """Return the maximum found by EM from the written parameters; scoring replaces the slow last steps of EM."""
         climbed = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
 
         def point(theta: Array) -> Point:
@@ -114,7 +116,7 @@ class ExpectationMaximisation:
         return self.model.fit_at(best, best.point)._replace(iterations=climbed.iterations)  # those of EM
 
     def maximise(self, theta: Array, vector: Array) -> Array:
-        """Return the theta (p, J) of the M-step of J keys or groups from vectors (s, J); (p,) for all together."""
+        """Return the theta (p, J) of the M-step of J keys or groups from vectors (s, J), or (p,) from a vector (s,)."""
         if theta.ndim == 1:
             return self.maximise(theta[:, None], vector[:, None])[:, 0]
         transitions, measured, begun = vector[-3:]
@@ -214,7 +216,7 @@ class ExpectationMaximisation:
         return self.model.fit_keys(rows, keys, unit, population, self.climb_keys)
 
     def climb_keys(self, start: Array, rows: SortedRows, keys: int, unit: float) -> Array:
-        """Return the theta (p, keys) at the end of EM from `start` (p, keys), each key by its rows alone."""
+        """Return the theta (p, keys) at the end of EM from `start` (p, keys); each key uses its rows alone."""
 
         def evaluate(theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
             kept, number = np.zeros(keys, bool), np.zeros(keys, np.int64)
@@ -254,7 +256,7 @@ def build_em_learner(model: "Learning") -> ExpectationMaximisation:
 
 
 def _count_terms(model: "Learning", parameter: Parameter) -> int:
-    """Return the number of squares of a parameter's noise in a transition, 0 where EM cannot learn it."""
+    """Return the number of squares of a parameter's noise in a transition; 0 for a parameter that EM cannot learn."""
     if parameter.name in ("R", "initial.mean", "initial.covariance"):
         return 1
     if parameter.name == "Q" and parameter.kind == "covariance":
@@ -267,7 +269,7 @@ def _count_terms(model: "Learning", parameter: Parameter) -> int:
 
 
 def _find_regression_problem(model: "Learning", name: str) -> str | None:
-    """Return why an entry of F or H has no regression; None if it has one, or for other parameters."""
+    """Return why EM cannot regress an entry of F or H; None if EM can, and for other parameters."""
     found = select_entries([name], "F") + select_entries([name], "H")
     if not found:
         return None

@@ -1,8 +1,8 @@
 """Maximum likelihood of non-linear filters, filters with heavy-tailed noise, and several models.
 
-The likelihood is the filter's, including Student-t or Huber noise. The gradient is by central differences
-(`kalman.learning.filter_pass`), and the search is that of linear models. Gates, fading memory and adaptive noise do not
-affect learning.
+The likelihood is the filter's, including Student-t or Huber noise. The gradient comes from central differences
+(`kalman.learning.filter_pass`), and the search is the same as for linear models. Gates, fading memory and adaptive
+noise do not affect learning.
 """
 
 import math
@@ -38,22 +38,22 @@ from kalman.run import SortedRows
 from kalman.types import Array, ModelError
 
 STEP = 1e-4
-"""Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
+"""Step of a free number in each direction for a central difference; the slope's relative error is about 1e-8."""
 LEFT_OUT = ("smoothing", "adaptive", "storage", "sliding_log_likelihood")
 """Sections without effect on learning."""
 NOISES = ("student_t", "huber")
-"""Parts of the section `robust` that change a row's likelihood and so the learning."""
+"""Parts of the section `robust` that change a row's likelihood, and thereby the learned parameters."""
 
 
 @dataclass(frozen=True)
 class FilterLearning(FreeNumbers):
-    """Maximum likelihood by differences; a `kalman.learning.em.Learner`."""
+    """Maximum likelihood by differences of the likelihood; a `kalman.learning.em.Learner`."""
 
     definition: Mapping[str, Any]
     names: tuple[str, ...]
     scope: str
     begin: Mapping[str, Any]
-    """Initial values in place of the written ones."""
+    """Initial values that replace the written values, by name of the parameter."""
 
     @cached_property
     def each(self) -> GaussianFilter | RobustLinearFilter | MultipleModels:
@@ -65,7 +65,7 @@ class FilterLearning(FreeNumbers):
 
     @property
     def base(self) -> GaussianFilter | LinearFilter | MultipleModels:
-        """The filter with the parameters: for a linear filter with heavy-tailed noise, the plain filter."""
+        """The filter that has the parameters; for a linear filter with heavy-tailed noise, the plain linear filter."""
         return self.each.base if isinstance(self.each, RobustLinearFilter) else self.each
 
     @cached_property
@@ -81,11 +81,11 @@ class FilterLearning(FreeNumbers):
         return self.each.measurements
 
     def find_field(self, parameter: Parameter) -> str:
-        """Return the field of the definition that a parameter is written in."""
+        """Return the field of the definition in which a parameter is written."""
         return parameter.name if isinstance(self.each, MultipleModels) else super().find_field(parameter)
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
-        """Return the change of a free number with the logarithm of all noise: 0 if it is not a variance."""
+        """Return the change of a free number with the logarithm of all noise; 0 for a number that is not a variance."""
         base = self.base
         if parameter.kind != "positive" or not isinstance(base, MultipleModels):
             return follows_scale(base, parameter, entry)
@@ -98,7 +98,7 @@ class FilterLearning(FreeNumbers):
     def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
         """Return the states (size, keys) of keys without rows at theta (p,) or (p, keys).
 
-        instead (p, keys): variances that replace those of theta, NaN where theta holds.
+        instead: (p, keys) variances that replace the variances of theta; NaN keeps the number of theta.
         """
         each, base, rows = self.each, self.base, dict[str, list[Any]]()
         at = 0
@@ -124,7 +124,7 @@ class FilterLearning(FreeNumbers):
         return each.with_parameters(state, np.array(own)) if own else state
 
     def sizes(self, theta: Array) -> Array:
-        """Return the size of each free number (p,) or (p, keys), the unit of steps: 1 for a logarithm."""
+        """Return the size of each free number (p,) or (p, keys), by which steps are multiplied; 1 for a logarithm."""
         united = np.isinf(self.limits)
         united = united.reshape(-1, *[1] * (theta.ndim - 1))
         written = np.abs(self.start).reshape(united.shape)
@@ -147,7 +147,8 @@ class FilterLearning(FreeNumbers):
     ) -> Differences:
         """Return value, gradient and information of each key at theta (p, keys) or (p,).
 
-        Where a variance is zero, the derivative is one-sided by the variance, with steps `small` (p, keys).
+        Where a variance is zero, the derivative is a one-sided difference by the variance, with steps `small` (p,
+        keys).
         """
         p = len(theta)
         theta = theta if theta.ndim == 2 else np.repeat(theta[:, None], keys, axis=1)
@@ -172,7 +173,7 @@ class FilterLearning(FreeNumbers):
     def evaluate_each(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
     ) -> tuple[Array, Array, np.ndarray]:
-        """Return log-likelihood (keys,), gradient and packed information (s, keys), rows used (keys,)."""
+        """Return log-likelihood (keys,), gradient and packed information (s, keys), and number of rows used (keys,)."""
         found = self.differences(theta, rows, keys, unit)
         i, j = np.tril_indices(len(theta))
         return found.log_likelihood, np.concatenate([found.gradient, found.information[i, j]]), found.used
@@ -219,7 +220,7 @@ class FilterLearning(FreeNumbers):
 
     @cached_property
     def key_model(self) -> FilterModel:
-        """The model of learning by key and the search of keys."""
+        """The learned model for each key, with the searches of keys."""
         free: list[Free] = []
         for p in self.learned:
             entries = constraints.list_free_entries(p)
@@ -235,7 +236,7 @@ class FilterLearning(FreeNumbers):
         return FilterModel(self, self.learned, self.start, free)
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's parameters, all keys at once; as `Learning.fit_keys`."""
+        """Return each key's parameters, as `Learning.fit_keys` does; all keys are searched at once."""
         return fit_each(self.key_model, rows, keys, unit, population)
 
 
@@ -248,7 +249,8 @@ def select_heavy_tailed(definition: Mapping[str, Any]) -> dict[str, Any]:
 def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
     """Return the learner of an extended, unscented, cubature or heavy-tailed filter. Raises ModelError.
 
-    EM is only a way to the maximum: a linear filter with such noise has no EM steps, so the search runs alone.
+    With heavy-tailed noise a linear filter has no EM steps. EM only leads to the maximum, so the search runs without
+    EM.
     """
     learn = definition.get("learn") or {}
     kind = definition.get("filter", "linear")

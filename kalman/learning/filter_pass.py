@@ -1,8 +1,8 @@
 """Log-likelihood, gradient and information of any filter for every key, by differences of the filter's likelihood.
 
-Copies of each key run side by side in the same rounds: one at theta, and two for each free number, one on each side. A
-row's log-likelihood l gives its score g, the difference over both sides; the gradient is the sum of g, and the sum of g
-g' is the information as Berndt, Hall, Hall and Hausman (1974) estimate it.
+Copies of each key run side by side in the same rounds: one copy at theta, and two copies for each free number, one on
+each side of theta. The differences of a row's log-likelihood l between the two sides are the row's score g. The
+gradient is the sum of g, and the information is the sum of g g', the estimate of Berndt, Hall, Hall and Hausman (1974).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from kalman.run import SortedRows, build_rounds
 from kalman.types import Array, Filter, Rows
 
 WIDTH = 8192
-"""Copies stepped at once, so that their states stay in the processor's cache."""
+"""Number of copies stepped at once, so that their states stay in the processor's cache."""
 
 
 class Differences(NamedTuple):

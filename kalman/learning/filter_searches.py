@@ -1,7 +1,8 @@
 """Searches by key with a differenced likelihood: non-linear and robust filters, and several models.
 
-They are those of `kalman.learning.key_learning`, except where a linear model is needed. Starts are the best of many
-sizes of the noises by the filter's likelihood. Standard errors come from the observed curvature at the maximum.
+The searches are those of `kalman.learning.key_learning`, except for the parts that need a linear model. The starts are
+the sizes of the noises with the greatest likelihood among many sizes. Standard errors come from the observed curvature
+at the maximum.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from kalman.types import Array
 DECADES = (0.0, -8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
 """Powers of ten by which a start multiplies all written noises."""
 RATIOS = (0.0, -4.0, -2.0, 2.0, 4.0)
-"""Powers of ten of process noise against measurement noise."""
+"""Powers of ten by which a start multiplies the ratio of process noise to measurement noise."""
 SMALL = 1e-5
 """Step from a variance of zero, relative to the variance at the start."""
 CURVED = 1e-3
@@ -44,7 +45,7 @@ class Differenced(Protocol):
         ...
 
     def sizes(self, theta: Array) -> Array:
-        """Return the size of each free number (p, keys), the unit of steps."""
+        """Return the size of each free number (p, keys), by which steps are multiplied."""
         ...
 
     def values(self, thetas: list[Array], rows: SortedRows, keys: int, unit: float) -> Array:
@@ -127,7 +128,7 @@ class FilterSearches(KeySearches):
 
     @cached_property
     def starts(self) -> Starts:
-        """The candidates, ordered by key from the best: noises of many sizes, and the written values."""
+        """The candidates of each key, the best first: noises of many sizes, and the written values."""
         model = self.model
         power = np.array([one.power for one in model.free], float)
         sizes = list_starts(model.free, model.written, DECADES)
@@ -150,17 +151,17 @@ class FilterSearches(KeySearches):
 
     @property
     def several(self) -> bool:
-        """Every key is searched from several starts: the likelihood of such filters has several maxima."""
+        """Return True: every key needs several starts, since the likelihood of these filters has several maxima."""
         return True
 
     def points(self, which: np.ndarray | None = None) -> Problems:
-        """Return the problems of these keys, which may repeat, in their order; None: all."""
+        """Return the problems of these keys, in the given order; a key may occur twice. None means all keys."""
         return _DifferencePoints(self, np.arange(self.keys) if which is None else which)
 
     def compute_information(
         self, theta: Array, zero: np.ndarray, point: KeyPoints, which: np.ndarray | None = None
     ) -> Array:
-        """Return the observed curvature (p, p, J) at the ends, or the point's information off a maximum."""
+        """Return the observed curvature (p, p, J) at the ends; off a maximum, the point's information."""
         points = self.points(which)
         every = np.arange(theta.shape[1])
 
@@ -172,7 +173,7 @@ class FilterSearches(KeySearches):
         )
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `compute_goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
+        """Return `compute_goodness_of_fit` of the keys at theta (p, J); fitted: count of numbers fitted to each key."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
         at_zero = np.where(zero, 0.0, np.nan)
@@ -207,7 +208,7 @@ def compute_observed_curvature(
 ) -> Array:
     """Return the negative second derivatives (p, p, J) at theta (p, J), by central differences of the gradient.
 
-    held (p, J): fixed numbers. Where the others are not at a maximum, the result is `otherwise`.
+    held: (p, J) mask of fixed numbers. For a key whose other numbers are not at a maximum, the result is `otherwise`.
     """
     p, J = theta.shape
     H = np.zeros((p, p, J))

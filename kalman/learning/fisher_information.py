@@ -24,10 +24,12 @@ def compute_fisher_information(
 ) -> Array:
     """Return the information (p(p+1)/2, keys), packed, about p variables, summed over each key's rows.
 
-    starts: the initial states (size, keys), at theta and then with each variable moved by its step of `steps` (p,).
+    starts: the initial states (size, keys) at theta, then with one variable at a time moved by its step.
+    steps: (p,) step of each variable.
 
-    Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives; its expectation
-    is Fisher's information, and it is never negative. Flagged rows and diffuse components add nothing.
+    Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), with differences in place of derivatives. The
+    expectation of this term is Fisher's information, and the term is never negative. Flagged rows and diffuse
+    components add nothing.
 
     References: Engle and Watson (1981); Harvey (1989), section 3.4.5.
     """
@@ -61,7 +63,7 @@ def compute_fisher_information(
 
 
 def _step_rows(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
-    """Return the state after the rows, and v and S (m, K) of each scalar; 0 and 1 where it is missing."""
+    """Return the state after the rows, and v and S (m, K) of each component; 0 and 1 if missing."""
     size, m = len(state), model.measurements
     result = np.empty((size + 2 * m, state.shape[1]))
     for start in range(0, state.shape[1], BLOCK):
@@ -72,14 +74,14 @@ def _step_rows(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Ar
         program = _build_program(model, presents[0] is not None, case, model.is_diffuse(state[:, here]))
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, here.stop - here.start))
-        with np.errstate(all="ignore"):  # flagged rows can fail, and are left out
+        with np.errstate(all="ignore"):  # flagged rows can fail, and the caller leaves them out
             program([*state[:, here], part.dt, *part.u, *part.y, *masks], buffers, result[:, here])
     return result[:size], result[size : size + m], result[size + m :]
 
 
 @lru_cache(maxsize=64)
 def _build_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step with its innovations as a program; the cases are those of `linear.step_program`."""
+    """Return one step with its innovations as a program; the cases are those of `linear.build_step_program`."""
     step = record_step(model, Tape(), missing, first, diffuse)
     v, S = [], []
     for scalar in step.updated.scalars:

@@ -1,4 +1,4 @@
-"""The learned parameters of a model as free numbers theta: names, values, bounds, standard errors, the population."""
+"""The learned parameters of a model as free numbers theta: names, values, bounds, standard errors and population."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,11 +38,11 @@ class FreeNumbers:
 
     @property
     def key_model(self) -> Searched:
-        """What is learned for each key, and how keys are searched."""
+        """The learned model for each key, with the searches of keys."""
         raise NotImplementedError
 
     def find_field(self, parameter: Parameter) -> str:
-        """Return the field of the definition that a parameter is written in."""
+        """Return the field of the definition in which a parameter is written."""
         if learned_entries.is_chosen(parameter.name):
             return parameter.name
         return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
@@ -97,7 +97,7 @@ class FreeNumbers:
 
     @property
     def limits(self) -> Array:
-        """Largest step in each free number: unlimited where it has a unit, else a factor e^2."""
+        """Largest step of each free number: unlimited for a number with a unit, else 2, a factor e^2 of a variance."""
         kinds = [p.kind for p in self.learned for _ in constraints.list_free_entries(p)]
         return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
 
@@ -108,7 +108,7 @@ class FreeNumbers:
             free = list(theta[span])
             slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
             spread = covariance[span, span]
-            with np.errstate(invalid="ignore"):  # 0 * inf of a fixed entry
+            with np.errstate(invalid="ignore"):  # a fixed entry gives 0 * inf
                 variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
                 own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
             errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
@@ -116,14 +116,14 @@ class FreeNumbers:
         return result
 
     def fit_at(self, best: Maximum, end: Point) -> Fit:
-        """Return the fit of a search; end: its best point, with the information for standard errors."""
+        """Return the fit of a search; end: the search's best point, with the information for standard errors."""
         outcome, reason = search_outcome(best, self.variables)
         spread = compute_free_covariance(end, best.held)
         errors = self.errors(end.theta, spread)
         return Fit(end.theta, end.value, best.iterations, outcome, reason, end.used, None, spread, errors)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box (K,) at theta (p, K), NaN where undefined."""
         return check(self.key_model, rows, keys, unit, theta)
 
     def pull_back_slopes(self, theta: Any, slopes: Any) -> list[Any]:
@@ -138,7 +138,7 @@ class FreeNumbers:
 
     @property
     def places(self) -> dict[str, Any]:
-        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        """Return for each parameter the positions of its entries in `KeyFit.parameters`, in the parameter's shape."""
         result: dict[str, Any] = {}
         at = 0
         for p in self.learned:
@@ -167,8 +167,10 @@ class FreeNumbers:
 def parse_request(
     definition: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> tuple[tuple[str, ...], str, dict[str, Any]]:
-    """Return a definition's learn request: names, scope, and initial values in place of the written ones. parameters:
-    those of the written model. A parameter with a requested form begins in that form.
+    """Return the names, the scope and the initial values of a definition's request to learn.
+
+    The initial values replace the written values: a parameter with a requested form begins in this form.
+    parameters: the parameters of the written model.
 
     Raises:
         ModelError: a requested parameter cannot be learned.
@@ -186,7 +188,7 @@ def constrain_parameters(
 ) -> tuple[Parameter, ...]:
     """Return the learned parameters with the constraints of the definition, the initial distribution last.
 
-    parameters: the filter's; own: names of those in its state.
+    parameters: the filter's parameters; own: names of the parameters in the filter's state.
     """
     requests = {one.name: one for one in learned_entries.learn_requests(definition)}
     kept = [learned_entries.constrain_parameter(p, requests[p.name]) for p in parameters if p.name in own]
@@ -206,7 +208,7 @@ def format_entry_name(parameter: Parameter, entry: int) -> str:
 
 
 def _describe_bounds(parameter: Parameter) -> tuple[str | None, str | None]:
-    """Return the sentences for a parameter at its lower and at its upper bound."""
+    """Return the phrases for a parameter at its lower and at its upper bound; None for a bound that it lacks."""
     low, high = parameter.bounds or (None, None)
     below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
     above = "grows without bound" if high is None else f"is at its bound {high}"

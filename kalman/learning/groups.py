@@ -1,10 +1,10 @@
-"""Maximum likelihood for groups of keys: each group has separate parameters; all groups are searched together.
+"""Maximum likelihood for groups of keys: each group has separate parameters, and all groups are searched together.
 
-A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each at its group's theta,
-evaluates every group. Each group is searched by scoring (`kalman.learning.scoring`), at first along its scale, and all
-unfinished searches are evaluated at once. The start is inside the bounds also where the pooled maximum is not: at a
-bound a group's likelihood would be flat. A group's theta has a normal prior around the pooled theta, so that a group
-with few rows stays near it. The prior is wider where the groups differ more in scale.
+A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each key at its group's theta,
+evaluates every group. Each group is searched by scoring (`kalman.learning.scoring`), at first along the scale of all
+noise, and all unfinished searches are evaluated at once. The start is inside the bounds even if the pooled maximum is
+at a bound, where a group's likelihood would be flat. A group's theta has a normal prior around the start, so that a
+group with few rows stays near the pooled theta. The prior is wider if the groups differ more in scale.
 """
 
 import math
@@ -34,12 +34,12 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 FEW = 0.5
-"""Share of a group's rows in the result below which the group leans on the others."""
+"""If a group's rows make less than this share of its result, the group has too few rows."""
 DEVIATION = 1.0
-"""Standard deviation of the prior in free numbers without unit: a variance within a factor e^2 either way, at 95 %."""
+"""Standard deviation of the prior of a free number without unit: 95 % of variances are within a factor e^2."""
 
 Sums = tuple[Array, Array, np.ndarray]
-"""Log-likelihood (J,), a vector (s, J), rows used (J,) of J groups; over several buckets: their sums."""
+"""Log-likelihood (J,), a vector (s, J) and number of rows used (J,) of J groups, summed over the buckets."""
 GroupEvaluate = Callable[[Array, np.ndarray], Sums]
 """Returns the sums of the groups `which` (J,) at theta (p, J)."""
 
@@ -48,13 +48,15 @@ class GroupFit(NamedTuple):
     """The result of learning for each of G groups.
 
     theta          (p, G) free numbers
-    parameters     of each group by name, as `kalman.build` takes them; errors: their standard errors, None if not
-                   known, NaN for a parameter at its bound
-    log_likelihood (G,) without the prior; used (G,) rows
-    outcome        outcome of each group, and reason: why it did not converge, None if it did
-    own            (G,) share of the group's rows in the result against the prior, 0 to 1
-    precision      (p, p) of the prior, whose mean is the theta that the search began at
-    iterations     the largest number of any group
+    parameters     parameters of each group by name, as `kalman.build` takes them
+    errors         standard errors of each group's parameters; None if not known, NaN for a parameter at its bound
+    log_likelihood (G,) log-likelihood without the prior
+    used           (G,) number of rows used
+    outcome        outcome of each group
+    reason         why each group did not converge, None for a converged group
+    own            (G,) share of the group's rows, not of the prior, in the result, 0 to 1
+    precision      (p, p) precision of the prior, whose mean is the theta at which the search began
+    iterations     the largest number of iterations of a group
     """
 
     theta: Array
@@ -74,7 +76,7 @@ class GroupFit(NamedTuple):
         return np.array(self.outcome) == FitOutcome.CONVERGED
 
     def of_rows(self, rows: np.ndarray) -> "GroupFit":
-        """Return the fits, marked as failed where they used far fewer than these rows (G,)."""
+        """Return the fits; a group that used far fewer than its number of `rows` (G,) is marked as failed."""
         short = [find_row_shortage(*pair) for pair in zip(self.used.tolist(), rows.tolist(), strict=True)]
         short = [
             a if outcome <= FitOutcome.AT_BOUND else None
@@ -88,15 +90,15 @@ class GroupFit(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupLearning:
-    """Maximum likelihood of a linear model for each group of keys; em: the EM learner of the first steps, or None."""
+    """Maximum likelihood of a model for each group of keys; em: the EM learner that makes the first steps, or None."""
 
     model: Learning | FilterLearning
     em: ExpectationMaximisation | None = None
 
     def evaluate(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
-        """Return the sums of J groups at theta (p, J) over rows of keys; `group` (keys,) is each key's group.
+        """Return the sums of J groups at theta (p, J) over the rows of the keys; `group` (keys,) is each key's group.
 
-        The vector is the gradient and the packed information, as in `Learning.evaluate`; sums are exactly rounded.
+        The vector is the gradient and the packed information, as in `Learning.evaluate`. The sums are exactly rounded.
         """
         model, groups = self.model, theta.shape[1]
         add = _build_adder(group, groups)
@@ -122,7 +124,7 @@ class GroupLearning:
         return add(scored.log_likelihood), vector, used
 
     def statistics(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
-        """Return the sums of J groups as `evaluate`, with EM's statistics as the vector."""
+        """Return the sums of J groups, as `evaluate` does, with EM's statistics as the vector."""
         assert self.em is not None
         groups = theta.shape[1]
         add = _build_adder(group, groups)
@@ -140,7 +142,8 @@ class GroupLearning:
     ) -> GroupFit:
         """Return the modes of the groups' posteriors.
 
-        statistics: the sums of `GroupLearning.statistics`; with them EM first moves each group towards its maximum.
+        statistics: returns the sums of `GroupLearning.statistics`; if given, EM first moves each group towards its
+            maximum.
         """
         middle, free = self._move_inside(pooled)
         variables, p = self.model.variables, len(middle)
@@ -203,8 +206,9 @@ class GroupLearning:
         return climb_each(lambda theta, some: statistics(theta, which[some]), self.em.maximise, begin)
 
     def _move_inside(self, pooled: Fit) -> tuple[Array, Array]:
-        """Return a theta inside the bounds near the pooled one, and a mask (p,) of numbers that the pooled one
-        determines. A variable at its bound begins at its written value, relative to the scale of the others.
+        """Return a theta inside the bounds near the pooled theta, and a mask (p,) of numbers inside the bounds there.
+
+        A variable at its bound begins at its written value, moved by the mean change in scale of the other variables.
         """
         theta, start, scale = np.asarray(pooled.theta, float), self.model.start, self.model.variables.scale
         if pooled.covariance is None:
@@ -246,12 +250,12 @@ class _Prior:
     precision: Array
 
     def value(self, theta: Array) -> float:
-        """Return the logarithm of its density, without the constant."""
+        """Return the logarithm of the prior's density at theta, without the constant."""
         away = theta - self.mean
         return -0.5 * float(away @ self.precision @ away)
 
     def apply_prior(self, point: Point) -> Point:
-        """Return a point of the posterior."""
+        """Return the point of the posterior, given a point of the likelihood."""
         return point._replace(
             value=point.value + self.value(point.theta),
             gradient=point.gradient - self.precision @ (point.theta - self.mean),
@@ -262,8 +266,8 @@ class _Prior:
 def _build_precision(middle: Array, variables: Variables, free: Array, scaled: Sequence[Array]) -> Array:
     """Return the precision of the groups' prior.
 
-    Its standard deviation is DEVIATION, and larger along the scale of the noise where the groups differ in scale.
-    Variables with a unit, or at a bound in the pooled fit, have no prior.
+    The prior's standard deviation is DEVIATION, and larger along the scale of the noise if the groups differ in scale.
+    Variables that have a unit, or are at a bound in the pooled fit, have no prior.
     """
     known = np.flatnonzero(np.isfinite(variables.limits) & free)
     scale = variables.scale[known]
@@ -300,7 +304,7 @@ def _search_together(
     searches: dict[int, Generator[Array, Point, T]],
     points: Callable[[Array, np.ndarray], Sequence[Point]],
 ) -> dict[int, T]:
-    """Return the results of searches by group, evaluating the points of all of them at once."""
+    """Return the results of searches by group; the points of all groups are evaluated at once."""
     found: dict[int, T] = {}
     answers: dict[int, Point | None] = dict.fromkeys(searches)
     while answers:
@@ -318,13 +322,13 @@ def _search_together(
 
 
 def _sum_groups(add: Callable[[Array], Array], value: Array) -> Array:
-    """Return the sums by group of values of keys, minus infinity where a value is not finite."""
+    """Return the sums by group of the keys' values; minus infinity for a group with a value that is not finite."""
     good = np.isfinite(value)
     return np.where(add((~good).astype(float)) > 0.0, -np.inf, add(np.where(good, value, 0.0)))
 
 
 def _build_adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
-    """Return a function that sums values (keys,) by group, (groups,), exactly rounded."""
+    """Return a function that adds values (keys,) to exactly rounded sums by group (groups,)."""
     order = np.argsort(group, kind="stable")
     ends = np.searchsorted(group[order], np.arange(groups + 1)).tolist()
 
@@ -336,7 +340,7 @@ def _build_adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
 
 
 def group_learning(model: Any) -> GroupLearning:
-    """Return the learner by group of keys of a learner from `kalman.learning.learners.learnable`."""
+    """Return the learner for groups of keys, given a learner from `kalman.learning.learners.learnable`."""
     if isinstance(model, ExpectationMaximisation):
         return GroupLearning(model.model, model)
     assert isinstance(model, (Learning, FilterLearning))

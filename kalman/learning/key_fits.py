@@ -1,4 +1,4 @@
-"""Results of learning for many keys, their outcomes, and the population that supports keys with few rows."""
+"""Results and outcomes of learning for many keys, and the population that supports keys with few rows."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ class FitOutcome(IntEnum):
     """How the search of one key ended; stored by name in tables.
 
     CONVERGED     at a maximum inside the bounds
-    AT_BOUND      at a maximum on a bound, such as a variance of zero; the reason names it
-    TOO_FEW_ROWS  the key's rows do not determine the parameters: the population's replace or support them
-    FAILED        no maximum was found, or few of the rows could be used; the parameters are the population's
+    AT_BOUND      at a maximum on a bound, such as a variance of zero; the reason names the bound
+    TOO_FEW_ROWS  the key's rows do not determine the parameters, so the population replaces or supports the rows
+    FAILED        no maximum was found, or too few of the rows could be used
     """
 
     CONVERGED = 0
@@ -25,23 +25,23 @@ class FitOutcome(IntEnum):
 
 
 ARRIVED = 0.01
-"""Largest expected gain in log-likelihood at a maximum: it corresponds to a seventh of a standard error."""
+"""Largest expected gain in log-likelihood at a point that counts as a maximum: a seventh of a standard error."""
 ENOUGH_ROWS = 0.9
-"""Least share of rows that a fit must use to represent all rows. Gaps and outliers flag fewer rows than that."""
+"""Smallest share of rows that a fit must use to represent all rows; gaps and outliers leave a larger share."""
 
 
 def find_row_shortage(used: float, rows: float) -> str | None:
-    """Return why a fit to `used` of `rows` rows has not converged; None if it used enough rows."""
+    """Return why a fit to `used` of `rows` rows has not converged; None if the fit used enough rows."""
     if used >= ENOUGH_ROWS * rows:
         return None
     return f"only {used:,.0f} of {rows:,.0f} rows could be used: the filter flags the others"
 
 
 class Population(NamedTuple):
-    """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
+    """The distribution of the keys' free numbers theta, which is each key's prior: mean (p,), covariance (p, p).
 
     keys  the number of keys in the population
-    zero  (p,) share of keys with a variance of zero, not part of mean and covariance; None: hardly any
+    zero  (p,) share of keys with a variance of zero, which mean and covariance leave out; None means hardly any key
     """
 
     mean: Array
@@ -53,14 +53,16 @@ class Population(NamedTuple):
 class KeyFit(NamedTuple):
     """The result of learning for each of K keys.
 
-    theta          (p, K) free numbers; for a variance of zero, the lowest number of its search
+    theta          (p, K) free numbers; for a variance of zero, the lower bound of the search
     parameters     (d, K) as `Filter.with_parameters` takes them
-    log_likelihood (K,) without the prior; used (K,) rows
-    outcome        (K,) int8 of `Outcome`; reason: why the key is not CONVERGED, None if it is
+    log_likelihood (K,) log-likelihood without the prior
+    used           (K,) number of rows used
+    outcome        (K,) int8 of `FitOutcome`
+    reason         why each key is not CONVERGED, None for a converged key
     errors         (d, K) standard errors of the parameters, with the population as prior if there is one; NaN where
                    unknown, as at a bound
     information    (p, p, K) information of each key's rows about theta, zero for a variance of zero
-    own            (K,) share of the key's rows in the result against the population, 0 to 1
+    own            (K,) share of the key's rows, not of the population, in the result, 0 to 1
     nis            (K,) mean NIS per measured component after the fit, NaN without rows; 1 expected
     ljung_box      (K,) p-value of the test of the innovations for autocorrelation, NaN where too short
     """
@@ -83,7 +85,7 @@ class KeyFit(NamedTuple):
         return self.outcome == FitOutcome.CONVERGED
 
     def take(self, which: np.ndarray) -> "KeyFit":
-        """Return the fits of the keys `which`, in that order."""
+        """Return the fits of the keys `which`, in the order of `which`."""
         reason = [self.reason[k] for k in which.tolist()]
         parts: list[Any] = [
             reason if name == "reason" else a[..., which] for name, a in self._asdict().items()
@@ -92,7 +94,7 @@ class KeyFit(NamedTuple):
 
 
 def build_unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:
-    """Return fits with only their values known; they count as converged."""
+    """Return fits that count as converged, without errors, information and tests."""
     p, keys = theta.shape
     unknown = np.full(keys, np.nan)
     return KeyFit(
@@ -114,13 +116,13 @@ def compute_expected_gain(gradient: Array, information: Array, held: np.ndarray,
     """Return the expected gain in log-likelihood (J,) from each of J points to its maximum.
 
     To second order a step u gains g'u - u'Ju/2, at most half of g' J^-1 g. A variance cannot fall below zero, and a
-    number at a bound moves only inwards.
+    number at a bound can only move inwards.
 
     Args:
-        gradient: g (p, J), by free numbers; by the variance itself where it is zero.
+        gradient: g (p, J), by the free numbers, or by the variance itself for a variance of zero.
         information: J (p, p, J), in the same unit.
-        held: the bound of each number (p, J): -1 the lower, 1 the upper, 0 none.
-        power: the variance of a number is exp(power * theta) (p,); 0 if it is not a variance.
+        held: (p, J) whether each number is at a bound: -1 at the lower, 1 at the upper, 0 at no bound.
+        power: (p,) such that the variance is exp(power * theta); 0 for a number that is not a variance.
     """
     lowest = np.where(held < 0, 0.0, np.where(power[:, None] > 0.0, -1.0, -np.inf))
     lowest = lowest / np.where(power > 0.0, power, 1.0)[:, None]
@@ -149,7 +151,7 @@ def _compute_gain(gradient: Array, information: Array, step: Array) -> Array:
 
 
 def describe_missing_gain(gain: float) -> str:
-    """Return why a search that ended with an expected gain has not converged."""
+    """Return why a search has not converged that ended where further steps are expected to gain log-likelihood."""
     return f"{gain:.3g} of log-likelihood is still expected where the search ended"
 
 

@@ -1,4 +1,4 @@
-"""Maximum likelihood for each key: starts from the key's rows, the search, more starts in doubt, and the outcome."""
+"""Maximum likelihood for each key: find starts from its rows, search, try further starts where in doubt, judge."""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -29,29 +29,29 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 ENOUGH = 5
-"""Measured values for each free number below which a key has too few rows."""
+"""Smallest number of measured values per free number; a key with fewer values has too few rows."""
 PATIENCE = 6
-"""Steps of a second search before it tries zero, where the first may have tried it too early."""
+"""Steps of a repeated search before it tries a variance of zero, which the first search may have tried too early."""
 STARTS = 4
-"""Number of candidates to search from for every key where entries of matrices are learned."""
+"""Number of starts of every key's search when entries of matrices are learned."""
 APART = 1.5
-"""Distance in theta beyond which two starts differ."""
+"""Largest distance in an entry of theta at which two starts count as the same."""
 FALL, RISE = 28.0, 14.0
-"""Range of a variance's logarithm, below and above the variance that explains the differences: 1e-12 and 1e6."""
+"""Range of a variance's logarithm below and above the variance of the rows' differences: factors 1e-12 and 1e6."""
 WIDER = 2
-"""Maximum number of times that the bounds of a variance are widened where a search ended at them."""
+"""Maximum number of times that the bounds of a variance are widened when a search ends at a bound."""
 LEANS = 0.98
-"""Share of a key's rows in its result below which the search is repeated with the population as prior."""
+"""If the key's rows make less than this share of its result, the search is repeated with the population as prior."""
 REACH = 12.0
-"""Largest distance from its written value of a number without unit that is not a noise: a factor e^12."""
+"""Largest distance of theta from its written value, for a number without unit that is not a noise: a factor e^12."""
 
 
 Climbed = Callable[[Array, SortedRows, int, float], Array]
-"""(start (p, J), rows of J keys, J, unit) -> the theta found by another method."""
+"""(start (p, J), rows of J keys, J, unit) -> theta (p, J) that another method has found."""
 
 
 class Searched(Protocol):
-    """The learned model: parameters, written theta (p,), the meaning of each number; and the search of keys."""
+    """A learned model: its parameters, written theta (p,), its free numbers, and the searches of keys."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -70,14 +70,14 @@ class Searched(Protocol):
 
 
 class Model(NamedTuple):
-    """The learned model: the filter with parameters in its state, its learned parameters, written theta (p,)."""
+    """The learned model: the filter whose state holds the parameters, the learned parameters and written theta (p,)."""
 
     of: LearnedEntries
     parameters: tuple[Parameter, ...]
     written: Array
     free: list[Free]
     whole: bool
-    """Whether the likelihood's only unit is that of the measurements: all noises are learned, the start is diffuse."""
+    """Whether only the measurements set a scale: all noises are learned and the start is diffuse."""
 
     def usable(self, rows: SortedRows) -> SortedRows:
         """Return the rows that the filter does not flag whatever the parameters are."""
@@ -102,7 +102,7 @@ def build_key_model(of: LearnedEntries, parameters: tuple[Parameter, ...], writt
 
 
 class _Points:
-    """Problems 0 to V - 1, each the rows of a key: evaluations for a search."""
+    """Evaluations for a search of problems 0 to V - 1; each problem is the rows of one key."""
 
     def __init__(self, model: Model, rows: RoundRows) -> None:
         self.model, self.rows, self.problems = model, rows, rows.keys
@@ -128,7 +128,7 @@ class _Points:
         return KeyPoints(value, gradient, np.array(whole).reshape(p, p, len(which)))
 
     def _select_problems(self, which: np.ndarray) -> RoundRows:
-        """Return rows of at least these problems."""
+        """Return the rows of these problems, possibly with the rows of further problems."""
         asked = np.zeros(self.problems, bool)
         asked[which] = True
         kept = asked[self._left.number]
@@ -152,7 +152,7 @@ def compute_free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Arr
 
 
 def _compute_jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
-    """Return the derivatives (p, p, J) of the learned entries by theta, or by the entry where it is zero."""
+    """Return the derivatives (p, p, J) of the learned entries by theta, or by the entry itself where `zero` is true."""
     p = len(theta)
     result = np.zeros((p, p, theta.shape[1]))
     at = 0
@@ -189,15 +189,18 @@ class KeySearches:
     def compute_information(
         self, theta: Array, zero: np.ndarray, point: KeyPoints, which: np.ndarray | None = None
     ) -> Array:
-        """Return the information (p, p, J) at the ends of keys `which`, None: all; point: the search's last point."""
+        """Return the information (p, p, J) at the ends of the keys `which`; None means all keys.
+
+        point: the search's last point.
+        """
         return point.information
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
-        """Return the `compute_goodness_of_fit` at theta (p, J); fitted: numbers fitted to each key."""
+        """Return `compute_goodness_of_fit` of the keys at theta (p, J); fitted: count of numbers fitted to each key."""
         return _check_goodness(self, compute_free_entries(self.model, theta, zero), fitted)
 
     def points(self, which: np.ndarray | None = None) -> Problems:
-        """Return the problems of these keys, which may repeat, in their order; None: all."""
+        """Return the problems of these keys, in the given order; a key may occur twice. None means all keys."""
         if which is None:
             return _Points(self.model, self.rows)
         place = np.empty(self.keys, np.int64)
@@ -207,14 +210,14 @@ class KeySearches:
 
     @cached_property
     def measured(self) -> Array:
-        """Number of measured values (J,), without those that determine a diffuse state."""
+        """Number of measured values (J,), less the number of diffuse states, which the first values determine."""
         seen = (~np.isnan(self.sorted.y)).sum(axis=0)
         states = self.model.of.factor // max(1, len(self.model.of.model.states))
         return np.maximum(np.bincount(self.sorted.key, seen) - states, 0.0)
 
     @cached_property
     def starts(self) -> Starts:
-        """The candidates, ordered by key from the best, each with its variances at the best common factor."""
+        """The candidates of each key, the best first; where `whole`, variances have their best factor."""
         model = self.model
         found = build_candidates(model.of, model.free, model.written, self.sorted, self.unit)
         order = self.rows.number
@@ -245,7 +248,7 @@ class KeySearches:
 
     @cached_property
     def box(self) -> Box:
-        """The bounds of each key, around its starts."""
+        """The bounds of each key's search, which enclose the key's starts."""
         spread, widest = self.starts.spread, self.starts.widest
         low, high = np.full(spread.shape, -np.inf), np.full(spread.shape, np.inf)
         limit: list[float] = []
@@ -262,11 +265,11 @@ class KeySearches:
 
     @property
     def several(self) -> bool:
-        """Whether every key is searched from several starts: the likelihood of a matrix's entries has many maxima."""
+        """Whether each key needs several starts, since the likelihood has many maxima in the entries of a matrix."""
         return any(learned_entries.parse_entry_name(one.name) is not None for one in self.model.parameters)
 
     def alone(self, climbed: Climbed | None = None) -> SearchEnds:
-        """Return the maximum of each key from its rows alone; climbed: another method that runs before the search."""
+        """Return the maximum of each key from the key's rows alone; `climbed` is a method to run before the search."""
         starts, kinds, box = self.starts.theta, self.starts.kind, self.box
         first = np.clip(starts[0], box.low, box.high)
         if climbed is not None:
@@ -296,20 +299,20 @@ class KeySearches:
         return found
 
     def _widen_box(self, beyond: np.ndarray) -> Box:
-        """Return the box with wider bounds of these variances (p, J)."""
+        """Return the box with wider bounds for the variances where the mask `beyond` (p, J) is true."""
         power = np.maximum(self.box.power, 1.0)[:, None]
         low, high = np.where(beyond, FALL, 0.0) / power, np.where(beyond, RISE, 0.0) / power
         return self.box._replace(low=self.box.low - low, high=self.box.high + high)
 
     def _find_best(self, kind: int) -> tuple[Array, np.ndarray]:
-        """Return the best candidate (p, K) of a kind, and a mask (K,) of keys that have one."""
+        """Return the best candidate (p, K) of a kind, and a mask (K,) of keys that have a candidate of this kind."""
         is_of = self.starts.kind == kind
         best = np.argmax(is_of, axis=0)
         begin = np.take_along_axis(self.starts.theta, best[None, None, :], axis=0)[0]
         return begin, is_of.any(axis=0)
 
     def _search_again(self, found: SearchEnds, which: list[np.ndarray], theta: list[Array]) -> None:
-        """Search some keys from other starts, all at once, and keep the best end of each, in place."""
+        """Search some keys from other starts, all at once; write the best end of each key into `found`."""
         keys, begin = np.concatenate(which), np.concatenate(theta, axis=1)
         if not len(keys):
             return
@@ -325,12 +328,12 @@ class KeySearches:
             found.put(some, other, better & np.isfinite(other.point.value))
 
     def at_bound(self, found: SearchEnds) -> np.ndarray:
-        """Return a mask (p, J) of numbers that ended at a bound of the search."""
+        """Return a mask (p, J) of the entries of theta that ended at a bound of the search."""
         return ((found.theta <= self.box.low) | (found.theta >= self.box.high)) & ~found.zero
 
 
 class _Ends(NamedTuple):
-    """The ends of J keys after all searches; lacking: expected further gain in log-likelihood (J,)."""
+    """The ends of J keys after all searches; lacking: the expected further gain in log-likelihood (J,)."""
 
     theta: Array
     zero: np.ndarray
@@ -350,7 +353,7 @@ def fit_each(
     population: Population | None,
     climbed: Climbed | None = None,
 ) -> KeyFit:
-    """Return the fits of keys 0 to `keys` - 1; keys without rows get the population's mean or the written values."""
+    """Return the fits of keys 0 to `keys` - 1; a key without rows gets the population's mean or the written values."""
     rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
@@ -459,14 +462,14 @@ def _search_alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
 
 
 def _compute_lacking_gain(found: SearchEnds, box: Box) -> Array:
-    """Return the expected gain in log-likelihood (J,) from the ends."""
+    """Return the log-likelihood (J,) that further steps from the ends are expected to gain."""
     held = np.where(found.zero | (found.theta <= box.low), -1, np.where(found.theta >= box.high, 1, 0))
     power = np.where(box.alone, box.power, 0.0)
     return compute_expected_gain(found.point.gradient, found.point.information, held, power)
 
 
 def _lean_on_population(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
-    """Return the ends of all keys; those not determined by their rows are drawn to the population."""
+    """Return the ends of all keys; a key whose rows do not determine its theta is drawn to the population."""
     p = len(ends.theta)
     own = compute_row_share(population, ends.information)
     which = np.flatnonzero((own < LEANS) | ends.zero.any(axis=0) | ~ends.done)
@@ -518,7 +521,7 @@ def _lean_on_population(searches: KeySearches, ends: _Ends, population: Populati
 def _judge_ends(
     searches: KeySearches, ends: _Ends, population: Population | None
 ) -> tuple[np.ndarray, list[str | None]]:
-    """Return the outcomes (J,) and their reasons."""
+    """Return the outcome (J,) of each key and its reason, which is None for a converged key."""
     box, free = searches.box, searches.model.free
     p = len(free)
     outcome = np.full(searches.keys, FitOutcome.CONVERGED, np.int8)
@@ -555,7 +558,7 @@ def _judge_ends(
 
 
 def _compute_errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) -> Array:
-    """Return the standard errors (d, J) of the packed entries, by the delta method; NaN where there is none."""
+    """Return the standard errors (d, J) of the packed entries by the delta method; NaN where undefined."""
     result: list[Array] = []
     at = 0
     for one in searches.model.parameters:
@@ -587,7 +590,7 @@ def _compute_errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends:
 
 
 def _check_goodness(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
-    """Return the `compute_goodness_of_fit` of keys at the learned entries (p, J)."""
+    """Return `compute_goodness_of_fit` of the keys at the learned entries (p, J)."""
     rows = searches.rows
     found = whiten_innovations(searches.model.of, rows, entries[:, rows.number])
     with np.errstate(all="ignore"):
@@ -601,8 +604,7 @@ def _check_goodness(searches: KeySearches, entries: Array, fitted: int) -> tuple
 def compute_goodness_of_fit(
     key: np.ndarray, white: Array, keys: int, fitted: int
 ) -> tuple[Array, Array, Array]:
-    """Return the mean NIS per measured component (J,), the smallest p-value of Ljung and Box over components, and the
-    number of innovations (J,).
+    """Return each key's mean NIS per measured component, its p-value of Ljung and Box, and its innovations, (J,) each.
 
     Args:
         key: the key of each row (N,), ascending.
@@ -610,7 +612,7 @@ def compute_goodness_of_fit(
         keys: the number of keys J.
         fitted: the count of numbers fitted to each key.
 
-    The p-value is Bonferroni's: m times the smallest p-value of a component, at most 1.
+    The p-value is corrected by Bonferroni's rule: m times the smallest p-value of a component, at most 1.
     """
     total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
     for z in white:
@@ -624,9 +626,9 @@ def compute_goodness_of_fit(
 
 
 def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
-    """Return the mean NIS per measured component (K,), and the p-value of Ljung and Box, of keys at theta (p, K).
+    """Return the mean NIS per measured component (K,) and the p-value of Ljung and Box (K,) of keys at theta (p, K).
 
-    NaN for keys without rows, and where there are too few.
+    Both are NaN for a key without rows; the p-value is also NaN for a key with too few rows.
     """
     nis, p_value = np.full(keys, np.nan), np.full(keys, np.nan)
     rows = model.usable(rows)
@@ -635,7 +637,7 @@ def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Arra
         searches = model.searches(rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
         none = np.zeros(some.shape, bool)
-        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # none is fitted to a single key
+        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # theta is not fitted to one key
     return nis, p_value
 
 

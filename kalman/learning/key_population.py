@@ -1,8 +1,9 @@
 """The population of keys: the distribution of their free numbers, by empirical Bayes, robust to outlying keys.
 
-A key's estimate is its true theta plus an error; the error's covariance is the inverse of the key's information. Theta
-is drawn from the population. EM finds mean and covariance; Student's t weights reduce the effect of distant keys. A
-variance of zero has no logarithm: it does not affect the mean, and only its share is recorded.
+A key's estimate is its true theta plus an error, whose covariance is the inverse of the key's information. The true
+theta is drawn from the population. EM finds the population's mean and covariance; Student's t weights reduce the effect
+of distant keys. A variance of zero has no logarithm, so it does not affect the mean, and only the share of keys with a
+variance of zero is recorded.
 
 References: Efron and Morris (1975); Lange, Little and Taylor (1989), for the weights; Mitchell and Beauchamp (1988),
 for a prior with a mass at zero.
@@ -20,9 +21,9 @@ ITERATIONS = 100
 WIDE = 100.0
 """Variance of theta in an unknown population."""
 OWN = 1.0
-"""Weight, in keys, of a variance of one (a factor e either way) in the population's covariance."""
+"""Weight, in keys, of a prior variance of one (a factor e either way) in the population's covariance."""
 RARE = 1e-6
-"""Least share of keys with a variance of zero."""
+"""Smallest share of keys with a variance of zero that the evidence uses."""
 SMALL = 1e-4
 """Smallest variance of theta in the population."""
 
@@ -30,7 +31,7 @@ SMALL = 1e-4
 def estimate_population(theta: Array, information: Array, zero: np.ndarray, start: Array) -> Population:
     """Return the population of K keys: theta (p, K), information (p, p, K), zero: mask (p, K) of variances of zero.
 
-    start: the mean (p,) without any information from keys.
+    start: the population's mean (p,) if the keys give no information.
     """
     p, keys = theta.shape
     J = np.moveaxis(np.where((zero[:, None] | zero[None, :]), 0.0, information), -1, 0)
@@ -70,7 +71,7 @@ def estimate_population(theta: Array, information: Array, zero: np.ndarray, star
 
 
 def compute_posterior(population: Population, theta: Array, information: Array) -> tuple[Array, Array]:
-    """Return the mean (p, K) of theta given keys' own estimates, and its covariance (p, p, K)."""
+    """Return the posterior mean (p, K) of theta given each key's estimate, and the posterior covariance (p, p, K)."""
     J = np.moveaxis(information, -1, 0)
     C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     away = (theta - population.mean[:, None]).T
@@ -79,7 +80,7 @@ def compute_posterior(population: Population, theta: Array, information: Array) 
 
 
 def compute_row_share(population: Population, information: Array) -> Array:
-    """Return the share (K,) of keys' rows in theta: the mean of the eigenvalues of C I."""
+    """Return the share (K,) of each key's rows in theta: the mean of the eigenvalues of C I."""
     J = np.moveaxis(information, -1, 0)
     C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     return np.clip(np.einsum("kij,kji->k", C, J) / len(population.mean), 0.0, 1.0)
@@ -90,7 +91,7 @@ def compute_evidence(
 ) -> Array:
     """Return the log-likelihood (K,) of keys under the population; zero: mask (p, K) of variances of zero.
 
-    By Laplace's approximation at theta (p, K), where the log-likelihood is `value` (K,).
+    The result is Laplace's approximation at theta (p, K), where the log-likelihood given theta is `value` (K,).
     """
     p = len(population.mean)
     held = zero.T

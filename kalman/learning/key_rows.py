@@ -9,14 +9,16 @@ from kalman.run import SortedRows, build_rounds
 from kalman.types import Array
 
 RowOf = tuple[bool, Array, Array, Array, bool]
-"""One round: whether it is the keys' first, dt (k,), y (m, k), u (c, k), whether some component is missing."""
+"""One round: whether it is the first round, dt (k,), y (m, k), u (c, k), whether any component is missing."""
 
 
 class RoundRows(NamedTuple):
-    """N rows of J keys, each with at least one row, in rounds: round t holds the t-th row of the keys that have one.
-    The keys are in descending order of their number of rows.
+    """N rows of J keys in rounds; round t has the t-th row of every key with at least t rows.
+
+    Each key has at least one row. The keys are in descending order of their number of rows.
     number (J,) the caller's number of each key; starts (rounds + 1,) position at which each round begins
-    dt (N,) time since the key's row before, in the model's unit; y (m, N); u (c, N); missing (rounds,) of each round
+    dt (N,) time since the key's previous row, in the model's unit; y (m, N); u (c, N)
+    missing (rounds,) whether any component is missing in each round
     """
 
     number: np.ndarray
@@ -37,12 +39,12 @@ class RoundRows(NamedTuple):
         return len(self.dt)
 
     def places(self) -> list[slice]:
-        """Return the places of each round's rows."""
+        """Return the positions of each round's rows."""
         starts = self.starts.tolist()
         return [slice(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
 
     def within(self, keys: slice) -> Iterator[RowOf]:
-        """Yield the rounds of the keys at these positions; the keys of each are a prefix of them."""
+        """Yield the rounds of the keys at these positions; the keys of each round are a prefix of these keys."""
         starts, missing = self.starts.tolist(), self.missing.tolist()
         dt, y, u = self.dt, self.y, self.u
         for t, absent in enumerate(missing):
@@ -52,7 +54,7 @@ class RoundRows(NamedTuple):
             yield t == 0, dt[begin:end], y[:, begin:end], u[:, begin:end], absent
 
     def at(self, positions: np.ndarray, number: np.ndarray) -> "RoundRows":
-        """Return the rows of the keys at these ascending positions, which may repeat, under these numbers."""
+        """Return the rows of the keys at these ascending positions, which may repeat; number: their new numbers."""
         widths = np.diff(self.starts)
         left = np.searchsorted(positions, widths)
         left = left[left > 0]
@@ -75,7 +77,7 @@ def sort_by_rounds(rows: SortedRows, unit: float) -> RoundRows:
 
 
 def _find_missing(y: Array, starts: np.ndarray) -> np.ndarray:
-    """Return for each round whether some component of some row is missing."""
+    """Return for each round whether any component of any row is missing."""
     absent = np.isnan(y).any(axis=0)
     if not absent.any():
         return np.zeros(len(starts) - 1, bool)

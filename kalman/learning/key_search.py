@@ -1,9 +1,10 @@
-"""Search the maximum for many keys at once: scoring with quasi-Newton corrections, and variances of zero.
+"""Search the maximum for many keys at once by scoring with quasi-Newton corrections; variances can become zero.
 
-Each key has separate steps, and finished keys leave the search, so that results do not depend on the other keys. A step
-is that of scoring, with the information as curvature, corrected by the gradient changes of the key's last steps. Where
-scoring leads a variance below zero, zero itself is tried: it stays where the log-likelihood is no smaller and its slope
-by the variance is not positive there (the conditions of Karush, Kuhn and Tucker).
+Each key has separate steps, and finished keys leave the search, so that a key's result does not depend on other keys. A
+step is a scoring step, which takes the information as curvature, corrected by the gradient changes of the key's last
+steps. If scoring leads a variance below zero, the search tries a variance of zero. The variance stays zero if the
+log-likelihood is no smaller there and the slope of the log-likelihood by the variance is not positive (the conditions
+of Karush, Kuhn and Tucker).
 
 References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton
 corrections and chapter 16 for active sets.
@@ -19,27 +20,27 @@ from kalman.types import Array
 MOST = 60
 """Maximum number of steps of one search."""
 TOLERANCE = 1e-8
-"""Gain in log-likelihood a row that is worth no further step."""
+"""Expected gain in log-likelihood per measured value at or below which a search stops."""
 PAIRS = 3
-"""Number of last steps whose gradient changes correct the information."""
+"""Number of recent steps whose gradient changes correct the information."""
 SHORTEST = 1e-5
-"""Share of a step below which the search gives up."""
+"""A search gives up when it would take less than this share of a step."""
 RIDGE = 1e-7
-"""Added to the information's diagonal, relative to it, so that it can be inverted."""
+"""Relative increase of the information's diagonal, so that the information can be inverted."""
 LOST = 1e-4
-"""Expected gain in log-likelihood, hidden by rounding, at which a search that cannot step has ended well."""
+"""Expected gain in log-likelihood below which a search that cannot take a step is done: rounding hides the gain."""
 FAR, HIGHEST = 4.0, 8.0
-"""Limits on steps of a variance's logarithm: above FAR the variance itself takes the step, by at most HIGHEST."""
+"""A longer step than FAR of a variance's logarithm becomes a step of the variance, at most HIGHEST in the logarithm."""
 SWEPT = 8
-"""Largest count of numbers up to which all keys' information matrices are inverted together."""
+"""Largest size p of information matrices that are inverted for all keys together."""
 REFUSED = 4
-"""Steps after a refusal before zero is tried again."""
+"""Number of steps after zero was refused for a variance before zero is tried again."""
 
 
 class KeyPoints(NamedTuple):
     """Evaluations of J keys: value (J,), gradient (p, J), information (p, p, J).
 
-    By theta, or by the variance itself where it is zero.
+    Derivatives are by theta, or by the variance itself where the variance is zero.
     """
 
     value: Array
@@ -48,12 +49,15 @@ class KeyPoints(NamedTuple):
 
 
 Objective = Callable[[Array, np.ndarray, np.ndarray], KeyPoints]
-"""(theta (p, J), zero (p, J) bool, which (J,) ascending) -> the point of the keys `which`."""
+"""(theta (p, J), zero (p, J) bool, which (J,) ascending) -> the points of the keys `which`."""
 
 
 class Box(NamedTuple):
-    """Bounds of theta, each (p, K), the largest step (p,), a mask (p,) of variances that can be zero, and the power of
-    each (p,): the variance is exp(power * theta)."""
+    """Lower and upper bound (p, K) of theta.
+
+    limit: (p,) the largest step. alone: (p,) mask of variances that can be zero.
+    power: (p,) such that a variance is exp(power * theta).
+    """
 
     low: Array
     high: Array
@@ -67,8 +71,11 @@ class Box(NamedTuple):
 
 
 class SearchEnds(NamedTuple):
-    """The ends of the searches of K keys: theta, mask of variances of zero (p, K), the point, expected gain (K,) of a
-    further step, whether the search stopped by itself (K,)."""
+    """The ends of the searches of K keys.
+
+    theta (p, K), zero (p, K) mask of variances of zero, point at theta
+    rise (K,) expected gain in log-likelihood of a further step; done (K,) whether the search ended at a maximum
+    """
 
     theta: Array
     zero: np.ndarray
@@ -84,7 +91,7 @@ class SearchEnds(NamedTuple):
         )
 
     def put(self, which: np.ndarray, other: "SearchEnds", better: np.ndarray) -> None:
-        """Replace those of the keys `which` by the others where these are `better`, in place."""
+        """Replace the ends of the keys `which` by the ends `other` where the mask `better` is true, in place."""
         at = which[better]
         for own, new in zip(
             (self.theta, self.zero, *self.point, self.rise, self.done),
@@ -95,8 +102,11 @@ class SearchEnds(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """Per key: last steps and gradient changes (PAIRS, p, K), a mask of used pairs (PAIRS, K), the share of a step
-    (K,), steps before zero is tried (p, K)."""
+    """The course of the search of each of K keys.
+
+    steps, changes (PAIRS, p, K) last steps and gradient changes; used (PAIRS, K) mask of the pairs in use
+    length (K,) share of a step to take; refused (p, K) number of steps before zero is tried
+    """
 
     steps: Array
     changes: Array
@@ -105,11 +115,11 @@ class _Memory(NamedTuple):
     refused: np.ndarray
 
     def forget(self, which: np.ndarray) -> None:
-        """Leave out the pairs of some keys."""
+        """Discard the pairs of some keys."""
         self.used[:, which] = False
 
     def remember(self, which: np.ndarray, step: Array, change: Array) -> None:
-        """Add a pair for keys whose value is curved as at a maximum along the step."""
+        """Add a pair of step and gradient change for the keys whose value curves downwards along the step."""
         bend = dot(step, change)
         size = np.sqrt(dot(step, step) * dot(change, change))
         good = bend > 1e-6 * size
@@ -124,7 +134,8 @@ class _Memory(NamedTuple):
 def search(objective: Objective, start: Array, box: Box, rows: Array, patience: int = 0) -> SearchEnds:
     """Search from start (p, K), with at most `MOST` steps.
 
-    rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
+    rows: (K,) number of measured values, by which the tolerance is multiplied.
+    patience: number of steps before zero is tried.
     """
     zero = np.zeros(start.shape, bool)
     p, keys = start.shape
@@ -146,7 +157,11 @@ def search(objective: Objective, start: Array, box: Box, rows: Array, patience: 
 
 
 class _Try(NamedTuple):
-    """The next trial of J keys: theta, zero (p, J); mask of keys that jump to or from zero (J,); to_zero (p, J)."""
+    """The next trial of J keys: theta and mask of variances of zero, (p, J) each.
+
+    jumps: (J,) mask of keys with a variance that moves to or from zero.
+    to_zero: (p, J) mask of variances that move to zero.
+    """
 
     theta: Array
     zero: np.ndarray
@@ -157,7 +172,7 @@ class _Try(NamedTuple):
 def _step_keys(
     objective: Objective, found: SearchEnds, memory: _Memory, active: np.ndarray, box: Box, rows: Array
 ) -> np.ndarray:
-    """Move the active keys by one step, in place; return the keys that continue."""
+    """Move the active keys by one step in place, and return the keys that continue."""
     now, inside = found.take(active), box.take(active)
     held = now.zero | (now.theta <= inside.low) & (now.point.gradient < 0.0)
     held |= (now.theta >= inside.high) & (now.point.gradient > 0.0)
@@ -188,15 +203,15 @@ def _choose_trial(
 ) -> _Try:
     """Return the next trial.
 
-    A scoring step to a negative variance is a step below -1 in its logarithm. The lowest such variance is tried as
-    zero, unless zero was refused lately; the others fall by the largest step. A step far up is the scoring step of the
-    variance itself, which is short in its logarithm.
+    A scoring step that makes a variance negative is a step below -1 of the variance's logarithm. The variance with the
+    lowest such step is tried as zero, unless zero was refused lately; the other variances fall by the largest step. A
+    long step upwards is replaced by the scoring step of the variance itself, which is a short step of its logarithm.
     """
     leaving = released.any(axis=0)
     size = box.power[:, None] * step
     lone = (
         box.alone[:, None] & ~now.zero & ~leaving & (memory.length[active] == 1.0)
-    )  # else a shorter step together
+    )  # after a refused step, all numbers move together
     below = lone & (size < -1.0) & (now.point.gradient < 0.0)
     above = lone & (size > FAR) & (now.point.gradient > 0.0)
     alone = below | above
@@ -224,7 +239,7 @@ def _judge_trial(
     tried: _Try,
     enough: Array,
 ) -> np.ndarray:
-    """Evaluate a trial and accept or refuse it, in place; return a mask (J,) of keys that end here."""
+    """Evaluate a trial and accept or refuse the trial, in place; return a mask (J,) of keys whose search ends."""
     new, rise = objective(tried.theta, tried.zero, active), found.rise[active]
     moved = np.where(tried.zero | now.zero, 0.0, tried.theta - now.theta)
     wanted = np.minimum(1e-4 * dot(moved, now.point.gradient), 0.1 * rise)
@@ -239,7 +254,7 @@ def _judge_trial(
     found.theta[:, at], found.zero[:, at] = tried.theta[:, better], tried.zero[:, better]
     for own, fresh in zip(found.point, new, strict=True):
         own[..., at] = fresh[..., better]
-    # after a refusal of zero: wait before another try; after any other refusal: a shorter step
+    # after zero is refused, wait before the next try; after any other refusal, take a shorter step
     memory.refused[:, active] += np.where(tried.to_zero & ~better, REFUSED, 0)
     length = memory.length[active]
     shorter = ~better & ~tried.jumps
@@ -256,7 +271,7 @@ def _judge_trial(
 
 
 def _open_released(now: SearchEnds, box: Box, tried: Array, released: np.ndarray) -> Array:
-    """Return theta with released variances at the result of a scoring step from zero."""
+    """Return theta in which each released variance has taken a scoring step from zero."""
     if not released.any():
         return tried
     diagonal = np.array([now.point.information[i, i] for i in range(len(tried))])
@@ -268,7 +283,7 @@ def _open_released(now: SearchEnds, box: Box, tried: Array, released: np.ndarray
 
 
 def _release(now: SearchEnds, still: np.ndarray, enough: Array) -> np.ndarray:
-    """Return a mask (p, J) of variances that leave zero: in each resting key, the most promising one."""
+    """Return a mask (p, J) of variances that leave zero: the most promising variance of each key that rests."""
     diagonal = np.array([now.point.information[i, i] for i in range(len(now.theta))])
     with np.errstate(all="ignore"):
         promise = np.where(now.zero & (now.point.gradient > 0.0), 0.5 * now.point.gradient**2 / diagonal, 0.0)
@@ -280,7 +295,7 @@ def _release(now: SearchEnds, still: np.ndarray, enough: Array) -> np.ndarray:
 def _compute_direction(
     point: KeyPoints, held: np.ndarray, memory: _Memory, active: np.ndarray
 ) -> tuple[Array, Array]:
-    """Return the steps (p, J) of scoring with quasi-Newton corrections, and half their slope (J,); held ones stay."""
+    """Return the corrected scoring steps (p, J), zero for held numbers, and half the slope along each step (J,)."""
     gradient = np.where(held, 0.0, point.gradient)
     H = invert_information(point.information, held)
     for s, y, used in zip(memory.steps, memory.changes, memory.used, strict=True):
@@ -296,7 +311,7 @@ def _compute_direction(
 
 
 def invert_information(information: Array, held: np.ndarray) -> Array:
-    """Return the inverses of information matrices (p, p, J) over the numbers that are not held (p, J)."""
+    """Return the inverses of information matrices (p, p, J) over the numbers where the mask `held` (p, J) is false."""
     p = len(held)
     J = np.where(held[:, None] | held[None, :], 0.0, information)
     diagonal = np.array([J[i, i] for i in range(p)])
@@ -315,7 +330,7 @@ def invert_information(information: Array, held: np.ndarray) -> Array:
 def _sweep_matrices(matrices: Array) -> Array:
     """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row.
 
-    Each operation covers all keys at once, while LAPACK takes one matrix after the other.
+    Each operation covers all keys at once, while LAPACK inverts one matrix after another.
 
     References: Goodnight (1979), A tutorial on the SWEEP operator.
     """
@@ -335,7 +350,10 @@ def _sweep_matrices(matrices: Array) -> Array:
 
 
 def _correct_inverse(H: Array, s: Array, y: Array) -> Array:
-    """Return H (p, p, J) after the BFGS correction by steps s and gradient changes y (p, J); without curvature, H."""
+    """Return H (p, p, J) after the BFGS correction by steps s and gradient changes y (p, J).
+
+    H stays the same for keys whose step has no positive curvature s'y.
+    """
     sy = dot(s, y)
     use = sy > 1e-300
     sy = np.where(use, sy, 1.0)
@@ -350,7 +368,7 @@ def _correct_inverse(H: Array, s: Array, y: Array) -> Array:
 
 
 def dot(a: Array, b: Array) -> Array:
-    """Return the inner products (J,) of columns, added in a fixed order."""
+    """Return the inner products (J,) of the columns of two arrays (p, J), with terms added in a fixed order."""
     total = a[0] * b[0]
     for x, y in zip(a[1:], b[1:], strict=True):
         total = total + x * y

@@ -1,9 +1,9 @@
-"""Starts of the search of each key, from its measurements, robust to outliers and gaps.
+"""Starts of each key's search, computed from the key's measurements, robust to outliers and gaps.
 
-The model gives the measurement's variance after some rows for each noise of unit variance. The median size of a key's
-measurement differences over as many rows then gives the size of a noise that explains a share of them. Several ways of
-sharing are candidates. The filter scores each; where the measurements have the model's only unit, it also gives the
-best common factor of all variances.
+For each noise of unit variance, the model gives the measurement's variance after a number of rows (the lag). The median
+size of a key's measurement differences over this lag then gives the size of a noise that explains a given share of the
+differences. Each division of the differences among the noises is a candidate. The filter computes the likelihood of
+each candidate; if only the measurements set a scale, the filter also gives the best common factor of all variances.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 SAMPLE = 101
-"""Maximum number of differences of each key for their median size."""
+"""Maximum number of differences of each key that enter the median size."""
 LAGS = (1, 10)
-"""Rows over which differences are taken: one row shows all noises except a slope's, which needs several."""
+"""Rows over which differences are taken: one row shows all noises except the noise of a slope, which needs several."""
 NORMAL = 1.4826
-"""Standard deviation of a normal variable for a median size of one."""
+"""Standard deviation of a normal variable whose absolute value has the median one."""
 STEEP = 30.0
-"""Growth between the lags above which the longer lag judges a noise: a random walk has 10."""
+"""If a noise's variance grows by more than this between the lags, the longer lag is used; a random walk grows by 10."""
 SHARES = (0.95, 0.6, 0.15, 0.01)
 """Shares of the differences' variance that process noise explains in the candidates."""
 MOST = 24
@@ -37,9 +37,9 @@ MOST = 24
 
 
 class Free(NamedTuple):
-    """One free number: the parameter it belongs to, its packed entry, and how it behaves.
+    """One free number: its parameter, its packed entry, and its effect on the variance.
 
-    power  the variance is exp(power * theta) if the number scales a noise, else 0
+    power  if the number scales a noise, the noise's variance is exp(power * theta); otherwise 0
     alone  whether the noise is a single variance, so that it can be zero
     """
 
@@ -90,9 +90,9 @@ class Starts(NamedTuple):
 
     theta    (c, p, K)
     kind     (c,) or (c, K), the noise with the largest share
-    spread   (p, K) log of the variance that a noise would have if it alone explained the differences; 0 for others
-    widest   (p, K) the same for the largest differences
-    constant (K,) whether the measurements do not vary
+    spread   (p, K) log of the variance of a noise that alone explains the differences; 0 for numbers that are no noise
+    widest   (p, K) log of the variance of a noise that alone explains the largest differences
+    constant (K,) whether the key's measurements do not vary
     """
 
     theta: Array
@@ -139,9 +139,10 @@ def build_candidates(
 
 
 def _list_sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
-    """Return the candidates: their kind, and the share of the differences' variance of each noise. kind: 0 for equal
-    shares of all process noises, i + 1 where number i has the largest, -(i + 1) likewise, judged by differences over
-    one row whatever its growth.
+    """Return each candidate's kind, and each noise's share of the differences' variance.
+
+    kind: 0 for equal shares of all process noises, i + 1 if number i has the largest share. Kind -(i + 1) is the same
+        as i + 1, but always by differences over one row.
     """
     process = [i for i, one in enumerate(free) if one.power and one.parameter.name != "R"]
     measured = [i for i, one in enumerate(free) if one.power and one.parameter.name == "R"]
@@ -160,8 +161,11 @@ def _list_sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
 
 
 def _measure_differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Array, np.ndarray]:
-    """Return the variances of differences over each lag (m, K), the square of the largest difference of any two rows
-    (m, K), the usual time step (K,), which keys do not vary."""
+    """Return figures of the measurements of each of K keys.
+
+    These are the variances of differences over each lag, (m, K) each; the square (m, K) of the largest difference
+    between any two rows; the usual time step (K,); and a mask (K,) of keys whose measurements do not vary.
+    """
     count = np.bincount(rows.key)
     first = np.concatenate([[0], np.cumsum(count)[:-1]])
     sizes: list[Array] = []
@@ -196,7 +200,7 @@ def _measure_differences(rows: SortedRows, unit: float) -> tuple[list[Array], Ar
 
 
 def _compute_median(values: Array) -> Array:
-    """Return the medians along the last axis, the lower of two, without NaN; NaN where there is nothing."""
+    """Return the medians along the last axis, leaving out NaN; of two middle values the lower; NaN without values."""
     ordered = np.sort(values, axis=-1)
     known = (~np.isnan(ordered)).sum(axis=-1)
     middle = np.maximum((known - 1) // 2, 0)
@@ -206,7 +210,7 @@ def _compute_median(values: Array) -> Array:
 def _compute_responses(
     of: LearnedEntries, free: Sequence[Free], written: Array, step: Array, rows: SortedRows
 ) -> list[list[Array]]:
-    """Return for each free number, where it scales a noise, the variances of the measurement (m, K) after each lag."""
+    """Return for each free number that scales a noise the variances of the measurement (m, K) after each lag."""
     model, keys = of.model, len(step)
     with np.errstate(all="ignore"):
         first = np.concatenate([[0], np.flatnonzero(np.diff(rows.key)) + 1])
@@ -243,7 +247,7 @@ def compute_congruence_diagonal(H: Sequence[Sequence[Any]], P: Sequence[Any]) ->
 
 
 def _isolate_noise(of: LearnedEntries, one: Free, keys: int) -> dict[str, Sequence[Any]]:
-    """Return the model's parameters with this noise at 1 and the other learned noises at 0."""
+    """Return the model's parameters with this noise at variance 1 and the other learned noises at 0."""
     values: dict[str, Sequence[Any]] = {p.name: p.value for p in of.model.parameters}
     for p in of.model.parameters:
         noise = p.kind == "covariance" or (

@@ -19,7 +19,7 @@ LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
     **dict.fromkeys(SEVERAL, build_mode_learner),
     **dict.fromkeys(("extended", "unscented", "cubature"), filter_learner),
 }
-"""Learners by kind of filter; the others learn by the exact gradient of the linear filter, but for heavy tails."""
+"""Learners by kind of filter; other kinds use the linear filter's exact gradient, except with heavy-tailed noise."""
 
 
 def learnable(definition: Mapping[str, Any]) -> Learner:

@@ -1,8 +1,8 @@
 """Maximum likelihood of a linear model's parameters, pooled over all keys or for each key.
 
-The log-likelihood is the filter's, its gradient exact (`kalman.learning.score`), its variables unconstrained
-(`kalman.learning.constraints`). The pooled maximum is found by scoring (`kalman.learning.scoring`), each key's by
-quasi-Newton steps.
+The log-likelihood is the filter's, with an exact gradient (`kalman.learning.score`) and unconstrained variables
+(`kalman.learning.constraints`). Scoring finds the pooled maximum (`kalman.learning.scoring`) and, with many keys at
+once, each key's maximum (`kalman.learning.key_search`).
 """
 
 import math
@@ -42,7 +42,7 @@ class Learning(FreeNumbers):
     names: tuple[str, ...]
     scope: str
     begin: Mapping[str, Any]
-    """Initial values in place of the written ones."""
+    """Initial values that replace the written values, by name of the parameter."""
 
     @cached_property
     def filter(self) -> LinearFilter:
@@ -168,13 +168,13 @@ class Learning(FreeNumbers):
         """Return each key's parameters, all keys at once, each from separate starts.
 
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
-        climbed: another method that moves the starts before the search.
+        climbed: another method, such as EM, that moves the starts before the search.
         """
         return fit_each(self.key_model, rows, keys, unit, population, climbed)
 
     @cached_property
     def key_model(self) -> Model:
-        """The model of learning by key and the search of keys."""
+        """The learned model for each key, with the searches of keys."""
         return build_key_model(list_learned_entries(self.each), self.learned, self.start)
 
 

@@ -1,5 +1,7 @@
-"""Learn a mixture from history: batch EM from the best of several starts by held-out likelihood. Single keys learn by
-batch EM too, each shrunk towards the pooled mixture.
+"""Learn a mixture from history by batch EM, from the start with the best held-out likelihood.
+
+Each key can learn by batch EM, too, with its mixture shrunk towards the pooled mixture.
+
 References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
 """
 
@@ -28,23 +30,23 @@ from kalman.run import SortedRows
 from kalman.types import Array, ModelError
 
 SHORT = 15
-"""Iterations from each start before one is chosen."""
+"""Number of iterations from each start before the best start is chosen."""
 STRENGTH = 20.0
-"""Weight of the pooled mixture in rows, beside a key's rows."""
+"""Weight of the pooled mixture in a key's mixture, as a number of rows."""
 KEY_ITERATIONS = 50
 ALONE_ITERATIONS = 500
 AT_REST = 1e-4
-"""Change of a weight in an iteration below which a key's EM has converged."""
+"""If no weight changes by this much in an iteration, a key's EM has converged."""
 ENOUGH = 5
-"""Usable rows for each number of a mixture below which a key has too few."""
+"""Smallest number of usable rows per number of a mixture; a key with fewer rows has too few rows."""
 
 
 @dataclass(frozen=True)
 class MixtureLearner:
-    """Batch EM of a mixture. theta is `Components.flat`, (c,).
+    """Batch EM of a mixture; theta is `Components.flat` (c,).
 
-    `evaluate` also takes several such thetas after a number n, (1 + starts * c,): then every n-th row of a bucket is
-    held out, and the vector has for each theta first the log-likelihood and number of held-out rows.
+    `evaluate` also takes a number n followed by the thetas of several starts, (1 + starts * c,). Then every n-th row of
+    a bucket is held out, and the vector begins for each theta with log-likelihood and number of the held-out rows.
     """
 
     definition: Mapping[str, Any]
@@ -88,7 +90,7 @@ class MixtureLearner:
         return max(values), np.concatenate(vectors), len(kept.key)
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int, tolerance: float = 1e-11) -> Fit:
-        """Return the mixture at the end of batch EM; without a written mixture, from the best of several starts.
+        """Return the mixture at the end of batch EM, from the written mixture or else from the best of several starts.
 
         Raises ModelError where no row is usable.
         """
@@ -128,7 +130,7 @@ class MixtureLearner:
         return starts[int(np.argmax(scores))], float(scores.max())
 
     def _split_trials(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
-        """Return log-likelihood and number of held-out rows (S, 2) for each start, and the other rows' sums."""
+        """Return log-likelihood and number of the held-out rows (S, 2) for each start, and the other rows' sums."""
         _, vector, _ = evaluate(np.concatenate([[every], starts.ravel()]))
         table = vector.reshape(len(starts), -1)
         return table[:, :2], table[:, 2:]
@@ -143,7 +145,7 @@ class MixtureLearner:
         return MixtureSums(first[0], first[1], weights, means, spreads)
 
     def parameters(self, theta: Array) -> dict[str, Any]:
-        """Return the whole mixture by name, fixed parameters included, for `kalman.build`."""
+        """Return all parameters of the mixture by name, with the fixed parameters, for `kalman.build`."""
         mixture = split(self._asked, [float(a) for a in theta])
         family = self._asked.family
         found: dict[str, Any] = {"weights": mixture.weights, family.mean: mixture.means}
@@ -152,8 +154,10 @@ class MixtureLearner:
         return found
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's mixture, the mode of a posterior in which the population counts as `STRENGTH` rows. A key
-        without rows gets the population's mixture; a key with few rows stays near it. Components keep their order.
+        """Return each key's mixture: the mode of a posterior in which the population counts as `STRENGTH` rows.
+
+        A key without rows gets the population's mixture, and a key with few rows stays near this mixture. Components
+        keep their order.
         """
         asked = self._asked
         rows = select_usable(asked, rows)
@@ -176,7 +180,7 @@ class MixtureLearner:
         return _judge_fits(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
 
     def _fit_each(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
-        """Return each key's mixture, without a prior; NaN where a key has no usable row."""
+        """Return each key's mixture without a prior; NaN for a key without usable rows."""
         theta, values = np.full((self._width, keys), np.nan), np.zeros(keys)
         rested = np.ones(keys, bool)
         for key in np.flatnonzero(count).tolist():
@@ -190,7 +194,7 @@ class MixtureLearner:
         return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return no figures: a mixture has no series of innovations."""
+        """Return NaN for each figure, since a mixture has no series of innovations."""
         return np.full(keys, np.nan), np.full(keys, np.nan)
 
     @property
@@ -199,9 +203,9 @@ class MixtureLearner:
         return dict(self.parameters(np.arange(self._width, dtype=float)))
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
-        """Return the mixture of all keys' rows, as far as their components correspond.
+        """Return the mixture of all keys' rows, provided that the components of the keys correspond.
 
-        Raises ModelError where no key has a mixture.
+        Raises ModelError if no key has a mixture.
         """
         theta = np.concatenate([one.theta for one in fits], axis=1)
         used = np.concatenate([one.used for one in fits]).astype(float)
@@ -215,7 +219,7 @@ class MixtureLearner:
 
 
 def _judge_fits(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
-    """Return fits with their outcomes: whether EM converged, and which keys have few rows."""
+    """Return fits with their outcomes, given masks of keys whose EM came to rest and of keys with few rows."""
     found = build_unexamined(theta, theta, values, used)
     for key in np.flatnonzero(few | ~rested).tolist():
         found.outcome[key] = FitOutcome.TOO_FEW_ROWS if few[key] else FitOutcome.FAILED

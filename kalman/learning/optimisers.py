@@ -11,9 +11,9 @@ from kalman.learning.key_fits import FitOutcome
 from kalman.types import Array
 
 REACH = 25.0
-"""Largest distance of a free number from its start: a factor e^25 for a variance."""
+"""Largest distance of a free number from its start, a factor e^25 of a variance."""
 STEEP = 1e-4
-"""Slope of the log-likelihood a row by a free number above which a search has not converged."""
+"""Largest slope of the log-likelihood per row by a free number at which a search counts as converged."""
 
 
 def fit(
@@ -25,8 +25,8 @@ def fit(
     """Maximise a log-likelihood by L-BFGS-B (scipy), from `start` (p,).
 
     objective: theta -> (log-likelihood, gradient, ...). progress: called with (evaluations, log-likelihood).
-    A theta is refused if the filter breaks down and loses rows: the third item, if the objective returns it, is the
-    number of rows used.
+    If the objective returns a third item, this is the number of rows used. A theta is refused if the filter breaks down
+    or uses fewer rows.
     """
     start = np.asarray(start, float)
     evaluations = 0
@@ -64,11 +64,11 @@ def fit(
 
 
 def _judge_end(found: Any, moved: Array) -> tuple[FitOutcome, str | None]:
-    """Return how a search by L-BFGS-B ended, in log-likelihood a row, and why it did not converge."""
+    """Return the outcome of a search by L-BFGS-B, whose objective is per row, and why the search did not converge."""
     if (moved > REACH - 1e-6).any():
         return FitOutcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
     steepest = float(np.abs(found.jac).max())
-    # "abnormal" is a line search stopped by rounding: the optimum within float64
+    # "abnormal" is a line search that rounding stopped, so the end is the optimum within float64
     if (found.status == 0 or "ABNORMAL" in str(found.message)) and steepest < STEEP:
         return FitOutcome.CONVERGED, None
     return FitOutcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"

@@ -26,9 +26,10 @@ from kalman.types import Array, Rows
 
 
 class LikelihoodScore(NamedTuple):
-    """For each of K keys: log-likelihood (K,), its derivative by the packed entries of the parameters and then by the
-    entries of F and H (d, K), and the number of rows it is of (K,); last, the derivatives by the initial mean (n, K)
-    and packed covariance. Flagged rows are left out of all of them.
+    """Log-likelihood (K,), its derivatives, and number of rows used (K,) of each of K keys, without flagged rows.
+
+    The gradient (d, K) is by the packed entries of the parameters, then by the entries of F and H. Two more fields are
+    the derivatives by the initial mean (n, K) and by the packed initial covariance.
     """
 
     log_likelihood: Array
@@ -77,7 +78,7 @@ def score(
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     depth = p + (p - n if model.diffuse else 0)
     adjoint = np.zeros((depth, here))
-    with np.errstate(all="ignore"):  # only flagged rows can fail, and are left out
+    with np.errstate(all="ignore"):  # only flagged rows can fail, and flagged rows are left out
         for prefix, before, taken, good in reversed(history):
             for begin in range(0, prefix.stop, BLOCK):
                 block = slice(begin, min(begin + BLOCK, prefix.stop))

@@ -15,13 +15,13 @@ from kalman.linalg.packing import unpack_symmetric
 from kalman.types import Array
 
 TOLERANCE = 1e-12
-"""Gain in log-likelihood a row below which the search stops."""
+"""Gain in log-likelihood per row below which the search stops."""
 ROUNDING = 1e-13
-"""The same relative to the log-likelihood: below it rounding of the sums dominates."""
+"""Gain relative to the log-likelihood below which the search stops, since rounding of the sums dominates."""
 SMALL = 1e-5
 """An insignificant gain, less than a hundredth of a standard error; a significant one is about one half."""
 HIDDEN = 0.01
-"""A significant gain: a search that rounding prevents from seeing it has not converged."""
+"""A significant gain; if rounding hides gains of this size, the search has not converged."""
 FLAT = 0.05
 """Information about the logarithm of a parameter below which its standard error is a factor of ninety."""
 FAR, HIGHEST = 4.0, 16.0
@@ -33,7 +33,7 @@ PAIRS = 6
 
 
 class Point(NamedTuple):
-    """An evaluation at theta (p,): log-likelihood, gradient (p,), J (p, p), rows used."""
+    """An evaluation at theta (p,): log-likelihood, gradient (p,), information J (p, p) and number of rows used."""
 
     theta: Array
     value: float
@@ -50,10 +50,10 @@ def build_point(theta: Array, value: float, vector: Array, used: int) -> Point:
 
 
 class Maximum(NamedTuple):
-    """The best point and the number of steps.
+    """The best point of a search and the number of steps.
 
     held: the bound of each variable (p,): -1 lower, 1 upper, 0 free.
-    problem: why the search did not converge, None if it did.
+    problem: why the search did not converge, None for a converged search.
     """
 
     point: Point
@@ -72,7 +72,7 @@ def is_finite(point: Point) -> bool:
 
 
 Search = Generator[Array, Point, Maximum]
-"""Yields a theta, is sent its point, and returns the maximum; so many searches can be evaluated together."""
+"""Yields a theta, receives the theta's point, and returns the maximum, so that many searches share an evaluation."""
 
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def select_known(point: Point, held: np.ndarray) -> Array:
 def _search_along(
     point: Point, step: Array, used: int
 ) -> Generator[Array, Point, tuple[Point | None, float]]:
-    """Return a point along the step that gains enough (Armijo), with the share of the step; None if there is none."""
+    """Return a point along the step that gains enough (Armijo), or None, and the last tried share of the step."""
     length, slope = 1.0, float(point.gradient @ step)
     for _ in range(12):
         tried = yield point.theta + length * step

@@ -1,10 +1,10 @@
-"""Log-likelihood, its exact gradient and the information for every key, in one pass: the filter and its derivatives.
+"""Log-likelihood, exact gradient and information of every key, in one pass of the filter and its derivatives.
 
-Beside mean and covariance each key carries their derivatives by every learned entry. An innovation v ~ N(0, S) adds
--(log 2 pi S + v^2 / S) / 2 to the log-likelihood, the derivative of that to the gradient, and
-dv dv' / S + dS dS' / (2 S^2), whose expectation is Fisher's information, to the information. The filter's gain is
-optimal, so that dP depends on dP and dr alone: (I - K h) dP (I - K h)' + dr K K'. An exact diffuse component has
-another gain, M_inf / F_inf, whose derivative enters dP too.
+Beside mean and covariance, each key carries the derivatives of mean and covariance by every learned entry. An
+innovation v ~ N(0, S) adds -(log 2 pi S + v^2 / S) / 2 to the log-likelihood and the derivative of this term to the
+gradient. To the information it adds dv dv' / S + dS dS' / (2 S^2), whose expectation is Fisher's information. The
+filter's gain is optimal, so that the new dP depends on the previous dP and on dr alone: (I - K h) dP (I - K h)' + dr K
+K'. An exact diffuse component has another gain, M_inf / F_inf, whose derivative enters dP too.
 
 References: Harvey (1989), section 3.4; Engle and Watson (1981); Durbin and Koopman (2012), sections 5.2 and 6.4.
 """
@@ -42,7 +42,10 @@ class Values(NamedTuple):
 
 
 class StateSlope(NamedTuple):
-    """Derivatives by one entry of mean, packed covariance and packed diffuse part (None: there is none)."""
+    """Derivatives of mean, packed covariance and packed diffuse part by one learned entry.
+
+    P_inf is None if no state is diffuse.
+    """
 
     m: list[Entry]
     P: list[Entry]
@@ -50,9 +53,9 @@ class StateSlope(NamedTuple):
 
 
 class LearnedEntries(NamedTuple):
-    """The learned entries of a model whose parameters are in its state: name of the parameter, packed entry.
+    """The learned entries of a model whose state holds the parameters; an entry is a name and a packed index.
 
-    derived: whether to compute derivatives by the entries, or only the log-likelihood.
+    derived: whether to compute derivatives by the entries; otherwise only the log-likelihood is computed.
     """
 
     model: LinearFilter
@@ -66,13 +69,13 @@ class LearnedEntries(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """Number of sums over the rows: of log S with its constant, of v^2 / S, gradient, packed information."""
+        """Number of sums over the rows: log S with its constant, v^2 / S, gradient, packed information."""
         return 2 + self.slopes + packed_size(self.slopes)
 
     def sizes(self, diffuse: bool) -> list[int]:
         """Return the numbers of rows of a key's running state: m, P, the diffuse factor, and each entry's derivatives.
 
-        The derivatives are those of m, P and the packed diffuse part; the latter only while a state is diffuse.
+        Each entry has derivatives of m, of P and, only while a state is diffuse, of the packed diffuse part.
         """
         n = len(self.model.states)
         derivatives = [n, packed_size(n), self.diffuse if diffuse else 0]
@@ -109,7 +112,7 @@ def list_learned_entries(model: LinearFilter) -> LearnedEntries:
 
 
 def evaluate(of: LearnedEntries, rows: RoundRows, entries: Array) -> Values:
-    """Return the values of J keys at their learned entries (d, J), J being the number of keys of `rows`.
+    """Return the values of the J keys of `rows` at their learned entries (d, J).
 
     If a key's filter breaks down, its log-likelihood is not finite.
     """
@@ -120,7 +123,7 @@ def evaluate(of: LearnedEntries, rows: RoundRows, entries: Array) -> Values:
 
 
 def compute_fits(of: LearnedEntries, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
-    """Return the log-likelihood of J keys without its squares, and sum v^2 / S: (J,) each."""
+    """Return the log-likelihood of J keys without the term of v^2 / S, and the sum of v^2 / S, (J,) each."""
     result = _sum_all_blocks(of._replace(derived=False), rows, entries)
     return result[0], result[1]
 
@@ -134,7 +137,7 @@ def _sum_all_blocks(of: LearnedEntries, rows: RoundRows, entries: Array) -> Arra
 
 
 def _sum_block(of: LearnedEntries, rows: RoundRows, block: slice, entries: Array) -> Array:
-    """Return the sums of the keys of a block, (sums, k)."""
+    """Return the sums (sums, k) of the k keys of a block."""
     k = entries.shape[1]
     diffuse = of.factor > 0
     start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
@@ -165,7 +168,7 @@ def _sum_block(of: LearnedEntries, rows: RoundRows, block: slice, entries: Array
 
 
 class _Pair:
-    """The running state and the buffer of the next, each also as a list of its rows."""
+    """The running state and a buffer for the next state; `rows` and `later` list the rows of the two arrays."""
 
     def __init__(self, state: Array, after: Array | None = None) -> None:
         self.state = state
@@ -180,9 +183,10 @@ class _Pair:
 
 
 def whiten_innovations(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
-    """Return the innovations and their variances (2 m, N) of independent components, in the order of the rounds.
+    """Return innovation and variance of each independent component, (2 m, N) in turn, in the order of the rounds.
 
-    NaN where missing. Where still diffuse the innovation is NaN, and the variance is F_inf.
+    Both are NaN where the component is missing. While the component is diffuse, the innovation is NaN and the variance
+    is F_inf.
     """
     start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
     settled = of.model.places["covariance"].stop
@@ -212,7 +216,7 @@ def _locate_factor(of: LearnedEntries) -> slice:
 
 
 class _Traced(NamedTuple):
-    """The symbols of one row's step: parts of the state, the learned entries, and the row."""
+    """The symbols of one row's step: the parts of the state, all inputs in order, and the parts of the row."""
 
     tape: Tape
     parts: Parts
@@ -226,7 +230,10 @@ class _Traced(NamedTuple):
 def _record_step(
     of: LearnedEntries, missing: bool, diffuse: bool, more: Sequence[int]
 ) -> tuple[_Traced, list[list[Any]]]:
-    """Return the symbols of a step, and those of further rows of the running state, in groups of these sizes."""
+    """Return the symbols of a step, and groups of symbols for further rows of the running state.
+
+    more: the size of each group.
+    """
     model, tape = of.model, Tape()
     n = len(model.states)
     m, P, A = (tape.symbols(count) for count in of.sizes(diffuse)[:3])
@@ -247,7 +254,7 @@ def _record_step(
 
 @lru_cache(maxsize=64)
 def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
-    """Return one step: the running state after it, then the sums so far."""
+    """Return the program of one step, whose outputs are the running state after the row, then the sums so far."""
     d = of.slopes
     trace, groups = _record_step(of, missing, diffuse, [*of.sizes(diffuse)[3:], of.sums])
     sums = groups.pop()
@@ -267,7 +274,7 @@ def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool
 
 @lru_cache(maxsize=64)
 def _build_innovation_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
-    """Return one step: the state after it, and innovation and variance of each component in turn."""
+    """Return the program of one step: the state after the row, then each component's innovation and variance."""
     trace, _ = _record_step(of, missing, diffuse, [])
     parts = trace.parts if first else of.model.predicted(trace.parts, trace.dt, trace.u, False)
     found: list[Entry] = []
@@ -302,7 +309,7 @@ def _predict_slopes(of: LearnedEntries, trace: _Traced, slopes: list[StateSlope]
 
 
 def _turn_covariance(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
-    """Return P + dF X F' + F X dF', packed, X being packed `before`."""
+    """Return P + dF X F' + F X dF', packed; `before` is X, packed."""
     full = unpack_symmetric(before)
     FX = [[dot(row, column) for column in full] for row in F]
     n = len(F)
@@ -316,12 +323,12 @@ def _turn_covariance(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[E
 def _differentiate_noise(
     of: LearnedEntries, trace: _Traced, noise: Decorrelated
 ) -> list[tuple[Vector, Matrix, Vector]]:
-    """Return for each learned entry the derivatives of the independent measurements: d (m), G (m x n), z (m).
+    """Return the derivatives of the independent measurements by each learned entry: of d (m), G (m x n) and z (m).
 
-    By an entry of H, dG = L^-1 dH.
+    The derivative by an entry of H is dG = L^-1 dH.
 
-    With R = L diag(d) L', z = L^-1 y and G = L^-1 H: X = L^-1 dR L^-T is A diag(d) + dd + diag(d) A' with A strictly
-    lower, and dz = -A z, dG = -A G. A component that is missing is cut out of R, and so out of dR.
+    For an entry of R, with R = L diag(d) L', z = L^-1 y and G = L^-1 H: X = L^-1 dR L^-T equals A diag(d) + dd +
+    diag(d) A' with A strictly lower, so that dz = -A z and dG = -A G. A missing component is cut out of both R and dR.
     """
     size, n = len(noise.d), len(of.model.states)
     (scale,) = resolve([of.model.noise_scale], trace.u)
@@ -334,7 +341,7 @@ def _differentiate_noise(
             X: list[list[Entry]] = [[0.0] * size for _ in range(size)]
             a, b = next((i, j) for i in range(size) for j in range(i + 1) if packed_index(i, j) == entry)
             X[a][b] = X[b][a] = _cut(scale, trace.presents[a], trace.presents[b])
-            for i in range(size):  # L^-1 X by forward substitution, then the same from the right
+            for i in range(size):  # L^-1 X by forward substitution, then X L^-T
                 for k in range(i):
                     X[i] = [minus(x, times(noise.L[i][k], y)) for x, y in zip(X[i], X[k], strict=True)]
             for i in range(size):
@@ -374,9 +381,9 @@ def _update_row(
     target: list[StateSlope],
     innovations: list[Entry] | None = None,
 ) -> tuple[Vector, Vector, Matrix | None, list[Entry]]:
-    """Return mean, covariance and diffuse factor after the row's measurements, and their terms of the sums.
+    """Return mean, covariance and diffuse factor after the row's measurements, and the measurements' terms of the sums.
 
-    The slopes after them are written into `target`, innovations and their variances into `innovations`.
+    The slopes after the measurements are written into `target`, the innovations and their variances into `innovations`.
     """
     m, P, A, values = prior
     seen = of.model.observed(trace.u, values)
@@ -412,7 +419,10 @@ def _update_row(
 
 
 class _Update(NamedTuple):
-    """One scalar measurement against the prediction, as `Weighing`; u = v / S; has: which keys have it, None: all."""
+    """One scalar measurement and the state before it, with the fields of `Weighing`; u = v / S.
+
+    has: mask of keys that have the measurement; None means all keys.
+    """
 
     m: Vector
     P: Vector
@@ -435,7 +445,7 @@ def _mask_entry(has: Any, a: Entry) -> Entry:
 def _move_slopes(
     at: _Update, slopes: list[StateSlope], noise: list[tuple[Entry, Vector, Entry]]
 ) -> tuple[list[StateSlope], list[Entry]]:
-    """Return the slopes after a scalar measurement, and its terms of gradient and packed information."""
+    """Return the slopes after a scalar measurement, and the measurement's terms of gradient and packed information."""
     moved: list[StateSlope] = []
     dvs: list[Entry] = []
     ratios: list[Entry] = []
@@ -495,7 +505,7 @@ def _move_slopes(
 
 
 def _change_covariance(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
-    """Return P - dM K' - K dM' + K dS K', packed: the change of a covariance under a fixed gain."""
+    """Return P - dM K' - K dM' + K dS K', packed: the derivative P after an update by a fixed gain K."""
     c = [minus(a, times(0.5, times(k, dS))) for a, k in zip(dM, K, strict=True)]
     n = len(K)
     return [
@@ -506,7 +516,7 @@ def _change_covariance(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entr
 
 
 def _with_gain(P: Vector, at: _Update, dK: Vector) -> list[Entry]:
-    """Return P - dK w' - w dK', packed, with w = M - K (h M + r): its change with a gain that is not optimal."""
+    """Return P - dK w' - w dK', packed, with w = M - K (h M + r): the effect of dK where the gain is not optimal."""
     proper = plus(dot(at.h, at.M), at.r)
     w = [np.where(at.diffuse, minus(a, times(k, proper)), 0.0) for a, k in zip(at.M, at.K, strict=True)]
     n = len(dK)

@@ -94,7 +94,7 @@ def split_sections(counts: Integers, footprint: Footprint, room: float) -> list[
 
 
 def _find_bounds(lengths: Lengths, footprint: Footprint, room: float) -> Integers | None:
-    """Return the fewest segments that fit, None if fewer keys must be taken."""
+    """Return the bounds of the fewest segments that fit, or None if fewer keys must be smoothed together."""
     best, least, segments = None, np.inf, 1
     while segments <= lengths.rounds:
         bounds = lengths.bounds(segments)

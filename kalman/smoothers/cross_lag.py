@@ -1,8 +1,8 @@
 """Fixed-lag smoothing of any filter with a `prediction`.
 
-Beside the filter's state a key keeps, for each of its last `lag` rows, that row's state, the prediction of the next
-state, and the gain between the two. A new row's state is smoothed back through them, which is fixed-interval smoothing
-of the rows so far: exact where the filter is, an approximation of the filter's own order elsewhere.
+Beside the filter's state, a key keeps for each of its last `lag` rows the row's state, the prediction of the next
+state, and the gain between the two. A new row's state is smoothed back through the kept rows, which is fixed-interval
+smoothing of the rows so far. The result is exact if the filter is exact, and otherwise as approximate as the filter.
 
 References: as in `kalman.smoothers.rts`.
 """

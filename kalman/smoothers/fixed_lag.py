@@ -1,9 +1,10 @@
 """Fixed-lag smoothing of the linear filter: each row's state given `lag` more rows of its key.
 
-Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and covariance of
-its state given all rows so far, and its covariance C_j with the current state. They are the blocks of the augmented
-state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition turns C_j into C_j F', and a scalar measurement of
-the current state, of innovation v and variance S, moves the kept state by the gain C_j h / S. This is exact for any
+Beside the filter's state, a key keeps figures of its last `lag` rows. For the j-th row before the newest row these are
+the mean and covariance of that row's state given all rows so far, and the covariance C_j of that state with the current
+state. They are the blocks of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a new row changes: a transition
+turns C_j into C_j F', and a scalar measurement of the current state, with innovation v and variance S, moves the kept
+state with the gain C_j h / S. This is exact for any
 time steps and any missing components.
 
 References: Biswas and Mahalanabis (1972); Anderson and Moore (1979), section 7.3; the exact diffuse start as in
@@ -135,7 +136,7 @@ class FixedLagFilter(Wrapping, StateLayout):
         return lags._replace(V=V)
 
     def _kept(self, state: Array) -> Lags:
-        """Return the rows kept in a state (size, K); without diffuse parts where no key has any."""
+        """Return the rows kept in a state (size, K), without diffuse parts if no key has a diffuse part."""
         n = len(self.states)
         entries = {
             name: list(state[place].reshape(-1, self.lag, state.shape[1]))
@@ -266,7 +267,7 @@ def _fold_columns(lags: Lags, last: Scalar, where: np.ndarray) -> Lags:
 
 
 def _extract_oldest(lags: Lags) -> tuple[Array, Array]:
-    """Return mean (n, K) and packed covariance of the oldest row kept, infinite where still undetermined."""
+    """Return mean (n, K) and packed covariance of the oldest kept row; undetermined entries are infinite."""
     mean, covariance = (
         np.array([a[-1] for a in _convert_arrays(lags.m)]),
         np.array([a[-1] for a in _convert_arrays(lags.V)]),

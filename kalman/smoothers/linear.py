@@ -1,12 +1,12 @@
 """Fixed-interval smoothing of the linear filter.
 
-Two passes go backwards together, and each state comes from the pass that keeps its digits there:
+Two passes go backwards together, and each smoothed state comes from the pass that keeps the state's digits:
 
-- the moments r and N of all later rows (`kalman.smoothers.moments`), for which no P, Q or R is inverted: V = P - P N P
-  is accurate for singular matrices too, where later rows leave each state a share of its variance, and while a state is
-  diffuse;
-- the smoothed state itself (Rauch, Tung and Striebel), its covariance as a sum of squares: V = (I - G F) P (I - G F)' +
-  G (V' + Q) G' loses no digits where the difference loses all, since P is enormous after a wide start or a long gap.
+- the moments r and N of all later rows (`kalman.smoothers.moments`), which need no inverse of P, Q or R. V = P - P N P
+is accurate for singular matrices too, if later rows leave each state a share of its variance, and while a state is
+diffuse;
+- the smoothed state (Rauch, Tung and Striebel), whose covariance is a sum of squares: V = (I - G F) P (I - G F)' + G
+(V' + Q) G' loses no digits where P - P N P loses all digits, since P is enormous after a wide start or a long gap.
 
 References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Durbin and Koopman (2012), sections 4.4 and 5.3.
 """
@@ -26,14 +26,14 @@ from kalman.smoothers.moments import MomentSmoother, run_program
 from kalman.types import Array, Rows
 
 KEPT = 1e-2
-"""Least share of each state's variance left by later rows where P - P N P is used: it loses two digits there."""
+"""P - P N P is used where later rows leave each state this share of its variance: it loses two digits there."""
 LARGEST = 1e4
-"""Largest product of P and the largest N of later rows there: N keeps the rounding of the largest."""
+"""P - P N P is used up to this product of P and the largest N of later rows, whose rounding remains in N."""
 
 
 @dataclass(frozen=True)
 class LinearSmoother:
-    """The smoother of a linear filter. It carries the smoothed state (mean, packed covariance), then `Later`."""
+    """The smoother of a linear filter, which carries the smoothed state (mean, packed covariance), then `Later`."""
 
     model: LinearFilter
 
@@ -54,17 +54,17 @@ class LinearSmoother:
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        An undetermined state has an infinite variance; a state lost to rounding is NaN.
+        An undetermined state has an infinite variance; a state that is lost to rounding is NaN.
         """
         n = len(self.model.states)
         return later[:n], later[n : self._width]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """No outputs beside mean and covariance."""
+        """Return an empty mapping: the smoother has no outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return the array before the rows, about the states (size, K) before them."""
+        """Return the array before the rows, about the states `before` (size, K) the rows."""
         moments = self._moments.back(before, rows, later[self._width :])
         earlier = np.concatenate([*self._moments.smoothed(before, moments), moments])
         here = np.flatnonzero(~self._kept(before, earlier) & ~rows.first)
@@ -76,7 +76,7 @@ class LinearSmoother:
         return earlier
 
     def _kept(self, before: Array, earlier: Array) -> np.ndarray:
-        """Return a mask (K,) of keys where the moments keep the covariance's digits; always with columns."""
+        """Return a mask (K,) of keys for which P - P N P keeps its digits or a state has diffuse columns."""
         variances = before[self._moments.variances]
         kept: np.ndarray = np.all(earlier[self._moments.variances] >= KEPT * variances, axis=0)
         kept &= (variances * earlier[-len(variances) :]).sum(axis=0) <= LARGEST
@@ -85,7 +85,7 @@ class LinearSmoother:
         return kept
 
     def step_states_back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return mean and packed covariance before the rows from those after them, as a sum of squares."""
+        """Return mean and packed covariance before the rows from those after the rows, by a sum of squares."""
         result = np.empty(later.shape)
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
@@ -98,7 +98,7 @@ class LinearSmoother:
 def _build_states_program(model: LinearFilter) -> Program:
     """Return one step back from a smoothed state as a program.
 
-    Inputs: state before, dt, control, smoothed state after (mean, packed covariance). Outputs: the one before.
+    Inputs: state before, dt, control, smoothed state after (mean, packed covariance). Outputs: smoothed state before.
     """
     tape = Tape()
     n = len(model.states)

@@ -1,17 +1,18 @@
 """Fixed-interval smoothing of several models: every row's state and mode given all rows of its key.
 
 The forward pass of the IMM gives for each mode j after a row its probability mu_j and a state N(m_j, P_j). The backward
-pass carries for each mode a function l_j(x) proportional to the likelihood of all later rows given the state x. A pair
-of modes, j at a row and k at the next, has a probability proportional to mu_j p_jk times the integral of
-N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its state is the product of the two. The pairs
-of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
+pass carries for each mode a function l_j(x) proportional to the likelihood of all later rows given the state x. The
+pair of mode j at a row and mode k at the next row has a probability proportional to mu_j p_jk times the integral of
+N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k. The state of the pair has a density proportional
+to N(x; m_j, P_j) l_k(x). The pairs of the same j are merged to one Gaussian, as the filter merges its pairs, and l_j of
+this row is the ratio of the merged Gaussian to N(m_j, P_j).
 
-A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
-and covariance V = P - P N P. V is carried beside them, since this difference loses all digits where P is enormous. No
-matrix is inverted that a known state or a noiseless mode makes singular, and a future without measurements (r = 0, N =
-0) changes nothing. With one mode, or several that are the same, this is the smoother of Rauch, Tung and Striebel; with
-modes that never change it is that smoother in each mode; with a known state it is the smoother of Hamilton's filter
-(Kim 1994).
+A function l is carried as two moments r (n) and N (n x n) about a Gaussian N(m, P): given the rows that l stands for,
+too, the state has mean m + P r and covariance V = P - P N P. V is carried beside r and N, since this difference loses
+all digits where P is enormous. No matrix is inverted that a known state or a noiseless mode makes singular, and a
+future without measurements (r = 0, N = 0) changes nothing. With one mode, or several equal modes, this is the smoother
+of Rauch, Tung and Striebel. With modes that never change, it is this smoother in each mode. With a known state, it is
+the smoother of Hamilton's filter (Kim 1994).
 
 References: Helmick, Blair and Hoffman (1995), the pairs of a forward and a backward IMM; Fraser and Potter (1969), two
 filters for one model; Bryson and Frazier (1963), the moments r and N; Barber (2006), how such merges compare.
@@ -33,14 +34,14 @@ from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
 ROUNDING = 1e-9
-"""Largest rounding error of a share of 1."""
+"""Largest rounding error of a share of variance that is exactly 1."""
 TINY = 1e-300
 
 
 class BackwardMoments(NamedTuple):
     """The moments of later rows about K keys' states in one mode: r (K, n), N (K, n, n).
 
-    V (K, n, n): the states' covariance given these rows too
+    V (K, n, n): the states' covariance given the later rows too
     """
 
     r: Array
@@ -58,9 +59,9 @@ class BackwardStep(Protocol):
 
 @dataclass(frozen=True)
 class ModeSmoother:
-    """The smoother of an IMM or MMAE. It carries for each mode its log-probability, and r, packed N and V.
+    """The smoother of an IMM or MMAE, which carries each mode's log-probability, r, packed N and packed V.
 
-    All are given all rows.
+    Probabilities and V are given all rows of the key.
     """
 
     model: MultipleModels
@@ -97,7 +98,7 @@ class ModeSmoother:
         """Return the array before the rows, given `later` after them and the states `before` them."""
         if rows.first.all():
             return later
-        with np.errstate(all="ignore"):  # flagged and first rows can fail and are excluded
+        with np.errstate(all="ignore"):  # flagged and first rows can fail; `np.where` replaces their results
             earlier = self._step_modes_back(before, rows, later)
         return np.where(rows.first, later, earlier)
 
@@ -109,7 +110,7 @@ class ModeSmoother:
         logs = before[model.places["log_probabilities"]]
         transition = model.extract_transitions(before)
         linked = np.eye(M) if model.transition is None else np.array(model.transition)
-        chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
+        chances = np.full((M, M, before.shape[1]), -np.inf)  # log-probabilities of (j, k)
         pairs: dict[tuple[int, int], BackwardMoments] = {}
         for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
             moments = self._moments(later, k)
@@ -117,7 +118,7 @@ class ModeSmoother:
             moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(linked[:, k])
-            if not len(leading):  # only the floor has kept it
+            if not len(leading):  # only the filter's floor gives mode k a probability
                 continue
             scores = np.empty((len(leading), before.shape[1]))
             for at, j in enumerate(leading.tolist()):
@@ -148,7 +149,7 @@ class ModeSmoother:
             N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
             V = _sum(weights, [one.V + _square(_apply(filtered[j], one.r - r)) for one in moments])
             parts += [r.T, pack(_flatten_matrices(N)), pack(_flatten_matrices(V))]
-        # a probability of zero keeps the filter's value, so that its logarithm is finite
+        # a mode of probability zero keeps the filter's log-probability, which is finite
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
 
     def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
@@ -191,7 +192,7 @@ def build_mode_smoother(model: MultipleModels) -> ModeSmoother:
 
 
 def _build_backward_step(field: str, mode: object) -> BackwardStep:
-    """Return the backward step of one mode over a row that is not its first. Raises ModelError."""
+    """Return the backward step of one mode over rows that are not their key's first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
         smoother, states = MomentSmoother(mode), LinearSmoother(mode)
 
@@ -240,10 +241,11 @@ def _build_backward_step(field: str, mode: object) -> BackwardStep:
 def _move_origin(
     moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
 ) -> tuple[BackwardMoments, Array]:
-    """Return moments about one Gaussian, `origin`, as moments about another, and its log-evidence.
+    """Return moments about the Gaussian `origin` as moments about the Gaussian `other`, and its log-evidence.
 
-    The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
-    |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
+    The evidence is the integral of N(m', P') l, `other` times l, divided by the integral of N(m, P) l, `origin` times
+    l. With D = I + N (P' - P) it is |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r
+    - N d.
     """
     r, N, V = moments
     d, wider = other[0] - origin[0], other[1] - origin[1]
@@ -260,9 +262,9 @@ def _move_origin(
 
 
 def _compute_remainder(N: Array, V: Array, P: Array) -> Array:
-    """Return I - N P, which is P^-1 V where P has an inverse.
+    """Return I - N P, which equals P^-1 V where P has an inverse.
 
-    The difference loses all digits where P is enormous; it is used only along directions without variance.
+    The difference I - N P loses all digits where P is enormous, so it is used only along directions without variance.
     """
     good: Any = np.isfinite(P).all(axis=(1, 2))
     n = P.shape[1]
@@ -275,7 +277,7 @@ def _compute_remainder(N: Array, V: Array, P: Array) -> Array:
     regular: Any = some.all(axis=1)
     if regular.all():
         return kept
-    # in units of each state: U^-1 (I - N P) U with its directions that have variance, and the others
+    # U^-1 (I - N P) U, in units of each state: `kept` along directions with variance, the difference along the others
     still = (axes * ~some[:, None, :]) @ axes.swapaxes(1, 2)
     straight = np.eye(n) - N @ P
     completed = kept + (still * unit[:, :, None] / unit[:, None, :]) @ straight
@@ -285,8 +287,8 @@ def _compute_remainder(N: Array, V: Array, P: Array) -> Array:
 def _limit_floored(scores: Array, logs: Array, floor: float) -> Array:
     """Return log-scores (M, K) in which modes at the filter's floor do not rise above the floor.
 
-    The true probability of such a mode may be below the floor by more than later rows raise it. Where all modes are at
-    the floor, scores stay.
+    The true probability of a mode at the floor may be below the floor by more than the later rows raise the
+    probability. Where all modes are at the floor, the scores stay.
     """
     low = logs <= floor
     top = np.max(np.where(low, -np.inf, scores), axis=0)
@@ -294,8 +296,11 @@ def _limit_floored(scores: Array, logs: Array, floor: float) -> Array:
 
 
 class Spectrum(NamedTuple):
-    """L' N L = V diag(values) V' for states of covariance P = L L': the shares of each direction's variance removed by
-    later rows. `out` is the inverse of L', 0 where P has no variance."""
+    """The decomposition L' N L = V diag(values) V' for states of covariance P = L L'.
+
+    values: share of the variance in each direction that later rows remove. out: inverse of L', 0 where P has no
+        variance.
+    """
 
     L: Array
     out: Array
@@ -318,9 +323,10 @@ def _compute_spectrum(N: Array, P: Array) -> Spectrum:
 
 
 def _limit_moments(moments: BackwardMoments, P: Array) -> BackwardMoments:
-    """Return the moments about states of covariance P, with shares limited to those of a likelihood, 0 to 1. A merge of
-    distant pairs can be wider than the filter's state. This is valid for this state, but it is not a likelihood and
-    must not be carried further back.
+    """Return moments about states of covariance P, whose shares of removed variance are limited to 0 to 1.
+
+    A merge of distant pairs can be wider than the filter's state. Such a merge is valid as a smoothed state, but its
+    ratio to the filter's state is not a likelihood and must not be carried further back.
     """
     r, N, V = moments
     found = _compute_spectrum(N, P)
@@ -337,7 +343,7 @@ def _limit_moments(moments: BackwardMoments, P: Array) -> BackwardMoments:
 
 
 def _replace_failed(moments: BackwardMoments, P: Array) -> BackwardMoments:
-    """Return the moments; where a failed mode is not finite, those without later rows about states of covariance P."""
+    """Return the moments; where moments are not finite, return r = 0, N = 0 and V = P, as without later rows."""
     good: Any = np.logical_and.reduce([np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments])
     here = good[:, None, None]
     r, N, V = moments
@@ -375,7 +381,7 @@ def _square(x: Array) -> Array:
 
 
 def _transpose_vectors(entries: Array) -> Array:
-    """Return (n, K) as (K, n), contiguous: products of strided arrays have other bits for one key than for several."""
+    """Return (n, K) as contiguous (K, n), since products of strided arrays have other bits for one key."""
     return np.ascontiguousarray(entries.T)
 
 

@@ -1,14 +1,15 @@
-"""The backward pass of two moments, used for rows with a diffuse state and most others.
+"""The backward pass of two moments, used for rows with a diffuse state and for most other rows.
 
 The moments of all later rows are r (n) and N (n x n): a state with mean m and covariance P given the rows so far has
-mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular. But the difference
-loses all digits where P is enormous (`kalman.smoothers.linear` handles that case).
+mean m + P r and covariance P - P N P given all rows. No P, Q or R is inverted, so each of the three may be singular.
+But the difference loses all digits where P is enormous (`kalman.smoothers.linear` handles this case).
 
-While a state is m + A c + e with columns A (`kalman.filters.diffuse`), r and N are about e, given the coefficients:
-given all rows c is mu + Xi w with w ~ N(0, I), and r is r - Omega w. So the state's mean is m + A mu + P r, and its
-covariance P - P N P + T T' with T = A Xi - P Omega. Going backwards, each measurement that determined a coefficient or
-informed about it gives its value; a column that the filter folded into its covariance is taken out again: of P + d d',
-r and N, the coefficient of d has mean d' r and variance 1 - d' N d. Nothing here tends to infinity.
+While a state is m + A c + e with columns A and coefficients c (`kalman.filters.diffuse`), r and N are about e, given
+the coefficients. Given all rows, c is mu + Xi w with w ~ N(0, I), and r - Omega w takes the place of r. So the state
+has mean m + A mu + P r and covariance P - P N P + T T' with T = A Xi - P Omega. On the way back, a measurement that
+determined a coefficient, or informed about the coefficient, gives its value. A column d that the filter folded into its
+covariance P + d d' is taken out again: given r and N, the coefficient of d has mean d' r and variance 1 - d' N d.
+Nothing here tends to infinity.
 
 References: Bryson and Frazier (1963); de Jong (1989, 1991); Durbin and Koopman (2012), sections 4.4 (r and N), 5.7 (the
 augmented smoother) and 6.4 (one scalar after another).
@@ -39,14 +40,15 @@ from kalman.linalg.program import Program, Tape
 from kalman.types import Array, Rows
 
 UNDETERMINED = 1e-6
-"""A diffuse remainder below this is the rounding of a state that later rows determine."""
+"""A relative diffuse remainder up to this is a rounding error: later rows determine the state."""
 
 LOST = -1e-9
-"""A variance below this share of the filter's is lost to rounding; a larger one below zero is a rounded zero."""
+"""A smoothed variance below this multiple of the filter's is lost to rounding; one between this and zero is zero."""
 
 
 class Later(NamedTuple):
-    """The moments of all later rows about a state: r (n), N (packed); Omega (n x q), mu (q) and Xi (q x q) of columns.
+    """The moments of all later rows r (n), N (packed), and Omega (n x q), mu (q), Xi (q x q) of
+    columns.
 
     endless (q): 1 for a component of w that no row determines (its variance is infinite), else 0
     largest (n): the largest entry of N's diagonal about any later state
@@ -63,16 +65,16 @@ class Later(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentSmoother:
-    """The smoother of a linear filter. It carries `Later` back as an array (depth, K).
+    """The smoother of a linear filter, which carries `Later` back as an array (depth, K).
 
-    Rows of a state after the model's are ignored.
+    A state may have more rows than the model's `size`; the further rows are ignored.
     """
 
     model: LinearFilter
 
     @cached_property
     def variances(self) -> np.ndarray:
-        """Places (n,) of the variances in a mean and a packed covariance after it, as a state begins."""
+        """Positions (n,) of the variances in a state, which begins with the mean and the packed covariance."""
         n = len(self.model.states)
         return np.array([n + packed_index(i, i) for i in range(n)])
 
@@ -92,7 +94,7 @@ class MomentSmoother:
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        An undetermined state has an infinite variance. A key that lost a variance to rounding is NaN.
+        An undetermined state has an infinite variance. The results of a key with a variance lost to rounding are NaN.
         """
         n = len(self.model.states)
         result = np.empty((n + packed_size(n), after.shape[1]))
@@ -108,11 +110,11 @@ class MomentSmoother:
         return result[:n], result[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """No outputs beside mean and covariance."""
+        """Return an empty mapping: the smoother has no outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return the moments before the rows, about the states (size, K) before them."""
+        """Return the moments before the rows, about the states `before` (size, K) the rows."""
         result = np.empty(later.shape)
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
@@ -131,8 +133,9 @@ class MomentSmoother:
 
 
 def smooth_state(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list[Entry], list[Entry]]:
-    """Return mean and packed covariance given all rows, from a state (m, P, A) given the rows so far. Undetermined
-    entries are infinite.
+    """Return mean and packed covariance given all rows, from a state (m, P, A) given the rows so far.
+
+    Undetermined entries of the covariance are infinite.
     """
     full = unpack_symmetric(P)
     mean = [plus(a, b) for a, b in zip(m, apply(full, later.r), strict=True)]
@@ -183,7 +186,7 @@ def _condition_columns(scalar: Scalar) -> Matrix:
 
 
 def _open_column(later: Later, j: int, d: Vector, where: np.ndarray) -> Later:
-    """Return the moments about a state of covariance P, given those about one of P + d d', d being column j now."""
+    """Return the moments about a state of covariance P from the moments about P + d d', where d becomes column j."""
     full = unpack_symmetric(later.N)
     Nd = apply(full, d)
     left = minus(1.0, dot(d, Nd))
@@ -221,7 +224,7 @@ def _step_before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
 
 
 def _step_before_columns(later: Later, scalar: Scalar, seen: Projection, h: Vector) -> Later:
-    """Return the same for a measurement with a projection on columns: S, K and v are those given the coefficients."""
+    """Return the moments before a scalar update with a projection on columns; S, K and v are given the coefficients."""
     v, _, S, K, _, _ = scalar.weighing
     here: Any = True if scalar.present is None else scalar.present
     turn, precision = build_reflection(seen), seen.precision
@@ -229,7 +232,7 @@ def _step_before_columns(later: Later, scalar: Scalar, seen: Projection, h: Vect
         minus(times(a, np.sqrt(seen.S)), times(b, np.sqrt(precision)))
         for a, b in zip(compute_flat_gains(seen, seen.flat), seen.M, strict=True)
     ]
-    for j, picked in enumerate(turn.picked):  # a well determined direction is folded at once
+    for j, picked in enumerate(turn.picked):  # the filter folds a well determined direction at once
         at_once = picked & here & ~seen.apart
         later = _open_column(later, j, [np.where(at_once, a, 0.0) for a in fixed], at_once)
     given = seen.apart | seen.undetermined
@@ -262,8 +265,10 @@ def _step_before_columns(later: Later, scalar: Scalar, seen: Projection, h: Vect
 def _step_coefficients_back(
     later: Later, seen: Projection, turn: Reflection, v: Entry, S: Entry, here: Any
 ) -> Later:
-    """Return the coefficients before a measurement: a fixed one from the others and the noise, else Potter's step back.
-    S: the innovation's variance where the measurement fixes no coefficient.
+    """Return the moments with the coefficients before a measurement; S: variance of an innovation that fixes none.
+
+    A coefficient that the measurement fixes follows from the other coefficients and the noise. Without a fixed
+    coefficient, all coefficients take Potter's step back.
     """
     determines, told = seen.undetermined & here, seen.apart & here & ~seen.undetermined
     step = over(1.0, plus(S, np.sqrt(times(S, seen.S))))
@@ -282,7 +287,7 @@ def _step_coefficients_back(
 
 
 def _weigh_coefficients(weights: Vector, later: Later) -> list[Entry]:
-    """Return weights' mu, and weights' Xi."""
+    """Return w' mu and the entries of w' Xi, where w are the weights."""
     return [dot(weights, later.mu), *(dot(weights, column) for column in _transpose_rows(later.Xi))]
 
 
@@ -314,13 +319,13 @@ def _transform_moments(later: Later, h: Vector, K: Vector, precision: Entry, col
 
 
 def _update_largest(later: Later) -> Later:
-    """Return the moments with the diagonal of N among the largest."""
+    """Return the moments with `largest` updated by the diagonal of N."""
     size = [np.abs(later.N[packed_index(i, i)]) for i in range(len(later.r))]
     return later._replace(largest=[np.maximum(a, b) for a, b in zip(size, later.largest, strict=True)])
 
 
 def _step_before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None, columns: bool) -> Later:
-    """Return the moments before a transition F; predicted: mask (K,) of keys that were predicted, None for all."""
+    """Return the moments before a transition F; predicted: mask (K,) of keys with a prediction, None means all keys."""
     turned = [list(column) for column in zip(*F, strict=True)]
     r, N, Omega = apply(turned, later.r), congruence(turned, later.N), later.Omega
     if columns:
@@ -372,7 +377,7 @@ def _pack_later(later: Later) -> list[Entry]:
 
 
 def run_program(program: Program, inputs: list[Any], outputs: Array) -> None:
-    """Run a program; results of flagged keys may be invalid and are not used."""
+    """Run a program; the results of flagged keys may be invalid, and callers do not use them."""
     with np.errstate(all="ignore"):
         program(inputs, np.empty((program.buffers, outputs.shape[1])), outputs)
 
@@ -389,7 +394,7 @@ def _build_smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def _build_back_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step back as a program; the cases are those of `kalman.filters.linear.build_step_program`."""
+    """Return one step back as a program, with the same cases as `kalman.filters.linear.build_step_program`."""
     tape = Tape()
     symbols = tape.symbols(_count_symbols(model))
     step = record_step(model, tape, missing, first, diffuse)

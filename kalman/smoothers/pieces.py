@@ -1,7 +1,7 @@
 """Fixed-interval smoothing in pieces: any number of rows and keys in bounded memory.
 
-Each piece is the rows of one segment of `kalman.smoothers.checkpoints`. A piece has the same bits as with all states
-kept, since no bit of a run depends on the split of its rows.
+Each piece is the rows of one segment of `kalman.smoothers.checkpoints`. The results are the same, bit for bit, as with
+all states in memory, since a run does not depend on the split of its rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,11 +28,11 @@ from kalman.smoothers.kinds import Smoother, build_smoother, select_smoothed_par
 from kalman.types import Array, Filter, Rows
 
 ROOM = 64 * 2**20
-"""Bytes for the current states and results, beside the rows. A single key may need more."""
+"""Bytes for the current states and results, beside the rows; a key with many rows may need more."""
 
 
 class Smoothed(NamedTuple):
-    """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
+    """The state at each of N rows, given all rows of the row's key: mean (n, N), packed covariance (p, N).
 
     extra: name -> (d, N), further outputs given all rows. NaN where the row is late. A flagged row repeats its key's
     last good row.
@@ -60,8 +60,9 @@ ObserverMaker = Callable[[Filter, KeyStates, SortedRows], Observer]
 
 
 class Piece(NamedTuple):
-    """Results for some rows: `rows` (N,) are their indices, ascending; found: an observer's figures. before: states of
-    some keys before these rows; taken: the rows, whose keys are positions among these states.
+    """The results of N rows, whose indices are `rows` (N,), ascending; found: an observer's figures.
+
+    before: states of some keys before these rows. taken: the rows, whose keys are positions among the states `before`.
     """
 
     rows: Integers
@@ -182,7 +183,7 @@ class Pieces:
 
 
 class _Segment(NamedTuple):
-    """The rows of one segment and their `indices` among all rows; active: positions of its keys in their section."""
+    """The rows of one segment and their `indices` among all rows; active: positions of its keys in the section."""
 
     active: Integers
     indices: Integers
@@ -190,9 +191,9 @@ class _Segment(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """The keys of a section: the one at position i has the rows kept[starts[i]] up to kept[starts[i + 1]].
+    """The keys of a section; the key at position i has the rows kept[starts[i]] up to kept[starts[i + 1]].
 
-    kept: indices of the rows that are not late; None: all rows
+    kept: indices of the rows that are not late; None means all rows
     """
 
     all_rows: SortedRows

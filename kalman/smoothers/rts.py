@@ -15,7 +15,7 @@ from kalman.types import Array, Rows
 
 @dataclass(frozen=True)
 class CrossSmoother:
-    """The smoother of a filter with a `prediction`. It carries back the smoothed next state."""
+    """The smoother of a filter with a `prediction`, which carries back the smoothed state of the next row."""
 
     model: Smoothable
 
@@ -29,11 +29,11 @@ class CrossSmoother:
         return later[:n], later[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """No outputs beside mean and covariance."""
+        """Return an empty mapping: the smoother has no outputs beside mean and covariance."""
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return the smoothed states before the rows, from those after them."""
+        """Return the smoothed states before the rows, from the smoothed states after the rows."""
         m, _ = self.model.moments(before)
         n = len(m)
         with np.errstate(all="ignore"):  # only flagged rows can fail, and they are excluded
