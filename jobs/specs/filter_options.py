@@ -1,4 +1,4 @@
-"""The sections of a model spec with a filter's options: outliers, noise, modes, regressions, mixtures."""
+"""The sections of a model spec with options of filters: outliers, noise, modes, regressions, mixtures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.specs.sections import Number, Observation, Process, SpecSection, Unsce
 
 
 class Gate(SpecSection):
-    """The gate: rows too far from their prediction are flagged and do not move the state."""
+    """The gate: rows too far from their predictions are flagged and do not change the state."""
 
     probability: Number | str | None = Field(
         default=None,
@@ -27,14 +27,14 @@ class Gate(SpecSection):
 
 
 class StudentT(SpecSection):
-    """Measurement noise with the heavy tails of Student's t, one weight for all components of a row."""
+    """Measurement noise with the heavy tails of Student's t; all components of a row have the same weight."""
 
     degrees: Number = Field(description="degrees of freedom, such as 4; fewer mean heavier tails")
     iterations: int = Field(default=10, ge=1, description="iterations of the variational update")
 
 
 class Huber(SpecSection):
-    """Huber's M-estimate: one weight for each component, 1 up to a threshold."""
+    """Huber's M-estimate: each component has its own weight, which is 1 up to a threshold."""
 
     threshold: Number = Field(
         default=1.345,
@@ -61,7 +61,7 @@ class Robust(SpecSection):
 
 
 class Adaptive(SpecSection):
-    """Noise covariances that adapt to the innovations, key by key."""
+    """Noise covariances that adapt to the innovations of each key."""
 
     R: Number | None = Field(
         default=None,
@@ -74,7 +74,7 @@ class Adaptive(SpecSection):
 
 
 class Mode(SpecSection):
-    """One of several models of the system; fields that it leaves out are those of the spec."""
+    """One of several models of the system. A field that the mode omits has the value in the spec."""
 
     name: str | None = Field(
         default=None, description="letters, digits and _; mode_0, mode_1, ... by default"
@@ -142,7 +142,7 @@ class Nlms(SpecSection):
 
 
 class MixtureStep(SpecSection):
-    """The step size of a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
+    """The step size of a mixture, which is max((t + offset)^-decay, minimum) at step t."""
 
     decay: Annotated[Number, Field(gt=0, le=1)] | str = Field(
         default=0.6,
@@ -159,7 +159,7 @@ class MixtureStep(SpecSection):
 
 
 class Mixture(SpecSection):
-    """A mixture: its components, and how they are learned, online and by `pretrain`."""
+    """A mixture: its components, and how they are learned by the filter and by `pretrain`."""
 
     components: int | None = Field(
         default=None, ge=1, le=50, description="number of components; null: as many as are given"
@@ -227,7 +227,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "mmae": ("modes", "initial"),
     **dict.fromkeys(MIXTURES, ("mixture",)),
 }
-"""Required sections by kind of filter; other kinds require process, observation and initial."""
+"""Required sections for each kind of filter; kinds that are not listed require process, observation and initial."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "unscented": ("unscented",),
     "rls": ("rls",),
@@ -237,4 +237,4 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "mmae": ("mmae",),
     "mixture": MIXTURES,
 }
-"""Optional sections, and the kinds of filters that allow them."""
+"""Optional sections, each with the kinds of filters that allow the section."""
