@@ -61,7 +61,7 @@ def name_module(verb: str) -> str:
 
 
 def parse_verb(file: Path) -> str:
-    """Return the verb whose file in `jobs` this is."""
+    """Return the verb to which a file in `jobs` belongs."""
     return next((verb for verb, module in MODULES.items() if module == file.stem), file.stem)
 
 
@@ -210,7 +210,7 @@ def _is_submitted() -> bool:
 
 
 def insert_verb(verb: str, words: Sequence[str]) -> list[str]:
-    """Return the command line of a verb that spark-submit started, with the verb in the right place.
+    """Return the words that spark-submit passed to a verb's file, with the verb inserted after the global options.
 
     Only words before the verb's first option can be global options, so a value is never read as a global option.
     """

@@ -62,7 +62,7 @@ def format_cards(some: Iterable[Card]) -> str:
 
 
 class Html(str):
-    """HTML that functions of this module insert without escaping it."""
+    """HTML that the functions of this module insert without escapes."""
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:

@@ -109,7 +109,7 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
 def read_secret_file(path: Path, most: int) -> bytes:
     """Return the content of a file with secrets, as `read_regular` does; refuse a link that leads out of its folder.
 
-    This rule prevents that a link to another file replaces the secret.
+    So nobody can replace the secret by a link to a file elsewhere.
 
     Raises:
         UnfitFile: as in `read_regular`, or a link leads out of the folder.
@@ -173,7 +173,7 @@ def open_input(path: str | Path) -> BufferedReader:
 
 
 def list_part_files(path: Path) -> list[Path]:
-    """Return the file itself, or for a folder that Spark wrote its sorted files, except links that lead out of it."""
+    """Return a list of one file, or the sorted files in a folder that Spark wrote, without links out of the folder."""
     if not path.is_dir():
         return [path]
     folders = _find_folders(path) or [know_folder(path)]

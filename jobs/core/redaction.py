@@ -20,7 +20,8 @@ _LOOKS_SECRET = [
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
         # A user's password in an address.
         (r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
-        # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon is plain English and no secret.
+        # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon counts as plain English, not as
+        # a secret.
         (rf"([\w.-]*(?:{_NAMES})[\w.-]*[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
         (
             rf"((?i:[\w.-]*(?:{_NAMES})[\w.-]*)[\"']?:\s?[\"']?)(?=[^\s\"',;]*[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",

@@ -43,7 +43,7 @@ def format_names(names: Sequence[str], most: int = 3) -> str:
 
 
 def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
-    """Return a rate as text: per second, or per minute or hour if less; below 10 with one decimal."""
+    """Return a rate as text: per second, or per minute or hour if it is lower; below 10 with one decimal."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         number = count * size / max(seconds, 1e-9)
         if number >= 1 or unit == "h":
@@ -52,7 +52,7 @@ def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Return a duration as text, rounded down, in the largest unit of which it has at least two, such as `3 h`."""
+    """Return a duration as text, rounded down, in the largest unit of which it contains at least two, such as `3 h`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -109,9 +109,10 @@ class Report:
 
 
 def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
-    """Show a new report of `look` every `seconds` until Ctrl-C, on a terminal always in the same place.
+    """Show a new report of `look` every `seconds` until Ctrl-C.
 
-    Elsewhere the reports follow each other. Return the last report, which the command shows at its end.
+    On a terminal each report replaces the previous report; elsewhere they follow each other. Return the last report,
+    which the command shows at its end.
     """
     report = look()
     try:

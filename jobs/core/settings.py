@@ -1,4 +1,4 @@
-"""The settings of a command, the supported stores, and the location of a warehouse, whose root has one spelling."""
+"""The settings of a command, the supported stores, and the location of a warehouse in one spelling."""
 
 from __future__ import annotations
 

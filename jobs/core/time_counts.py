@@ -45,8 +45,8 @@ class Count(NamedTuple):
 
     origin     time, in microseconds since 1970, that the number 0 means
     is_local   the time is on the clock of the spec's time zone, and not in UTC
-    is_rounded the numbers have about 10 digits, so times are rounded to milliseconds; other times are cut to
-    microseconds is_years   the number is a year plus the elapsed fraction of that year
+    is_rounded the numbers have about 10 digits, so times are rounded to milliseconds, else cut to microseconds
+    is_years   the number is a year plus the elapsed fraction of that year
     """
 
     micros: int

@@ -73,9 +73,7 @@ COMPACT_FORMATS = {
 }
 """Formats that consist only of digits, by their number of digits."""
 EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
-_OTHER_COUNTS = tuple(
-    name for name in COUNTS if name not in (*EPOCHS, "stata_days")
-)  # stata_days equals sas_days
+_OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # equal to sas_days
 EARLY_US = 94_694_400_000_000
 """Three years in microseconds. Times so close to a count's origin are rare, but numbers read in too small a unit all
 fall there.

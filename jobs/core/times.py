@@ -59,7 +59,7 @@ _ALIASES = {
     **{"P": "%p", "F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
     **{"c": "%a %b %d %H:%M:%S %Y", "n": " ", "t": " "},
 }
-"""Directives that are abbreviations of several other directives, as in C."""
+"""The text by which a directive is replaced, such as other directives, with the same meanings as in C."""
 _NEEDS = (
     ("day", "month", "%m is missing"),
     ("week_year", "week", "%V is missing"),
@@ -291,9 +291,7 @@ def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
         return None
     parts = match.groupdict()
     if day_part := parts.get("day_part"):
-        return TimeOfDay(
-            round(float(day_part) * UNIT_US["day"] / 1000) * 1000
-        )  # the text is a fraction of a day
+        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # a fraction of a day
     if seconds := parts.get("seconds"):
         return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
     micros, zone = _compute_clock_us(parts), parts.get("zone")
@@ -302,7 +300,7 @@ def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
 
 
 def _compute_wall_us(parts: _Parts) -> int | None:
-    """Return the microseconds from 1970 to a local time, in local time; None if the date or time does not exist."""
+    """Return the microseconds from 1970 to a date and time, both on the same clock; None if these do not exist."""
     epoch = parts.get("epoch")
     if epoch:
         return int(epoch) * 1_000_000 + _parse_fraction(parts)

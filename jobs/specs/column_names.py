@@ -36,7 +36,7 @@ OUTPUT_COLUMNS = (
     "lagged_covariance",
     "lagged_age",
 )
-# Columns of the estimates table, which key columns must not be named after. `key` contains the key as text.
+# Columns of the estimates table, whose names key columns must not have. `key` contains the key as text.
 ESTIMATE_COLUMNS = (
     "correction",
     "event_time",
@@ -177,9 +177,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     if isinstance(time, str):
         result["time"] = names.plain(time, "time", OUTPUT_COLUMNS)
     elif isinstance(time, list | dict) and time:
-        result["time"] = (
-            None  # set last, because its plain name must differ from the names of all other columns
-        )
+        result["time"] = None  # set last, so that its plain name differs from all other names
     for field in ("measurement", "control"):
         if _is_texts(spec.get(field)):
             result[field] = [names.plain(name, field) for name in spec[field]]

@@ -46,7 +46,7 @@ class ForecastSkill(SpecSection):
         return self._snapshot
 
     def with_snapshot(self, snapshot: str | None) -> Self:
-        """Return a copy of the section that forecasts with the parameters of a snapshot; its definition differs."""
+        """Return a copy of the section, with another definition, whose forecasts use a snapshot's parameters."""
         copy = self.model_copy()
         copy._snapshot = snapshot
         return copy
@@ -95,7 +95,7 @@ class ForecastSkill(SpecSection):
         return f"{parse_duration_us(self.watermark)} microseconds"
 
     def definition(self) -> str:
-        """Return a short hash of the section, by which the query's checkpoint and rows are named."""
+        """Return a short hash of the section, which names the checkpoint and is in every output row."""
         with_snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
         # Definitions of releases without a watermark policy lack this field, so its default value is left out.
         given = self.model_dump(exclude={"watermark_policy"} if self.watermark_policy == "min" else None)

@@ -40,7 +40,7 @@ def list_functions(definition: Any) -> Iterator[str]:
 
 
 def list_function_fields(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place and the name of every `module:function` in sections of a spec, whatever its purpose."""
+    """Yield the place and the name of every `module:function` in sections of a spec, for any use of the function."""
     if isinstance(value, Mapping):
         for field, item in value.items():
             inner = f"{place}.{field}" if place else str(field)

@@ -525,7 +525,7 @@ class ModelSpec(SpecSection):
         return self._folder
 
     def with_folder(self, folder: str | None) -> Self:
-        """Return a copy of a spec that came from a manifest, with the folder in which its functions are."""
+        """Return a copy of a spec from a manifest; `folder` is the folder of the spec's functions."""
         spec = self.model_copy()
         spec._folder = folder
         return spec

@@ -366,7 +366,7 @@ class Monitor(SpecSection):
                 readings.find(name, f"monitor.rules[{place}].reads[{i}]")
 
     def definition(self, part: Literal["windows", "rules"]) -> str:
-        """Return a short hash of the windows or the rules, by which the query's checkpoint and rows are named."""
+        """Return a short hash of the windows or the rules, which names the checkpoint and is in every output row."""
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         content = self.model_dump(include=include)
         if part == "rules":

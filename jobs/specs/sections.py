@@ -72,9 +72,7 @@ def replace_textbook_names(process: Any) -> Any:
         plain = "_".join(kind.casefold().replace("-", " ").replace("_", " ").split())
         meaning = NAMES.get(plain, Meaning(plain))
         renamed = {meaning.fields.get(name, name): value for name, value in result.items()}
-        if len(renamed) == len(
-            result
-        ):  # otherwise a field has both names, and later checks refuse the process
+        if len(renamed) == len(result):  # else a field has both names, which later checks refuse
             result = renamed
         result = {**meaning.implied, **result, "kind": meaning.kind}
     if isinstance(result.get("parts"), list):

@@ -93,7 +93,7 @@ class Source(SpecSection):
 
     @property
     def streamed(self) -> bool:
-        """Return whether the stream reads the source directly, which must be a single topic."""
+        """Return whether the source is a single topic, which the stream reads directly."""
         return self.kind == "kafka" and bool(self.topic)
 
     @property

@@ -145,9 +145,7 @@ def parse(text: str) -> Document:
     """
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
-            with suppress(
-                YamlError, yaml.YAMLError, ValueError
-            ):  # below, PyYAML parses again and reports the problem
+            with suppress(YamlError, yaml.YAMLError, ValueError):  # below, PyYAML reports the problem
                 return _compose_document(loader(text))
     try:
         return _compose_document(_Loader(text))
@@ -214,7 +212,7 @@ def _check_node(node: yaml.Node, line: int, path: Path) -> None:
 
 _PLAIN = re.compile(r"[^\W\d](?:[\w.]*\w)?")
 _NO_TEXTS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-"""Words that some YAML readers read as another type than text."""
+"""Words that some YAML readers do not read as a text but as another type."""
 
 
 def format_flow(value: Any) -> str:

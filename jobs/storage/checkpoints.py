@@ -133,7 +133,7 @@ class Checkpoint:
         )
 
     def find_damage(self) -> str | None:
-        """Return a description of damage in the files from which Spark restarts, or None if they are not damaged.
+        """Return a description of damage in the files from which Spark restarts, or None if there is no damage.
 
         Spark writes the offsets of a micro-batch first and its commit last, so at most one micro-batch has offsets but
         no commit.

@@ -1,7 +1,7 @@
 """Check whether a table's properties and features allow that Parquet files are committed to it.
 
-Users may set properties of this product's tables, and add features, by any tool. Plain Parquet files satisfy some of
-these. Others demand more of a writer: to check rows, to rename columns, or to write other statistics. A table with such
+Users may set properties of this product's tables, and add features, by any tool. Plain Parquet files satisfy some
+properties and features. Others demand more of a writer: to check rows, to rename columns, or to write other statistics. A table with such
 a demand is refused before any row is written, and the message names the property to remove. So all tables are written
 in the same way.
 """
@@ -45,7 +45,7 @@ SETTINGS = {
     "delta.setTransactionRetentionDuration",
     "delta.targetFileSize",
 }
-"""Table properties that commits of files satisfy, or that do not concern commits of files. Other properties may demand
+"""Table properties that commits of files satisfy, or that do not affect commits of files. Other properties may demand
 more of a writer, such as to compact files, to list files for other engines, or to write other statistics."""
 
 

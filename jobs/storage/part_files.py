@@ -364,7 +364,7 @@ def _drop_infinity(value: Any) -> Any:
 
 
 def remove(folder: str, parts: Iterable[PartFile]) -> None:
-    """Remove files that no commit names or will name."""
+    """Remove files that no commit names and no later commit will name."""
     files = open_files(folder)
     for part in parts:
         files.remove(part.path)

@@ -36,7 +36,7 @@ _NUMERICS = "numerics"
 class Cut(NamedTuple):
     """A position and an event time in microseconds: only rows before the time count, or all rows if the time is None.
 
-    place: a position in a topic that excludes messages landed after it.
+    place: a position in a topic; messages at or after this position do not count.
     """
 
     version: int
@@ -160,7 +160,7 @@ def build_topic_position(
 
 
 def parse_offsets(position: Mapping[str, Any]) -> dict[int, int]:
-    """Return the offset of each partition in a position in a topic."""
+    """Return the offsets in a position in a topic, by partition."""
     return {int(number): int(offset) for number, offset in position["offsets"].items()}
 
 
@@ -233,7 +233,7 @@ def rank_of(place: Mapping[str, int]) -> int:
 
 
 def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Return whether a place is at or after another place. Of two places in a topic, neither may be."""
+    """Return whether a place is at or after another place. For some pairs of places in a topic neither is."""
     if VERSION in place:
         return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
     return all(place.get(number, 0) >= offset for number, offset in other.items())

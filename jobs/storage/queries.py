@@ -26,9 +26,7 @@ MEMORY = "1G"
 """Memory of all queries together. Larger sorts and groups use temporary files, but one side of a join must fit."""
 
 _SETTINGS = {
-    "datafusion.execution.target_partitions": str(
-        min(os.cpu_count() or 1, 4)
-    ),  # the partitions share the memory
+    "datafusion.execution.target_partitions": str(min(os.cpu_count() or 1, 4)),  # partitions share the memory
     # A union loses the column comments of one of its tables, and the schema check would then fail the query.
     "datafusion.execution.skip_physical_aggregate_schema_check": "true",
 }

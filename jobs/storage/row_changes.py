@@ -229,7 +229,7 @@ class ReplacingTable(FileTable):
         Args:
             parts: files to add.
             rows: filter of the rows to remove.
-            keep: function that rewrites the rows to keep of the affected files. Its arguments are the table's files,
+            keep: function that writes the rows to keep in the affected files to new files. Its arguments are the table's files,
                 and the files that may contain rows to remove. It is called again if another commit has changed these
                 files.
             metadata: metadata of the commit.
@@ -325,7 +325,7 @@ def delete_rows(
         tables: tables of the warehouse.
         table: name of the table.
         rows: filter of the rows to delete.
-        dry: count the rows without deleting them.
+        dry: whether to count the rows without deleting them.
         transaction: application and number. Nothing is deleted if the table has this transaction or a later
             transaction of the application.
 

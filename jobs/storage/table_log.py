@@ -322,7 +322,7 @@ class FileTable:
         return info is not None and info.get(_COMMIT) == identity
 
     def _has_arrived(self, version: int, identity: str) -> bool:
-        """Look for a commit whose answer was lost, which may still be on its way; return whether it was made."""
+        """Look for a commit after the answer to it was lost, as it may still arrive; return whether it was made."""
         for look in range(1 if self._warehouse.local else _LOOKS):
             time.sleep(_LOOK_SECONDS if look else 0.0)
             with suppress(UserError):

@@ -167,7 +167,7 @@ def read_parts(
 
 
 def list_live_files(log: DeltaTable) -> pa.Table:
-    """Return the files of a log's version, as `DeltaTable.get_add_actions` flattens them.
+    """Return the files of a log's version as a flat table, in the form of `DeltaTable.get_add_actions`.
 
     The column `path` contains paths relative to the table's folder, as `open_parquet` expects.
     """
@@ -176,7 +176,7 @@ def list_live_files(log: DeltaTable) -> pa.Table:
     if any("%" in path for path in names.to_pylist()):
         names = pa.array(
             [unquote(path) for path in names.to_pylist()], pa.string()
-        )  # unlike this conversion, `pa.array` would import pandas
+        )  # only for such paths, because `pa.array` imports pandas
     return found.set_column(found.column_names.index("path"), "path", names)
 
 

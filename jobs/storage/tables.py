@@ -16,7 +16,7 @@ LATE_COPIES = """
     replay string, model string, rows bigint, replayed_at timestamp
 """
 LATE_COPIES_TABLE = "late_copies"
-"""Table with one row for each replay of late rows. While it does not exist, the measurements contain no copies."""
+"""Table with one row for each replay of late rows. Measurements committed before the table existed have no copies."""
 LATE_COPY = "late:"
 """Prefix of the origin of a measurement that a replay of late rows has copied."""
 SNAPSHOTS = """
