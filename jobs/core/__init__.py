@@ -1,1 +1,1 @@
-"""Errors, the clock, durations, settings, reports, commands and signals; no knowledge of filters, tables or Spark."""
+"""Errors, the clock, durations, settings, reports, commands and signals, independent of filters, tables and Spark."""

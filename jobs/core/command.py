@@ -1,8 +1,8 @@
-"""A verb as a command: the parameters of its `run` are its options, declared once, in the verb's file.
+"""Verbs as commands: the parameters of a verb's `run` are the options of the command, declared only in its file.
 
-`@command` makes a `Command` of a verb's `run`. Python calls it as a function; `kalman-pipeline VERB`,
+`@command` makes a `Command` of a verb's `run`. Python calls the command as a function; `kalman-pipeline VERB`,
 `python -m jobs.VERB` and `spark-submit jobs/VERB.py` call it with parsed options. The global options may stand before
-or after the verb. A report is printed; an error becomes one clear line and an exit code.
+or after the verb. The command prints a report. It shows an error as one clear line and ends with an exit code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill
 
 
 MODULES = {"import": "import_states"}
-"""Module by verb, for verbs that are keywords of Python and so cannot name an importable module."""
+"""Module of each verb that is a keyword of Python, which cannot be the name of an importable module."""
 
 
 def name_module(verb: str) -> str:
@@ -61,15 +61,15 @@ def name_module(verb: str) -> str:
 
 
 def parse_verb(file: Path) -> str:
-    """Return the verb of a file in `jobs`."""
+    """Return the verb to which a file in `jobs` belongs."""
     return next((verb for verb, module in MODULES.items() if module == file.stem), file.stem)
 
 
 class Command(Generic[P]):
     """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
 
-    The first paragraph of the function's docstring is the command's help. If `announced`, the command first describes
-    its work in a line on standard error, as the report may take minutes.
+    The first paragraph of the function's docstring is the command's help. If `announced` is true, the command first
+    describes its work in one line on standard error, because minutes may pass before the report.
     """
 
     def __init__(self, function: Callable[P, Report], announced: bool = True) -> None:
@@ -90,14 +90,14 @@ class Command(Generic[P]):
         return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
 
     def format_announcement(self, name: str, options: Mapping[str, Any]) -> str:
-        """Return a line that announces the command: its name, its model and the first sentence of its help."""
+        """Return a line that announces the command: its name, its model, and the first sentence of its help."""
         given = options.get("model") or ()
         models = [given] if isinstance(given, str) else given
         first = self.help_text.partition(". ")[0].removesuffix(".")
         return f"{' '.join([name, *models])}: {first[:1].lower()}{first[1:]}"
 
     def main(self) -> None:
-        """Run the file of a verb as a program: `if __name__ == "__main__": run.main()`."""
+        """Run the file of a verb as a program, by `if __name__ == "__main__": run.main()`."""
         _run_verb(self.add_to, parse_verb(self.file))
 
     @property
@@ -106,7 +106,7 @@ class Command(Generic[P]):
         return Path(inspect.getfile(self.function))
 
     def _build_callback(self) -> Callable[..., None]:
-        """Return the function that typer calls: typer's context takes the place of the settings."""
+        """Return the function that typer calls; its first parameter is typer's context instead of the settings."""
         hints = get_type_hints(self.function, include_extras=True)
         given = list(inspect.signature(self.function).parameters.values())[1:]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -128,7 +128,7 @@ class Command(Generic[P]):
 
 
 class Actions:
-    """A verb with actions, each of them a `Command`: `kalman-pipeline quarantine list`."""
+    """A verb with actions, each of which is a `Command`, such as `kalman-pipeline quarantine list`."""
 
     def __init__(self, help_text: str, actions: Mapping[str, Command[...]]) -> None:
         self.help_text = help_text
@@ -153,12 +153,12 @@ def command(function: Callable[P, Report]) -> Command[P]:
 
 
 def answer(function: Callable[P, Report]) -> Command[P]:
-    """Make a command of a verb's function that answers within a second or two, so that it prints only its report."""
+    """Make a command of a verb's function that ends within a second or two, so that it prints only its report."""
     return Command(function, announced=False)
 
 
 def select_query(monitor: bool, skill: bool) -> str:
-    """Return the query that a command addresses: the model's stream, its monitor or its forecast skill.
+    """Return the query to which a command applies: the model's stream, its monitor or its forecast skill.
 
     Raises:
         UserError: both flags are given.
@@ -169,7 +169,7 @@ def select_query(monitor: bool, skill: bool) -> str:
 
 
 def parse_duration_option(option: str, text: str) -> timedelta:
-    """Return the duration in an option's text.
+    """Return the duration that the text of an option means.
 
     Raises:
         UserError: the text is not a duration.
@@ -181,7 +181,7 @@ def parse_duration_option(option: str, text: str) -> timedelta:
 
 
 def build_application() -> typer.Typer:
-    """Return the command line without verbs: the global options, and errors as one line each."""
+    """Return the command line without verbs: it has the global options and shows each error as one line."""
     app = typer.Typer(
         name=PROGRAM,
         cls=_Commands,
@@ -205,14 +205,14 @@ def _run_verb(add: Callable[[typer.Typer, str], None], verb: str) -> None:
 
 
 def _is_submitted() -> bool:
-    """Return whether spark-submit has started this program, for a DAG: strangers may have typed its option values."""
+    """Return whether spark-submit started this program, for a DAG; option values may then come from strangers."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def insert_verb(verb: str, words: Sequence[str]) -> list[str]:
-    """Return the command line of a verb that spark-submit has started.
+    """Return the words that spark-submit passed to a verb's file, with the verb inserted after the global options.
 
-    Only words before the first option of the verb can be global options: a value is never read as a global option.
+    Only words before the verb's first option can be global options, so a value is never read as a global option.
     """
     rest = list(words)
     front: list[str] = []
@@ -223,7 +223,7 @@ def insert_verb(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def leave_own_folder() -> None:
-    """Remove jobs/ from the path, where spark-submit puts it: our modules would hide others of the same name."""
+    """Remove jobs/, which spark-submit adds, from the import path: its modules would hide others of the same name."""
     own = Path(__file__).resolve().parents[1]
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]
 
@@ -246,10 +246,10 @@ def hoist_global_options(args: Sequence[str]) -> list[str]:
 
 
 class _Commands(TyperGroup):
-    """The group of verbs: it accepts global options anywhere and shows every error as one clear line."""
+    """The group of verbs, which accepts global options anywhere and shows every error as one clear line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)  # in the order of a model's life, not of the alphabet
+        return list(self.commands)  # in the order in which a model needs the verbs, not in alphabetical order
 
     def main(
         self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
@@ -267,12 +267,12 @@ class _Commands(TyperGroup):
 
 
 def _show_usage_error(error: Exception) -> int:
-    """Show a usage error of typer, which contains its own copy of click, as one line."""
+    """Show a usage error of typer as one line; typer contains a separate copy of click."""
     describe = getattr(error, "format_message", None)
     if describe is None:
         return show(error)
     message = " ".join(str(describe()).split()).rstrip(".")
-    if not message:  # without a verb typer has already shown the help
+    if not message:  # typer has already shown the help, because no verb was given
         return INPUT_ERROR
     context = getattr(error, "ctx", None)
     verb = ""
@@ -303,7 +303,7 @@ def _load_settings(
 
 
 def _execute(run: Callable[[], Report], settings: Settings) -> None:
-    """Run a verb and show its report; return the exit code of the error, if any, or of the report."""
+    """Run a verb and show its report; end with the exit code of the error, if any, or of the report."""
     try:
         with raise_on_sigterm():
             report = run()
@@ -311,7 +311,7 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
             report.show(settings.json)
             errors, code = report.errors, report.error_code
     except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe, which is allowed. Nothing must be flushed into it later.
+        # The reader (such as `| head`) has closed the pipe, which is allowed. Later flushes must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (Exception, KeyboardInterrupt, Terminated) as error:
         raise typer.Exit(show(error, settings.debug)) from error

@@ -1,4 +1,4 @@
-"""Errors that the user can fix, and how every command shows an error."""
+"""Errors that the user can fix, and the way in which every command shows an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TextIO
 
 from jobs.core.redaction import redact_secrets
 
-INPUT_ERROR = 2  # bad input or usage
-RUN_FAILED = 1  # a run that began and failed
-ALREADY_RUNNING = 3  # another driver has the stream, or there is nothing to do
+INPUT_ERROR = 2  # the input or the usage of the command is wrong
+RUN_FAILED = 1  # a run began and failed
+ALREADY_RUNNING = 3  # another driver runs the stream, or there is nothing to do
 
 _LONGEST_LINE = 1500
-"""Maximum characters of a printed line: an error repeats an option's value, which may have any length."""
+"""Maximum characters of a printed line, because an error may repeat an option's value of any length."""
 
 _FULL = ("No space left on device", "Disk quota exceeded")
 FULL = (
@@ -36,13 +36,12 @@ BUSY = (
 
 
 class UserError(Exception):
-    """An error that the user can fix, in one clear sentence.
+    """An error that the user can fix, with a message of one clear sentence.
 
     Args:
-        message: problem and remedy; one line for each problem.
-        exit_code: exit code of the command: 2 for bad input or usage, 1 for a failed run, 3 for a stream that already
-            has
-            a driver.
+        message: problem and remedy, with one line for each problem.
+        exit_code: exit code of the command: 2 for bad input or usage, 1 for a failed run, 3 for a stream that another
+            driver already runs.
     """
 
     def __init__(self, message: str, exit_code: int = INPUT_ERROR) -> None:
@@ -52,13 +51,13 @@ class UserError(Exception):
 
 
 class Terminated(BaseException):
-    """Unwinds a command after SIGTERM; not an Exception, so that no handler swallows it."""
+    """An exception that ends a command after SIGTERM; it is not an Exception, so that no handler swallows it."""
 
 
 def show(error: BaseException, debug: bool = False, stream: TextIO | None = None) -> int:
-    """Print `error` as `error: ...` lines, never as a bare traceback, and return the exit code.
+    """Print `error` as lines that begin with `error:`, never as a bare traceback, and return the exit code.
 
-    The traceback of an unexpected exception goes to a file, which the line names; with `debug` it goes to `stream`.
+    The traceback of an unexpected exception goes to a file, which a line names; with `debug` it goes to `stream`.
     """
     error, out = _interrupt(error) or error, stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
@@ -84,9 +83,10 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
-    """Return the signal during which an error was raised, or None.
+    """Return the signal that interrupted the code before an error was raised, or None.
 
-    A signal may interrupt a call to Java. Further calls while unwinding then fail with meaningless errors.
+    A signal may interrupt a call to Java. Further calls to Java while the command ends then fail with meaningless
+    errors.
     """
     one: BaseException | None = error
     while one is not None and not isinstance(one, KeyboardInterrupt | Terminated):
@@ -95,16 +95,16 @@ def _interrupt(error: BaseException) -> BaseException | None:
 
 
 def _is_model_error(error: BaseException) -> bool:
-    # Looked up, not imported: kalman loads NumPy, which a command that failed earlier does not need.
+    # kalman is looked up and not imported, because it loads NumPy, which a command that failed early does not need.
     kalman = sys.modules.get("kalman")
     kind = getattr(kalman, "ModelError", None)
     return isinstance(kind, type) and isinstance(error, kind)
 
 
 def extract_first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of an exception's message, cut to `limit` characters."""
+    """Return the first line of an exception's message, shortened to `limit` characters."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
-    # Py4J begins with the name of its call, which does not help a reader.
+    # Py4J's message begins with the name of the Java call, which does not help a reader.
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
@@ -112,13 +112,13 @@ def extract_first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def escape_unprintable(text: str, limit: int = _LONGEST_LINE) -> str:
-    """Return a line with unprintable characters escaped, cut to `limit` characters."""
+    """Return a line with unprintable characters escaped, shortened to `limit` characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, reports a full disk."""
+    """Return whether an error, or one of its causes, was due to a full disk."""
     return _has_sign(error, _FULL)
 
 
@@ -128,7 +128,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def _has_sign(error: BaseException | None, signs: Sequence[str]) -> bool:
-    """Return whether the text of an error, or of one of its causes, contains one of the signs."""
+    """Return whether the text of an error, or of one of its causes, contains one of the given signs."""
     while error is not None:
         if any(sign in str(error) for sign in signs):
             return True
@@ -137,7 +137,7 @@ def _has_sign(error: BaseException | None, signs: Sequence[str]) -> bool:
 
 
 def extract_python_error(error: BaseException) -> str:
-    """Return the message of the innermost exception raised in Spark's Python workers, else the error's first line."""
+    """Return the message of the innermost exception in Spark's Python workers, or else the error's first line."""
     raised = [
         line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Mismatch): ", line)
     ]

@@ -1,7 +1,7 @@
 """The parts of a self-contained HTML page: head and style, sections, cards, tables, pictures.
 
-Every text is escaped here. The page fits a phone: what is wider scrolls within its own box. Functions make it, without
-a template engine, whose import and first template would cost each `report` 30 ms of CPU.
+All functions escape their texts. The page fits a phone, because wide parts scroll within their own boxes. The page is
+made without a template engine: its import and first template would cost each `report` 30 ms of CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def can_draw() -> bool:
 
 
 class Card(NamedTuple):
-    """A number, its name, and a note on its goal or its parts."""
+    """A number, its name, and a note about the number's goal or parts."""
 
     value: str
     name: str
@@ -29,7 +29,7 @@ class Card(NamedTuple):
 
 
 def format_page(title: str, *parts: str) -> str:
-    """Return a whole page of parts in HTML below its title."""
+    """Return a whole page with a title and, below it, parts in HTML."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -39,20 +39,20 @@ def format_page(title: str, *parts: str) -> str:
 
 
 def format_paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph, with text in backticks as code; kind: its CSS class, such as `verdict good`."""
+    """Return a paragraph, in which text in backticks becomes code; kind: CSS class, such as `verdict good`."""
     named = f' class="{html.escape(kind)}"' if kind else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
     return f"<p{named}>{marked}</p>"
 
 
 def format_section(title: str, text: str, *parts: str) -> str:
-    """Return a section of parts in HTML below its title and a text."""
+    """Return a section with a title, a text and, below them, parts in HTML."""
     above = f"<h2>{html.escape(title)}</h2>{format_paragraph(text) if text else ''}"
     return f"<section>{above}{''.join(parts)}</section>"
 
 
 def format_cards(some: Iterable[Card]) -> str:
-    """Return cards beside each other, as many as fit."""
+    """Return cards side by side, as many in a row as fit."""
     parts = [
         f'<div class="card"><b>{html.escape(one.value)}</b><span>{html.escape(one.name)}</span>'
         f"<small>{html.escape(one.more)}</small></div>"
@@ -62,13 +62,13 @@ def format_cards(some: Iterable[Card]) -> str:
 
 
 class Html(str):
-    """HTML that is not escaped where a text is expected."""
+    """HTML that the functions of this module insert without escapes."""
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:
-    """Return a table. If it has many columns, a phone shows its rows and cells below each other.
+    """Return a table. On a phone, a table with many columns shows its cells below each other.
 
-    Cells are texts or `Html`. of_texts: align the columns as texts, not as numbers.
+    The cells are texts or `Html`. of_texts: whether to align the columns as texts, not as numbers.
     """
     names = [html.escape(name) for name in head]
     top = "".join(f"<th>{name}</th>" for name in names)
@@ -85,19 +85,20 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: b
 
 
 def _format_cell(text: str) -> str:
-    """Return a cell's text, where long words may break after an underscore: some names are wider than a phone."""
+    """Return a cell's text, in which long names may break after an underscore, as some names are wider than a phone."""
     if isinstance(text, Html):
         return text
     return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
 
 
 MANY = 5
-"""Number of columns that fit side by side on a phone. Cells of wider tables stand below each other, with their names.
+"""Number of columns that fit side by side on a phone. A table with more columns shows its cells below each other, each
+with the name of its column.
 """
 
 
 def format_bars(rows: Iterable[tuple[str, float, str]]) -> str:
-    """Return bars below each other: a name, a length from 0 to 1, and a number."""
+    """Return bars below each other; each bar has a name, a length from 0 to 1, and a number."""
     parts = [
         f'<div class="bar"><span>{html.escape(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
         f"<b>{html.escape(number)}</b></div>"
@@ -107,27 +108,27 @@ def format_bars(rows: Iterable[tuple[str, float, str]]) -> str:
 
 
 def format_picture(source: str, alt: str) -> str:
-    """Return a picture as wide as its column, which scrolls sideways on a phone; source: a data URI."""
+    """Return a picture as wide as its column, which a phone scrolls sideways; source: a data URI."""
     return f'<div class="wide"><img alt="{html.escape(alt)}" src="{source}"></div>'
 
 
 def format_pictures(some: Iterable[tuple[str, str]]) -> str:
-    """Return pictures (data URI, description) for half the page's width: two beside each other, on a phone one."""
+    """Return pictures (data URI, description) of half the page's width; on a phone they stand below each other."""
     return place_side_by_side(*(format_half_picture(source, alt) for source, alt in some))
 
 
 def format_half_picture(source: str, alt: str) -> str:
-    """Return a picture for half the page's width; source: a data URI."""
+    """Return a picture of half the page's width; source: a data URI."""
     return f'<img class="half" alt="{html.escape(alt)}" src="{source}">'
 
 
 def place_side_by_side(*parts: str) -> str:
-    """Return parts in HTML two beside each other, on a phone one."""
+    """Return parts in HTML, two side by side; on a phone they stand below each other."""
     return f'<div class="two">{"".join(parts)}</div>'
 
 
 def format_link(target: str, text: str) -> Html:
-    """Return a link that opens outside of the frame in which Airflow shows its pages."""
+    """Return a link that opens outside the frame in which Airflow shows the page."""
     return Html(f'<a href="{html.escape(target)}" target="_top">{html.escape(text)}</a>')
 
 

@@ -1,4 +1,4 @@
-"""Find the files that an input names, and open them: regular files only, so that no pipe or endless device is read."""
+"""Find and open the files that an input names. Only regular files are opened, never pipes or endless devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import NamedTuple
 from jobs.core.errors import UserError, escape_unprintable
 
 SYSTEM = ("/proc", "/sys")
-"""Folders in which the kernel shows processes (with their environment variables) and devices: they contain no data."""
+"""Folders in which the kernel shows processes (with their environment variables) and devices, but no data."""
 OF_SYSTEM = f"lies in {' or '.join(SYSTEM)}, which show the state of the system and hold no data"
 
 
 class UnfitFile(Exception):
-    """A path to something other than a regular file, or to a file that is too large; the message completes
-    `the file ...`.
+    """A path does not lead to a regular file, or leads to a file that is too large.
+
+    The message completes the sentence `the file ...`.
     """
 
 
@@ -30,15 +31,15 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
 
     Args:
         path: path of the file.
-        within: real paths of folders; the file must lie below one of them after links are resolved. None: anywhere.
+        within: real paths of folders. With links resolved, the file must lie in one of them; None allows any place.
 
     Raises:
-        UnfitFile: it is a folder, a pipe or a device, shows the state of the system, lies elsewhere, or its path is not
-            valid.
-        OSError: it cannot be opened.
+        UnfitFile: the path leads to a folder, a pipe, a device or a file that shows the state of the system, or to a
+            place outside the folders; or the path is not valid.
+        OSError: the file cannot be opened.
     """
     try:
-        # Opening a pipe would otherwise wait for a writer.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
@@ -57,17 +58,17 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
 
 
 def is_of_system(real: str, status: os.stat_result) -> bool:
-    """Return whether a file shows the state of the system, by its real path or by its file system."""
+    """Return whether a file shows the state of the system, according to its real path or its file system."""
     return any(is_within(real, folder) or status.st_dev == _find_device(folder) for folder in SYSTEM)
 
 
 def is_within(real: str, folder: str) -> bool:
-    """Return whether a real path is a folder or lies in it."""
+    """Return whether a real path is the folder or lies in it."""
     return real == folder or real.startswith(folder.rstrip("/") + "/")
 
 
 def _find_device(folder: str) -> int | None:
-    """Return the id (`st_dev`) of the file system mounted at a folder; None if none is mounted there."""
+    """Return the id (`st_dev`) of the file system that is mounted at a folder; None if it is not a mount point."""
     try:
         here = os.stat(folder).st_dev
     except OSError:
@@ -76,7 +77,7 @@ def _find_device(folder: str) -> int | None:
 
 
 def _resolve_path(handle: int, path: str | Path) -> str:
-    """Return the path of an open file, with links resolved."""
+    """Return the path of an open file with links resolved."""
     try:
         return os.readlink(f"/proc/self/fd/{handle}")
     except OSError:  # the system has no /proc
@@ -96,7 +97,7 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
 
     Raises:
         UnfitFile: as in `open_regular`, or the file is larger than `most`.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_regular(path, within) as file:
         content = file.read(most + 1)
@@ -106,13 +107,13 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
 
 
 def read_secret_file(path: Path, most: int) -> bytes:
-    """Return the content of a file with secrets, as `read_regular` does; a link must not lead out of its folder.
+    """Return the content of a file with secrets, as `read_regular` does; refuse a link that leads out of its folder.
 
-    So nobody can replace the secret by a link to another file.
+    So nobody can replace the secret by a link to a file elsewhere.
 
     Raises:
         UnfitFile: as in `read_regular`, or a link leads out of the folder.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         whole = path.expanduser().absolute()
@@ -128,7 +129,7 @@ NO_TEXT = "its name is not UTF-8 text, and rows are kept with the name of their 
 
 
 class KnownInputs(NamedTuple):
-    """The inputs of this process: folders (as written, and with links resolved), and files that the user named."""
+    """The inputs of this process: folders (as the user wrote them, and with links resolved), and named files."""
 
     folders: dict[str, str]
     files: set[str]
@@ -136,22 +137,22 @@ class KnownInputs(NamedTuple):
 
 _known = KnownInputs({}, set())
 _warnings: set[str] = set()
-"""Warnings already printed."""
+"""Warnings that were already printed."""
 
 
 def get_known_inputs() -> KnownInputs:
-    """Return the inputs of this process, for `know_inputs` in another one."""
+    """Return the inputs of this process; `know_inputs` passes them to another process."""
     return _known
 
 
 def know_inputs(inputs: KnownInputs) -> None:
-    """Take over the inputs of another process, so that `open_input` checks files as that process does."""
+    """Take over the inputs of another process, so that `open_input` applies the same checks as in that process."""
     _known.folders.update(inputs.folders)
     _known.files.update(inputs.files)
 
 
 def know_folder(folder: Path) -> str:
-    """Refuse from now on links that lead out of a folder; return the folder's path with links resolved."""
+    """Refuse, from now on, links that lead out of a folder; return the folder's path with links resolved."""
     written = os.path.abspath(folder)
     _known.folders[written] = real = os.path.realpath(written)
     return real
@@ -161,8 +162,9 @@ def open_input(path: str | Path) -> BufferedReader:
     """Open a file of an input for reading.
 
     Raises:
-        UserError: it is not a regular file, shows the state of the system, or is a link that leads out of its folder.
-        OSError: it cannot be opened.
+        UserError: the path is not a regular file, shows the state of the system, or is a link that leads out of its
+            folder.
+        OSError: the file cannot be opened.
     """
     try:
         return open_regular(path, _find_folders(path))
@@ -171,7 +173,7 @@ def open_input(path: str | Path) -> BufferedReader:
 
 
 def list_part_files(path: Path) -> list[Path]:
-    """Return a file itself, or the files in a folder that Spark wrote, sorted, without links that lead out of it."""
+    """Return a list of one file, or the sorted files in a folder that Spark wrote, without links out of the folder."""
     if not path.is_dir():
         return [path]
     folders = _find_folders(path) or [know_folder(path)]
@@ -179,7 +181,7 @@ def list_part_files(path: Path) -> list[Path]:
 
 
 def _find_folders(path: str | Path) -> list[str] | None:
-    """Return the folders that a path must stay in; None if the user named the path, or it is in no known folder."""
+    """Return the folders in which a path must stay; None if the user named the path or no known folder contains it."""
     written = os.path.abspath(path)
     if written in _known.files:
         return None
@@ -210,7 +212,7 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def is_several_files(text: str, suffixes: Sequence[str]) -> bool:
-    """Return whether an input is a folder of files or a glob; a folder with a file's ending is one file of Spark.
+    """Return whether an input is a glob or a folder of files; a folder whose name ends like a file is one Spark file.
 
     Raises:
         UserError: the text cannot be a path.
@@ -222,12 +224,11 @@ def is_several_files(text: str, suffixes: Sequence[str]) -> bool:
 
 
 def parse_path(text: str) -> Path:
-    """Return a path as the user wrote it, after a check that it is valid on this system.
+    """Return a path as the user wrote it, after a check that the path is valid on this system.
 
     Raises:
-        UserError: it is too long, contains an invalid character, names a pipe or a device, or lies in a folder that
-            shows
-            the state of the system.
+        UserError: the path is too long, contains an invalid character, names a pipe or a device, or lies in a folder
+            that shows the state of the system.
     """
     shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
     try:
@@ -253,7 +254,7 @@ def parse_path(text: str) -> Path:
 
 
 def list_inputs(folder: Path, endings: tuple[str, ...]) -> list[str]:
-    """Return the sorted inputs in a folder, and warn once about links that lead out of it."""
+    """Return the sorted inputs in a folder, and warn once about links that lead out of the folder."""
     some = (one for one in folder.iterdir() if one.name[0] not in "._")
     return _select_within(folder, (one for one in some if one.name.lower().endswith(endings)))
 
@@ -270,10 +271,10 @@ def _list_named(text: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _expand_glob(folder: Path, text: str, pattern: str) -> Iterable[Path]:
-    """Return the paths that match a glob; `**` follows no links to folders, which may lead in circles.
+    """Return the paths that match a glob; `**` does not follow links to folders, which may form a cycle.
 
     Args:
-        folder: folder in which the glob's pattern begins.
+        folder: folder to which the pattern is relative.
         text: the whole glob.
         pattern: part of the glob after the folder.
     """
@@ -284,7 +285,7 @@ def _expand_glob(folder: Path, text: str, pattern: str) -> Iterable[Path]:
 
 
 def _select_within(folder: Path, paths: Iterable[Path]) -> list[str]:
-    """Return the sorted inputs among paths found in a folder, and warn about links that lead out of it."""
+    """Return the sorted inputs among paths in a folder, and warn about links that lead out of the folder."""
     real = [know_folder(folder)]
     found = sorted(str(one) for one in paths if is_input(one))
     stay = [name for name in found if is_below(Path(name), real)]
@@ -294,25 +295,26 @@ def _select_within(folder: Path, paths: Iterable[Path]) -> list[str]:
 
 
 def warn_once(text: str) -> None:
-    """Print a warning, unless it was printed before."""
+    """Print a warning unless the same warning was printed before."""
     if text not in _warnings:
         _warnings.add(text)
         print(escape_unprintable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def is_below(path: str | Path, folders: Sequence[str]) -> bool:
-    """Return whether a path leads to a place below one of some folders, whose paths have no links."""
+    """Return whether a path, with links resolved, lies below one of the folders, whose paths contain no links."""
     real = os.path.realpath(path)
     return any(is_within(real, folder) for folder in folders)
 
 
 def has_text_name(name: str) -> bool:
-    """Return whether a file's name is text: on some systems names may contain any bytes."""
+    """Return whether a file's name is valid text; on some systems names may contain any bytes."""
     return name.isascii() or not any("\ud800" <= one <= "\udfff" for one in name)
 
 
 def is_input(path: Path) -> bool:
-    """Return whether a path may be opened: a file, or a folder that Spark wrote; opening a pipe would wait for a
-    writer.
+    """Return whether a path is a file or a folder (Spark writes its output as a folder), and not a pipe.
+
+    An attempt to open a pipe would wait for a writer.
     """
     return path.is_file() or path.is_dir()

@@ -1,4 +1,4 @@
-"""Processes of this machine: their identity, and the signals that end a command or stop a running stream."""
+"""Processes of this machine: how they are identified, and the signals that end a command or stop a stream."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobs.core.errors import Terminated
 
 
 def read_start_time(pid: int) -> float | None:
-    """Return the start time of a process, or None if it has ended; id and start time identify a process.
+    """Return the start time of a process, or None if it has ended; id and start time together identify a process.
 
-    On Linux the time is in seconds since the machine's boot, as the time of day changes when the clock is set.
+    On Linux the time is in seconds since the machine's boot, because setting the clock changes the time of day.
     """
     try:
         process = psutil.Process(pid)
@@ -31,7 +31,7 @@ def read_start_time(pid: int) -> float | None:
 
 @contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
+    """Let SIGTERM end the command by an exception, so that `finally` blocks run; a verb may install another handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,7 +48,7 @@ def raise_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def stop_signal() -> Iterator[threading.Event]:
-    """Turn SIGTERM and Ctrl-C into an event, so that the stream can finish its micro-batch."""
+    """Turn SIGTERM and Ctrl-C into an event, so that the stream can finish its micro-batch first."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:

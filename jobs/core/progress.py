@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal; elsewhere a line now and then, after a change."""
+"""Show progress on standard error, on a terminal as a bar, elsewhere as an occasional line after a change."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rich.progress import Progress as Bar
 from jobs.core.report import format_count, format_rate, format_span
 
 LINE_SECONDS = 3.0
-"""Minimum seconds between lines without a terminal."""
+"""Minimum seconds between two lines if there is no terminal."""
 BAR_SECONDS = 1.0
 """Seconds between updates of the rate and the remaining time on a terminal."""
 RATED_SECONDS = 1.0
-"""Seconds of work before a rate or remaining time is shown."""
+"""Minimum seconds of work before a rate or a remaining time is shown."""
 FEWEST_PARTS = 4
-"""Minimum number of parts of an activity for its parts to be shown."""
+"""Minimum number of parts of an activity; with fewer parts, the parts are not shown."""
 
 Counts = Callable[[], tuple[int, int]]
-"""Function that returns how many parts of the current activity are done, and how many it has."""
+"""Function that returns the number of finished parts of the current activity, and the number of all parts."""
 
 
 class Progress:
-    """The finished steps of a command, of `total` (None: unknown), and its current activity.
+    """The number of finished steps of a command, of `total` steps (None if unknown), and the current activity.
 
-    `noun` and `ending` name a step: `3 of 24 files · 1.5 files/s · 14 s left`.
+    `noun` and `ending` form the name of a step, as in `3 of 24 files · 1.5 files/s · 14 s left`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Progress:
         return self
 
     def advance(self, steps: int = 1, detail: str = "") -> None:
-        """Count finished steps."""
+        """Add to the number of finished steps."""
         self.done += steps
         self.note(detail)
 
@@ -76,7 +76,7 @@ class Progress:
         self._show()
 
     def follow(self, parts: Counts) -> None:
-        """Show from now on the finished parts of the current activity, such as the tasks of Spark's stages."""
+        """From now on show the finished parts of the current activity, such as the tasks of Spark's stages."""
         self._parts = parts
 
     def _show(self) -> None:
@@ -102,7 +102,7 @@ class Progress:
             return []
         try:
             done, total = self._parts()
-        except Exception:  # the display must not end the work: Spark may be stopping
+        except Exception:  # Spark may be stopping; the display must not end the work
             return []
         if total < FEWEST_PARTS:
             return []
@@ -128,7 +128,7 @@ class Progress:
             self._line() if self._bar is None else self._show()
 
     def _line(self) -> None:
-        """Print a line if something has changed since the last line."""
+        """Print a line if the text has changed since the last line."""
         parts = self._format_parts()[:1]
         state = f"{self.done} {self._detail} {parts}"
         if state == self._told or not (self.done or self._detail):
@@ -148,12 +148,12 @@ class BytesRead:
     def __call__(self, size: int) -> None:
         with self._lock:
             self._read += size
-            # A file read again, because another file of its group could not land, counts twice.
+            # A file that is read again, because another file of its group could not be landed, counts twice.
             self._progress.note(
                 f"read {min(100, 100 * self._read // self._total)} % of {format_megabytes(self._total)}"
             )
 
 
 def format_megabytes(size: int) -> str:
-    """Return a size in words."""
+    """Return a number of bytes as text."""
     return f"{max(size / 1e6, 0.1):,.{0 if size >= 1e7 else 1}f} MB"

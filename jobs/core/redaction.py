@@ -1,8 +1,8 @@
-"""Keep secrets out of the output of commands and of the tracebacks that they save.
+"""Remove secrets from the output of commands and from the tracebacks that they save.
 
-There are three kinds of secrets: values of environment variables with a secret's name, registered values (the passwords
-in the file of Kafka's properties), and text that looks like a secret. A file that was named by mistake may contain
-many.
+There are three kinds of secrets: values of environment variables whose name means a secret, registered values (the
+passwords in the file of Kafka's properties), and text that looks like a secret. A file that the user named by mistake
+may contain many secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _LOOKS_SECRET = [
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
         # A user's password in an address.
         (r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
-        # NAME=value and NAME: value, in quotes or not. After a colon a word of small letters is plain English.
+        # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon counts as plain English, not as
+        # a secret.
         (rf"([\w.-]*(?:{_NAMES})[\w.-]*[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
         (
             rf"((?i:[\w.-]*(?:{_NAMES})[\w.-]*)[\"']?:\s?[\"']?)(?=[^\s\"',;]*[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
@@ -29,7 +30,7 @@ _LOOKS_SECRET = [
         ),
         (r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}", rf"\1 {HIDDEN}", re.I),
         (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", HIDDEN, 0),  # JSON web tokens
-        (r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{43}=(?!=)", HIDDEN, 0),  # keys of Fernet
+        (r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{43}=(?!=)", HIDDEN, 0),  # Fernet keys
         (
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
             HIDDEN,
@@ -42,25 +43,25 @@ _LOOKS_SECRET = [
 ]
 """Patterns of secrets, and their replacements."""
 _SHORTEST = 6
-"""Minimum length of a hidden value: shorter values also occur by chance."""
+"""Minimum length of a hidden value, because shorter values also occur by chance."""
 
 _registered: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a setting with this name contains a secret."""
+    """Return whether the name of a setting means that its value is a secret."""
     return _NAMED.search(name) is not None
 
 
 def register_secret(name: str, value: str) -> None:
-    """Hide a setting's value from now on, and each quoted part of it, if the name stands for a secret."""
+    """If a setting's name means a secret, hide its value from now on, and each quoted part of the value."""
     if is_secret(name):
         parts = [value, *re.findall(r"""["']([^"']+)["']""", value)]
         _registered.update(part for part in parts if len(part) >= _SHORTEST)
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text without the known secrets."""
+    """Return a text in which all known secrets are hidden."""
     here = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)}
     for value in sorted(here | _registered, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
@@ -70,13 +71,13 @@ def redact_secrets(text: str) -> str:
 
 
 def show_name(name: str, most: int = 60) -> str:
-    """Return the name of a column, or a value, for a message: without secrets, on one line, shortened."""
+    """Return the name of a column, or a value, for a message: without secrets, on one line, and shortened."""
     text = redact_secrets(name)
     text = text if text.isprintable() else text.encode("unicode_escape").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def show_names(names: Sequence[str], most: int = 12) -> str:
-    """Return the first names of columns for a message: `a, b, ... (40 in all)`."""
+    """Return the first names of a list of columns for a message, such as `a, b, ... (40 in all)`."""
     shown = ", ".join(map(show_name, names[:most]))
     return shown if len(names) <= most else f"{shown}, ... ({len(names):,} in all)"

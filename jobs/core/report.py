@@ -1,4 +1,4 @@
-"""The report of a verb: lines for a person and data for a program."""
+"""The report of a verb: lines for a person, and data for a program."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from jobs.core.errors import RUN_FAILED
 from jobs.core.redaction import redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
-"""Environment variable with the file for a command's report, set by Airflow's operator."""
+"""Environment variable that names the file for a command's report. Airflow's operator sets the variable."""
 _AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
-"""Settings of a console that prints texts unchanged: a key may be called `[red]` or `:bell:`."""
+"""Settings of a console that prints texts unchanged, because a key may be named `[red]` or `:bell:`."""
 
 
 def format_count(number: int, noun: str, ending: str = "s") -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`."""
+    """Return a number with its noun, such as `1 row` or `2,000 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
 def format_number(value: float | None, form: str, otherwise: str = "–") -> str:
-    """Return a number as text; without a number, return `otherwise`."""
+    """Return a number as text; for None return `otherwise`."""
     return otherwise if value is None else format(value, form)
 
 
 def format_names(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names of a list as text: `a, b, c and 6 others`."""
+    """Return the first names of a list as text, such as `a, b, c and 6 others`."""
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} others"
 
 
 def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
-    """Return a rate per second, below 10 with one decimal; per minute or per hour where it would be below 1."""
+    """Return a rate as text: per second, or per minute or hour if it is lower; below 10 with one decimal."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         number = count * size / max(seconds, 1e-9)
         if number >= 1 or unit == "h":
@@ -52,7 +52,7 @@ def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Return a duration, rounded down, in the largest unit of which it has at least two: `3 h`."""
+    """Return a duration as text, rounded down, in the largest unit of which it contains at least two, such as `3 h`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -61,14 +61,14 @@ def format_span(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one verb.
+    """The result of one verb.
 
     Attributes:
         lines: text for a person.
-        data: the same for a program; numbers, text, lists and mappings.
-        renderable: a rich renderable, such as a table, shown to a person instead of `lines`.
-        errors: sentences for standard error; if there are any, the command fails although the verb did its work.
-        tables: rich renderables shown to a person below the lines.
+        data: the same facts for a program, as numbers, texts, lists and mappings.
+        renderable: a rich renderable, such as a table, which a person sees instead of `lines`.
+        errors: sentences for standard error. If there are any, the command fails although the verb did its work.
+        tables: rich renderables that a person sees below the lines.
         error_code: exit code of the command if there are errors.
     """
 
@@ -80,7 +80,7 @@ class Report:
     error_code: int = RUN_FAILED
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
-        """Print the report on standard output: one JSON document, or the text for a person."""
+        """Print the report on standard output, as one JSON document or as text for a person."""
         out = stream or sys.stdout
         if as_json:
             print(json.dumps(convert_to_json(self.data), indent=2, allow_nan=False), file=out)
@@ -89,16 +89,17 @@ class Report:
                 print(redact_secrets(line), file=out)
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
-                # A log has no width, and rich would cut its lines to 80 columns.
+                # A log has no width, and rich would wrap lines in it at 80 columns.
                 console = Console(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
                 for one in renderables:
                     console.print(one)
         out.flush()
 
     def save(self) -> None:
-        """Write lines and data as JSON into the file that the environment variable (`REPORT_FILE`) names, if it is set.
+        """Write lines and data as JSON into the file that the environment variable `REPORT_FILE` names, if it is set.
 
-        The caller may have ended and removed the file's folder. That is not an error: the command has done its work.
+        The caller may have ended and removed the folder of the file. This is not an error, as the command has done its
+        work.
         """
         path = os.environ.get(REPORT_FILE)
         if path:
@@ -108,9 +109,10 @@ class Report:
 
 
 def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
-    """Show a new report of `look` every `seconds` until Ctrl-C: on a terminal in place, elsewhere one below another.
+    """Show a new report of `look` every `seconds` until Ctrl-C.
 
-    Return the last report, for the command to show at its end.
+    On a terminal each report replaces the previous report; elsewhere they follow each other. Return the last report,
+    which the command shows at its end.
     """
     report = look()
     try:
@@ -131,7 +133,7 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
 
 
 def convert_to_json(value: Any) -> Any:
-    """Convert `value` to JSON's types: a number that is not finite to null, an unknown type to text."""
+    """Convert a value to JSON's types: a number that is not finite becomes null, an unknown type becomes text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The settings of a command, and the location of a warehouse: one spelling of its root, and the supported stores."""
+"""The settings of a command, the supported stores, and the location of a warehouse in one spelling."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from urllib.parse import unquote, unquote_to_bytes
 from jobs.core.errors import UserError
 
 STORES = ("abfs", "abfss", "gs")
-"""Schemes of the stores in which exactly one of two commits of the same version of a table succeeds."""
+"""Schemes of the stores in which exactly one of two simultaneous commits of a table's version succeeds."""
 S3 = "s3a"
-"""The scheme of S3, where the project's log store makes exactly one of two commits succeed (docs/deploy.md)."""
+"""The scheme of S3, where this product's log store makes exactly one of two such commits succeed (docs/deploy.md)."""
 _OTHER_S3 = ("s3", "s3n")
 _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]|(?<=/)_delta_log(?=/|$)")
-"""Forbidden parts of a path: delta-rs decodes them, reads them as a separator or as the end, or refuses them."""
+"""Parts that a path must not contain, because delta-rs decodes, splits or cuts the path there, or refuses it."""
 _MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
-"""Further forbidden parts of a URI: a query, a fragment, and folders that one client drops and another keeps."""
+"""Parts that a URI must not contain either: a query, a fragment, and folders that only some clients drop."""
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
 def parse_warehouse_root(text: str, base: Path | None = None) -> str:
-    """Return a warehouse's root in one spelling: an absolute path, also of a `file:` URI, or the URI of a store.
+    """Return a warehouse's root in one spelling: an absolute path (also for a `file:` URI) or the URI of a store.
 
-    base: folder of relative paths, by default the working directory.
+    base: folder to which relative paths refer, by default the working directory.
 
     Raises:
-        UserError: tables in that place would not be safe, or the URI is not understood.
+        UserError: tables at that location would not be safe, or the URI is not valid.
     """
     scheme, rest = _split(text)
     if scheme is None:
@@ -70,25 +70,25 @@ def parse_warehouse_root(text: str, base: Path | None = None) -> str:
 
 
 def _normalize_path(path: Path) -> str:
-    """Return the absolute path of a folder in a spelling that Python, Java and delta-rs all understand.
+    """Return the absolute path of a folder in a spelling that Python, Java and delta-rs all read in the same way.
 
     Raises:
         UserError: no such spelling exists.
     """
-    # Java would read a second slash as a host, and drop the folder before `..` even if it is a link.
+    # Java would read a second slash as the beginning of a host, and drop the folder before `..` even if it is a link.
     folder = path.resolve() if ".." in path.parts else path.absolute()
     return refuse_misread(f"/{str(folder).lstrip('/')}")
 
 
 def refuse_misread(folder: str, what: str = "a warehouse") -> str:
-    """Return the path of a local folder, unless delta-rs would misread it.
+    """Return the path of a local folder after a check that delta-rs reads the path correctly.
 
     Args:
         folder: an absolute path.
-        what: future content of the folder, for the sentence.
+        what: future content of the folder, for the error message.
 
     Raises:
-        UserError: delta-rs would misread the path, or the path behind a link.
+        UserError: delta-rs would misread the path, or the path to which a link leads.
     """
     real = os.path.realpath(folder)
     found = _MISREAD.search(real)
@@ -107,12 +107,12 @@ def refuse_misread(folder: str, what: str = "a warehouse") -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Return a text with escapes for the characters that would spoil a line."""
+    """Return a text in which the characters that would break a line are escaped."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def find_local_path(root: str) -> Path | None:
-    """Return the path of a local folder, given as a path or a `file:` URI; None for any other URI."""
+    """Return the path of a local folder that is given as a path or a `file:` URI; None for any other URI."""
     scheme, rest = _split(root)
     if scheme is None:
         return Path(root)
@@ -123,17 +123,17 @@ def find_local_path(root: str) -> Path | None:
 
 
 def _split(text: str) -> tuple[str | None, str]:
-    """Return the scheme of a URI in lower case and the part after its colon; a path has no scheme."""
+    """Return the scheme of a URI in lower case and the part after its colon; the scheme of a path is None."""
     found = _URI.fullmatch(text)
     if found is None:
         return None, text
     scheme, rest = found[1].lower(), found[2]
-    # A folder's name may contain a colon.
+    # The name of a folder may contain a colon, too.
     known = rest.startswith("/") or scheme in ("file", "hdfs", S3, *_OTHER_S3, *STORES)
     return (scheme, rest) if known else (None, text)
 
 
-# 4: a failed task is retried, as on a cluster; plain local[*] fails at the first lost Python worker.
+# The 4 lets Spark retry a failed task, as on a cluster; plain local[*] fails when it first loses a Python worker.
 DEFAULT_MASTER = "local[*,4]"
 
 
@@ -142,13 +142,14 @@ class Settings:
     """The global options of one command.
 
     Attributes:
-        warehouse: root of the tables (`jobs.core.settings`): an absolute local path, or a URI such as `s3a://bucket/dir`.
+        warehouse: root of the tables (`jobs.core.settings`), an absolute local path or a URI such as
+            `s3a://bucket/dir`.
         models: folder of the model specs.
-        master: Spark's master URL.
+        master: URL of Spark's master.
         jars: folder of Spark's jars, which `make setup` fills.
-        json: print the report as one JSON document on standard output.
-        quiet: print no progress.
-        debug: show tracebacks.
+        json: whether to print the report as one JSON document on standard output.
+        quiet: whether to suppress progress.
+        debug: whether to show tracebacks.
     """
 
     warehouse: str
@@ -170,10 +171,10 @@ class Settings:
         quiet: bool = False,
         debug: bool = False,
     ) -> Settings:
-        """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
+        """Build settings from flags, then from the environment (KALMAN_WAREHOUSE, ...), then from defaults.
 
         Raises:
-            UserError: the warehouse's location is not understood, or tables there would not be safe.
+            UserError: the warehouse's location is not valid, or tables there would not be safe.
         """
         env = os.environ
         return cls(

@@ -1,8 +1,8 @@
-"""Time the steps within a Spark task: packing, the filter, its state. Spark-free.
+"""Measure the time of the steps in a Spark task, such as packing, the filter and state access. No Spark is needed.
 
-Functions worth timing are marked (`@step("state read")`, `with step("filter")`). The marks do nothing unless the task
-runs under a stopwatch, as with `stream --profile`. Time in a nested step does not count for the step around it, so the
-seconds of all steps add up.
+Functions whose time matters are marked (`@step("state read")`, `with step("filter")`). The marks have no effect unless
+the task runs under a stopwatch, as with `stream --profile`. The time of a nested step does not count for the outer
+step, so the seconds of all steps add up to the whole.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES,
     "pack rows", "unpack and sort", "state read", "filter", "state write", "pack estimates", "unpack estimates",
     "write",
 )  # fmt: skip
-"""Steps in Python workers."""
+"""Names of the steps in Python workers."""
 WAITING = "waiting for rows"
-"""Name of the time in which a step waits for rows. It belongs to the producer of the rows."""
+"""Name of the time during which a step waits for rows. This time belongs to the producer of the rows."""
 
 
 class Into(Protocol):
-    """The receiver of a task's seconds: a Spark accumulator."""
+    """The receiver of the seconds of a task: a Spark accumulator."""
 
     def add(self, term: Seconds) -> None:
-        """Add seconds by step."""
+        """Add seconds, by step, to the seconds received so far."""
         ...
 
 
 class Stopwatch:
-    """The seconds of steps, each without its nested steps."""
+    """The seconds of each step, without the seconds of nested steps."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
     def enter(self, name: str) -> None:
-        """Begin a step, and pause the step around it."""
+        """Begin a step, and pause the outer step."""
         self._count()
         self._open.append(name)
 
     def leave(self) -> None:
-        """End the innermost step."""
+        """End the innermost step, and continue the outer step."""
         self._count()
         self._open.pop()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time the block as a step."""
+        """Measure the time of a `with` block as a step."""
         self.enter(name)
         try:
             yield
@@ -62,7 +62,7 @@ class Stopwatch:
             self.leave()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, and time their production; the time of their consumer does not count."""
+        """Yield the items, and measure the time of their production; the time of their consumer does not count."""
         global _running
         items = iter(items)
         while True:
@@ -85,7 +85,7 @@ class Stopwatch:
 
 
 _running: Stopwatch | None = None
-"""The stopwatch of this process's task, if it has one. A Python worker runs one task at a time."""
+"""The stopwatch of the task in this process, if the task has one. A Python worker runs one task at a time."""
 
 
 class step:  # noqa: N801 - reads as a keyword
@@ -108,7 +108,7 @@ class step:  # noqa: N801 - reads as a keyword
             watch.leave()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function as a timed step."""
+        """Return the function with its calls timed as a step."""
 
         @wraps(function)
         def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -121,14 +121,14 @@ class step:  # noqa: N801 - reads as a keyword
 
 
 def time_items(name: str, items: Iterable[T]) -> Iterable[T]:
-    """Return the items, timed as a step if the task has a stopwatch."""
+    """Return the items; if the task has a stopwatch, their production is timed as a step."""
     return items if _running is None else _running.each(name, items)
 
 
 def time_batches(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Time a function from batches to batches. Its seconds without waiting for batches go to `into`."""
+    """Time a function from batches to batches; its seconds, except the time of waiting for batches, go to `into`."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()
@@ -142,5 +142,5 @@ def time_batches(
 
 
 def add_seconds(one: Seconds, other: Seconds) -> Seconds:
-    """Return the sum of seconds by step."""
+    """Return the sum of the seconds of each step."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}

@@ -1,4 +1,4 @@
-"""Times written as a count of a unit from an origin, by the names of the programs that write them."""
+"""Times written as a count of units since an origin, named after the programs that write such counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SCIENTIFIC = re.compile(r"[+-]?[0-9](?:[.][0-9]{7,})[eE][+]?[0-9]{1,2}")
 
 
 def compute_wall_us(moment: datetime) -> int:
-    """Return the microseconds from 1970-01-01 00:00 to a naive time, both on the same clock."""
+    """Return the microseconds from 1970-01-01 00:00 to a naive time; both times are on the same clock."""
     seconds = (
         (moment.toordinal() - EPOCH_DAY) * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
     )
@@ -41,12 +41,12 @@ def compute_wall_us(moment: datetime) -> int:
 
 
 class Count(NamedTuple):
-    """Times as numbers: a number counts `micros / parts` microseconds from `origin`.
+    """Times as numbers: the number n means the time `origin` plus n times `micros / parts`, in microseconds.
 
-    origin     microseconds from 1970-01-01 to the count 0
-    is_local   the count is of a clock in the spec's time zone, and not of UTC
-    is_rounded the number has some 10 digits, so that it is rounded to milliseconds; others are cut to microseconds
-    is_years   the number is a year and the part of it that has passed
+    origin     time, in microseconds since 1970, that the number 0 means
+    is_local   the time is on the clock of the spec's time zone, and not in UTC
+    is_rounded the numbers have about 10 digits, so times are rounded to milliseconds, else cut to microseconds
+    is_years   the number is a year plus the elapsed fraction of that year
     """
 
     micros: int
@@ -57,7 +57,7 @@ class Count(NamedTuple):
     is_years: bool = False
 
     def to_us(self, digits: int, scale: int) -> int:
-        """Return the microseconds of the number digits / scale, on the count's clock."""
+        """Return the microseconds since 1970 of the number digits / scale, on the count's clock."""
         if self.is_years:
             return _compute_year_us(digits, scale)
         if self.is_rounded:
@@ -67,14 +67,14 @@ class Count(NamedTuple):
         return (-size if digits < 0 else size) + self.origin
 
     def convert_us(self, micros: int) -> float:
-        """Return the number that represents a time in microseconds since 1970; a year only approximately."""
+        """Return the number that means a time in microseconds since 1970; for years the number is approximate."""
         if self.is_years:
             return 1970.0 + micros / (365.2425 * _DAY)
         return (micros - self.origin) * self.parts / self.micros
 
 
 def _compute_year_us(digits: int, scale: int) -> int:
-    """Return the microseconds of a year with a fraction, rounded to milliseconds; for other years, an invalid time."""
+    """Return the microseconds of a year with a fraction, rounded to milliseconds; an invalid time if out of range."""
     year, part = divmod(digits, scale)
     if not 1 <= year <= 9998:
         return MAX_US + 1
@@ -115,15 +115,15 @@ COUNTS: Mapping[str, Count] = {
     "epoch_minutes": Count(60 * _SECOND),
     "epoch_hours": Count(3_600 * _SECOND),
 }
-"""The counts by their names in `time_format`, most probable first.
+"""The counts by their names in `time_format`, the most common first.
 
-Leap seconds are not counted: gps_seconds run ahead of UTC by them, 18 s since 2017.
+The counts contain no leap seconds: gps_seconds are ahead of UTC by the leap seconds, which are 18 s since 2017.
 """
 
 
 @cache
 def count_of(time_format: str | None) -> Count | None:
-    """Return the count of a time format, such as epoch_days or `hours since 1900-01-01`; None if it is not a count."""
+    """Return the count of a time format, such as epoch_days or `hours since 1900-01-01`; None for other formats."""
     known = COUNTS.get(time_format or "")
     match = _SINCE.fullmatch(time_format or "")
     if known is not None or match is None:
@@ -149,5 +149,5 @@ def count_us(text: str, count: Count) -> int | None:
 
 
 def to_datetime(micros: int) -> datetime:
-    """Return microseconds since 1970 as a naive time."""
+    """Convert microseconds since 1970 to a naive time."""
     return datetime(1970, 1, 1) + timedelta(microseconds=micros)

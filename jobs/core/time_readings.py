@@ -1,4 +1,4 @@
-"""Find the time formats that fit a text or a number, and the time in each format."""
+"""Find the time formats that fit a text or a number, and the time that the value means in each format."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ USUAL_FORMATS = (
     ),
     *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
 )
-"""Formats of text besides ISO 8601, including those of spreadsheets."""
+"""Formats of text besides ISO 8601, including the formats of spreadsheets."""
 COMPACT_FORMATS = {
     4: ("%Y",),
     6: ("%y%m%d", "%Y%m"),
@@ -71,28 +71,30 @@ COMPACT_FORMATS = {
     14: ("%Y%m%d%H%M%S",),
     17: ("%Y%m%d%H%M%S%f",),
 }
-"""Formats that consist of digits, by the number of digits."""
+"""Formats that consist only of digits, by their number of digits."""
 EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
 _OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # equal to sas_days
 EARLY_US = 94_694_400_000_000
-"""Three years. Counts so near to their origin are rare, while numbers in too small a unit all fall there."""
+"""Three years in microseconds. Times so close to a count's origin are rare, but numbers read in too small a unit all
+fall there.
+"""
 _RECENT_US = compute_wall_us(datetime(1990, 1, 1))
 _FINE_US = compute_wall_us(datetime(2000, 1, 1))
 _FINE = ("epoch_microseconds", "epoch_nanoseconds")
-"""Counts that programs have written only since the year 2000."""
+"""Counts that programs have written only since the year 2000, so that earlier times are not plausible."""
 _RARE = ("epoch_minutes", "epoch_hours")
 _FEWEST_DAYS = 10_000
-"""Smaller numbers are years, or days from another origin, rather than days from the origins of programs."""
+"""Minimum number of days since a program's origin. Smaller numbers are probably years, or days since another origin."""
 _OLD_US, _FAR_US = compute_wall_us(datetime(1900, 1, 1)), compute_wall_us(datetime(2103, 1, 1))
 YEARS = (1500, 2200)
-"""Plausible years of dates written as digits."""
+"""Plausible years of dates that are written as digits."""
 _PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
 _MOST = 4
 """Maximum number of readings that a sentence names."""
 
 
 class TimeReading(NamedTuple):
-    """A time format, and a value's time in it in microseconds."""
+    """A time format, and the time that a value means in this format, in microseconds."""
 
     form: str
     micros: int
@@ -103,9 +105,9 @@ class TimeReading(NamedTuple):
 
 
 def find_forms(low: float, high: float) -> list[str]:
-    """Return the formats in which numbers from `low` to `high` are plausible times, the likeliest first.
+    """Return the formats in which numbers from `low` to `high` are plausible times, the most probable first.
 
-    Times of recent years come before older times; future times count only if no other format fits.
+    Recent years are more probable than older times. Future times are considered only if no other format fits.
     """
     now = compute_wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
     tiers: dict[str, int] = {}
@@ -119,7 +121,7 @@ def find_forms(low: float, high: float) -> list[str]:
 
 
 def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
-    """Return whether numbers from `low` on can be times from `first` to `last` in a format."""
+    """Return whether numbers of at least `low` can mean times from `first` to `last` in a format."""
     count = COUNTS.get(form)
     if count is None:
         return YEARS[0] <= to_datetime(first).year and to_datetime(last).year < YEARS[1]
@@ -132,12 +134,12 @@ def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
 
 
 def lacks_date(text: str) -> bool:
-    """Return whether a text begins with a time of day, so that another column may contain the date."""
+    """Return whether a text begins with a time of day, so that the date may be in another column."""
     return re.match(r"\s*[0-9]{1,2}:[0-9]{2}(?![0-9])", text) is not None
 
 
 def find_readings(text: str) -> list[TimeReading]:
-    """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
+    """Return the formats other than ISO 8601 in which a text is a time, the most probable first."""
     if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
         return []
     forms = find_forms(float(text), float(text)) if _PLAIN.fullmatch(text) else USUAL_FORMATS
@@ -146,12 +148,12 @@ def find_readings(text: str) -> list[TimeReading]:
 
 
 def describe_readings(readings: list[TimeReading]) -> str:
-    """Describe readings in words: each format, and the time in it."""
+    """Describe readings in words: each format, and the time that the value means in it."""
     return ", ".join(f"{one.form} ({one})" for one in readings[:_MOST])
 
 
 def suggest_number_formats(first: float | None) -> str:
-    """Return the remedy for a column of numbers, with the first number's time in each format that fits."""
+    """Return the remedy for a time column of numbers: each format that fits, with the first number's time in it."""
     setting = "set time_format in the spec to one of"
     readings = [] if first is None else find_readings(f"{first:.9f}".rstrip("0").rstrip("."))
     if readings:
@@ -163,7 +165,7 @@ def suggest_number_formats(first: float | None) -> str:
 
 
 def _compact(low: float, high: float) -> tuple[str, ...]:
-    """Return the formats of digits that fit whole numbers; two-digit years may have lost leading zeros."""
+    """Return the formats of digits that fit whole numbers; a two-digit year may have lost its leading zeros."""
     if low != int(low) or high != int(high) or low < 0:
         return ()
     sizes = {len(str(int(low))), len(str(int(high)))} - {4}

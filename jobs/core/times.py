@@ -1,4 +1,4 @@
-"""Durations, the current time, and event times as text: one rule for every command."""
+"""Parse and compute durations, the current time, and event times as text, by the same rules in every command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MONTHS = tuple(
     f"{name[:3]}(?:{name[3:]})?"
     for name in "january february march april may june july august sept(?:ember)? october november december".split()
 )
-"""Regular expressions for English names of months: whole, or the first three letters (of September also four)."""
+"""Regular expressions for English month names: whole, or the first three letters (for September also four)."""
 _MONTH_NAMES = "janfebmaraprmayjunjulaugsepoctnovdec"
 _DAY_NAMES = "montuewedthufrisatsun"
 MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
@@ -29,7 +29,7 @@ MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
 _TWO = "[0-9]{1,2}"
 _HALF = "[AaPp][.]?[Mm][.]?"
 _ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,5}"
-"""An offset, Z, or an abbreviation: UTC, GMT, or an abbreviation of the spec's time zone."""
+"""An offset, Z, or an abbreviation. Valid abbreviations are UTC, GMT, and those of the spec's time zone."""
 _DIRECTIVES = {
     "Y": ("year", "[0-9]{4}"),
     "m": ("month", _TWO),
@@ -53,24 +53,24 @@ _DIRECTIVES = {
 }
 DIRECTIVES = " ".join(f"%{one}" for one in _DIRECTIVES)
 _WIDTHS = {"Y": 4, "G": 4, "j": 3, "u": 1, "q": 1, **dict.fromkeys("mdHMSIyV", 2)}
-"""Digits of a directive that the next directive follows without a separator."""
+"""Number of digits of a directive that is followed by another directive without a separator."""
 _ALIASES = {
     **{"B": "%b", "h": "%b", "A": "%a", "e": "%d", "k": "%H", "l": "%I", "L": "%f", "N": "%f", "Z": "%z"},
     **{"P": "%p", "F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
     **{"c": "%a %b %d %H:%M:%S %Y", "n": " ", "t": " "},
 }
-"""Directives that stand for others, as in C."""
+"""The text by which a directive is replaced, such as other directives, with the same meanings as in C."""
 _NEEDS = (
     ("day", "month", "%m is missing"),
     ("week_year", "week", "%V is missing"),
     ("hour12", "half", "%p is missing, as %I is an hour from 1 to 12"),
     ("half", "hour12", "%I is missing, as %p is for an hour from 1 to 12"),
 )
-"""Parts of a time that require another part, and the message if it is missing."""
+"""Parts of a time that require another part, and the error message if the other part is missing."""
 
 
 def _build_clock_pattern(marks: str) -> str:
-    """Return the pattern of a time of day with its zone; `marks` may stand between hours, minutes and seconds."""
+    """Return the pattern of a time of day with its zone; `marks` are the separators between its numbers."""
     return (
         f"(?P<hour>[0-9]{{2}}|[0-9](?=[{marks}]| ?[AaPp]))(?:[{marks}](?P<minute>[0-9]{{2}})"
         f"(?:[{marks}](?P<second>[0-9]{{2}})(?:[.,](?P<fraction>[0-9]{{1,9}}))?)?)?(?: ?(?P<half>{_HALF}))?"
@@ -83,9 +83,9 @@ _ISO = (
     "|-?W(?P<week>[0-9]{2})(?:-?(?P<weekday>[1-7]))?|[- ]?[Qq](?P<quarter>[1-4]))"
     f"(?:(?:[Tt]| {{1,2}}){_build_clock_pattern(':')})?"
 )
-"""ISO 8601 and similar forms: AM and PM, a comma before fractions, UTC, months and quarters."""
+"""ISO 8601 and similar forms, with AM and PM, a comma before fractions, UTC, months and quarters."""
 _WHOLE = "(?:[.]0*)?"
-"""A number may have a fraction of zeros."""
+"""Fraction of zeros that a whole number may have."""
 DATE_PARTS: Mapping[str, re.Pattern[str]] = {
     "year": re.compile(f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO})){_WHOLE}"),
     "quarter": re.compile(f"(?:[Qq] *)?(?P<quarter>[1-4]){_WHOLE}"),
@@ -97,7 +97,7 @@ DATE_PARTS: Mapping[str, re.Pattern[str]] = {
 """Patterns of the parts of a date in separate columns."""
 _DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"
 _MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_build_clock_pattern(':.h')}"
-"""A time of day with separators; spreadsheets may write their day 0 before it."""
+"""A time of day with separators. Spreadsheets may write the date of their day 0 before the time."""
 _DIGITS = f"(?P<hour>{_TWO})(?P<minute>[0-9]{{2}})(?P<second>[0-9]{{2}})?{_WHOLE}"
 _HOUR, _MINUTE = f"(?P<hour>{_TWO})", f"(?P<minute>{_TWO}){_WHOLE}"
 CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
@@ -106,24 +106,26 @@ CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
         (
             "time",
             (_DAY_PART, _MARKED_CLOCK, _DIGITS, f"(?P<hour>00?){_WHOLE}"),
-        ),  # 5 may be an hour or minutes
+        ),  # the text `5` may mean 5 hours or 5 minutes
         ("hhmm", (_DAY_PART, _MARKED_CLOCK, _DIGITS, _MINUTE)),
         ("hour", (f"{_HOUR}(?:00)?{_WHOLE}", f"(?=.*:){_MARKED_CLOCK}")),
         ("minute", (_MINUTE,)),
         ("second", ("(?P<seconds>[0-5]?[0-9](?:[.][0-9]*)?)",)),
     )
 }
-"""Patterns of the parts of a time of day in separate columns, whose sum is the time; the first pattern that fits."""
+"""Patterns of the parts of a time of day in separate columns. The sum of the parts is the time. Of several patterns of
+a part, the first that matches is used.
+"""
 
 
 _Parts = Mapping[str, str | None]
 
 
 class TimePattern(NamedTuple):
-    """The pattern of a time as text: `regex` matches all of it, trimmed, with a named group for each part.
+    """The pattern of a time as text: `regex` matches the whole trimmed text and has a named group for each part.
 
-    width: digits of a format without any other character, such as %Y%m%d; 0 for other formats. lost: maximum number of
-    missing leading zeros, as in a number.
+    width: number of digits of a format without any other character, such as %Y%m%d; 0 for other formats. lost: maximum
+    number of leading zeros that may be missing because the time was stored as a number.
     """
 
     regex: re.Pattern[str]
@@ -132,14 +134,14 @@ class TimePattern(NamedTuple):
 
 
 class TimeOfDay(NamedTuple):
-    """Microseconds since 0:00, and by how many the clock is ahead of UTC; None: no offset was written."""
+    """Microseconds since 0:00, and the microseconds by which the clock is ahead of UTC (None without an offset)."""
 
     micros: int
     offset: int | None = None
 
 
 def parse_duration_us(text: str) -> int:
-    """Return the microseconds of a duration such as 90d, 12h, 30min, 45s, 500ms or 2w.
+    """Return the microseconds in a duration such as 90d, 12h, 30min, 45s, 500ms or 2w.
 
     Raises:
         ValueError: `text` is not a duration above zero.
@@ -152,10 +154,10 @@ def parse_duration_us(text: str) -> int:
 
 @cache
 def _compile_pattern(time_format: str | None) -> TimePattern:
-    """Compile a time format (None: ISO 8601) to a regular expression.
+    """Compile a time format to a regular expression; the format None means ISO 8601.
 
     Raises:
-        ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
+        ValueError: a directive is unknown or repeated, or the date is incomplete; the message names the error.
     """
     if time_format is None:
         return TimePattern(re.compile(_ISO))
@@ -181,7 +183,7 @@ def _compile_pattern(time_format: str | None) -> TimePattern:
 
 
 def _split_format(time_format: str) -> list[tuple[str, str]]:
-    """Return each directive's letter, or "" and a literal character; fractions after %S are a part of it.
+    """Return the letter of each directive, or "" and a literal character; %S and the fraction after it are one part.
 
     Raises:
         ValueError: a directive is unknown.
@@ -197,10 +199,10 @@ def _split_format(time_format: str) -> list[tuple[str, str]]:
 
 
 def _check_complete(parts: list[str]) -> None:
-    """Refuse a format with a repeated part of a time, or without a whole date.
+    """Refuse a format that repeats a part of a time, or lacks a part of the date.
 
     Raises:
-        ValueError: the message says what is wrong.
+        ValueError: a part is repeated or missing; the message names the error.
     """
     for part in parts:
         if parts.count(part) > 1:
@@ -215,14 +217,14 @@ def _check_complete(parts: list[str]) -> None:
 
 
 class TimeParser:
-    """Parser of times as text to microseconds since 1970-01-01 UTC.
+    """Parser that converts times as text to microseconds since 1970-01-01 UTC.
 
     Args:
         time_format: None for ISO 8601, a count of `jobs.core.time_counts`, or directives such as %Y %m %d %H %M %S.
         zone: time zone of times without an offset.
 
     Raises:
-        ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
+        ValueError: a directive is unknown or repeated, or the date is incomplete; the message names the error.
     """
 
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
@@ -237,7 +239,7 @@ class TimeParser:
         return self._count is not None or self._pattern.width > 0
 
     def __call__(self, text: str) -> int | None:
-        """Return the microseconds, or None if `text` is not a time in this format."""
+        """Return the microseconds since 1970, or None if `text` is not a time in this format."""
         text = text.strip(" ")
         if self._count is not None:
             value, zone, is_local = count_us(text, self._count), None, self._count.is_local
@@ -257,7 +259,7 @@ class TimeParser:
         return value if MIN_US <= value <= MAX_US else None
 
     def _whole(self, text: str) -> str:
-        """Return a time of digits without a fraction of zeros, with the leading zeros that a number has lost."""
+        """Return a time of digits without a fraction of zeros, and with the leading zeros that a number has lost."""
         digits, _, fraction = text.partition(".")
         if not digits.isdigit() or fraction.strip("0"):
             return text
@@ -266,9 +268,9 @@ class TimeParser:
 
 
 def parse_date_us(texts: Mapping[str, str]) -> int | None:
-    """Return the microseconds from 1970 to a date with parts in separate columns; None if it is not a date.
+    """Return the microseconds from 1970 to a date whose parts are in separate columns; None if the date is not valid.
 
-    texts: trimmed values of the columns of `DATE_PARTS`.
+    texts: trimmed values of the columns, by name of the part (`DATE_PARTS`).
     """
     parts: dict[str, str | None] = {}
     for part, text in texts.items():
@@ -280,16 +282,16 @@ def parse_date_us(texts: Mapping[str, str]) -> int | None:
 
 
 def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
-    """Parse a trimmed text of a separate column as a time of day or a part of it; None if it is not valid.
+    """Parse a trimmed text from a separate column as a time of day or a part of the time; None if it is not valid.
 
-    part: content of the column, a name of `CLOCK_PARTS`.
+    part: part of the time that the column contains, a name in `CLOCK_PARTS`.
     """
     match = next((found for one in CLOCK_PARTS[part] if (found := one.fullmatch(text))), None)
     if match is None:
         return None
     parts = match.groupdict()
     if day_part := parts.get("day_part"):
-        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as a fraction of a day
+        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # a fraction of a day
     if seconds := parts.get("seconds"):
         return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
     micros, zone = _compute_clock_us(parts), parts.get("zone")
@@ -298,7 +300,7 @@ def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
 
 
 def _compute_wall_us(parts: _Parts) -> int | None:
-    """Return the microseconds from 1970 to a time on its clock; None if the date or time does not exist."""
+    """Return the microseconds from 1970 to a date and time, both on the same clock; None if these do not exist."""
     epoch = parts.get("epoch")
     if epoch:
         return int(epoch) * 1_000_000 + _parse_fraction(parts)
@@ -331,7 +333,7 @@ def _compute_clock_us(parts: _Parts) -> int | None:
 
 
 def _compute_day(parts: _Parts) -> date:
-    """Return the day of a time; if it is not written, the first day of its week, month, quarter or year.
+    """Return the day of a time; without a day in the text, return the first day of the week, month, quarter or year.
 
     Raises:
         ValueError, OverflowError: the day does not exist.
@@ -357,21 +359,21 @@ def _compute_day(parts: _Parts) -> date:
 
 
 def _complete_year(text: str | None) -> int:
-    """Return the full year of two digits: 1969 to 2068, as in C."""
+    """Return the full year for a year of two digits, between 1969 and 2068, as in C."""
     number = int(text or 0)
     return number + (1900 if number >= 69 else 2000)
 
 
 def load_zone(name: str) -> tzinfo:
-    """Return the time zone of an IANA name; UTC is always the same object, compared by `is`."""
+    """Return the time zone of an IANA name; UTC is always the same object, so that `is` can compare it."""
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def convert_local_us(wall: int, zone: tzinfo) -> int:
-    """Return the microseconds since 1970 UTC of a time on the clocks of `zone`; both count from 1970.
+    """Convert a local time in `zone` to UTC; both times are in microseconds since 1970.
 
-    Of a time that occurs twice, as clocks go back, the earlier one is meant. A time that is skipped, as they go
-    forward, moves on by the gap.
+    A time that occurs twice, when clocks go back, means the earlier moment. A time that clocks skip, when they go
+    forward, is moved forward by the length of the gap.
     """
     offset = to_datetime(wall).replace(tzinfo=zone).utcoffset() or timedelta(0)
     return wall - offset // timedelta(microseconds=1)
@@ -382,8 +384,8 @@ def _parse_offset(zone: str, wall: int, local: tzinfo) -> int | None:
 
     Args:
         zone: an offset or an abbreviation.
-        wall: time on that clock, for abbreviations.
-        local: time zone whose abbreviations are known.
+        wall: local time, which determines the offset of an abbreviation.
+        local: time zone whose abbreviations are valid.
     """
     name = zone.upper()
     if name in ("Z", "UTC", "GMT"):
@@ -402,7 +404,7 @@ def _parse_offset(zone: str, wall: int, local: tzinfo) -> int | None:
 
 
 def trigger_seconds(trigger: str) -> float | None:
-    """Return the seconds between micro-batches; None for `available-now`: process the available rows, then end.
+    """Return the seconds between micro-batches; None for `available-now`, which processes the available rows and ends.
 
     Raises:
         UserError: the option is neither `available-now` nor a number of seconds.

@@ -1,1 +1,1 @@
-"""The model spec: read and checked, with line and remedy for each mistake. No NumPy, no Spark."""
+"""Read and check model specs, without NumPy or Spark; each mistake is reported with its line and a remedy."""

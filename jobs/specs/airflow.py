@@ -1,4 +1,4 @@
-"""The spec's section `airflow`: when and how a model's DAGs run."""
+"""The section `airflow` of a model spec: when and how the model's DAGs run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON_LANDING = "on-landing"
 
 
 class IngestDag(SpecSection):
-    """The DAG that lands files."""
+    """The DAG that lands files of measurements."""
 
     schedule: str | None = Field(
         default=None, description="cron expression or preset such as @daily; null: started by hand"
@@ -36,7 +36,7 @@ class ScheduledDag(SpecSection):
 
 
 class PretrainDag(ScheduledDag):
-    """The DAG that learns and filters history."""
+    """The DAG that learns parameters from history and filters history."""
 
     schedule: str | None = Field(
         default=None,
@@ -110,7 +110,7 @@ class StreamDag(SpecSection):
 
     @property
     def on_landing(self) -> bool:
-        """Return whether the stream runs when measurements have landed."""
+        """Return whether the stream runs each time measurements have landed."""
         return self.schedule == ON_LANDING
 
     @property
@@ -131,7 +131,7 @@ class StreamDag(SpecSection):
 
 
 class FollowerDag(StreamDag):
-    """The DAG of a query over the estimates: the monitor, or the skill of forecasts."""
+    """The DAG of a query over the estimates, which is the monitor or the skill of forecasts."""
 
     schedule: str | None = Field(
         default=None,
@@ -140,7 +140,7 @@ class FollowerDag(StreamDag):
 
 
 class Airflow(SpecSection):
-    """The model's DAG family."""
+    """The DAGs of the model."""
 
     owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")
     tags: list[str] = Field(default=[], description="tags in addition to the model's name")

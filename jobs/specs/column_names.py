@@ -1,8 +1,8 @@
-"""Map the names of a file's columns to the plain names that tables and outputs have.
+"""Map the column names of files to the plain names that tables and outputs use.
 
-A spec may name any column of a file. Spark and Delta allow fewer names, and treat `Temp` and `temp` as equal. So every
-other name gets a plain name. `files.names` of the spec maps the plain name to the file's column, or to the columns that
-together make the time.
+A spec may contain any column name of a file. Spark and Delta allow fewer names, and treat `Temp` and `temp` as equal.
+So every name that is not plain gets a plain name. `files.names` of the spec maps the plain name to the file's column,
+or to the columns that together make the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobs.core.times import CLOCK_PARTS, DATE_PARTS
 from jobs.specs.problems import invalid, suggest_word
 
 FileColumns = str | list[str] | dict[str, str]
-"""A column of the files; for the time also several columns: in order, or by part of the time."""
+"""A column of the files. The time may also have several columns: a list of columns, or columns by part of the time."""
 
 LONGEST = 128
 """Maximum length of a plain name."""
@@ -36,7 +36,7 @@ OUTPUT_COLUMNS = (
     "lagged_covariance",
     "lagged_age",
 )
-# Columns of the estimates table: reserved names for key columns. `key` is the key as text.
+# Columns of the estimates table, whose names key columns must not have. `key` contains the key as text.
 ESTIMATE_COLUMNS = (
     "correction",
     "event_time",
@@ -49,7 +49,7 @@ ESTIMATE_COLUMNS = (
     "filter_state",
 )
 TIME_PARTS = ("date", *DATE_PARTS, *CLOCK_PARTS)
-"""The parts of a time that a column can have; `hhmm` is 1730 for 17:30."""
+"""The parts of a time that a separate column can contain; in a column `hhmm`, 1730 means 17:30."""
 _DATES = (
     {"date"},
     {"year"},
@@ -79,7 +79,7 @@ _PART_NAMES = {
     "second": "second sec ss s seconds secs sekunde",
 }
 _PART_OF = {name: part for part, names in _PART_NAMES.items() for name in names.split()}
-# Fields outside of the lists of columns that may refer to a column.
+# Fields that may refer to a column, besides the fields that list columns.
 _REFERENCES = (
     "states", "process", "observation", "initial", "robust", "mixture", "modes", "monitor", "learn", "outputs",
     "source", "key_from_name",
@@ -87,12 +87,12 @@ _REFERENCES = (
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a table can have a column with this name."""
+    """Return whether a table can have a column with this name, so that the name is plain."""
     return name.isidentifier() and not name.startswith("_") and len(name) <= LONGEST
 
 
 def make_plain_name(name: str) -> str:
-    """Make a plain name for a column from its letters and digits."""
+    """Make a plain name for a column from the letters and digits of its name."""
     if is_plain(name):
         return name
     plain = re.sub(r"\W+", "_", name).strip("_")
@@ -103,13 +103,13 @@ def make_plain_name(name: str) -> str:
 
 
 def find_time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each part of a time that is split over several columns: part to column.
+    """Return the column of each part of a time that is split over several columns, by part.
 
-    The parts of a list follow from the columns' names, such as `year`, `Hour` or `HH`. If two columns have other names,
-    the first is the date and the second the time of day.
+    The parts in a list follow from the names of the columns, such as `year`, `Hour` or `HH`. If a list has two columns
+    with other names, the first column is the date and the second the time of day.
 
     Raises:
-        ValueError: the parts do not make a time, or do not follow from the names; the message has a remedy.
+        ValueError: the parts do not make a time, or do not follow from the names; the message contains a remedy.
     """
     if not isinstance(columns, Mapping):
         columns = _parse_part_names(columns)
@@ -132,7 +132,7 @@ def _parse_part_names(columns: Sequence[str]) -> dict[str, str]:
     for column in columns:
         part = find_time_part(column)
         if part == "month" and "month" in found and column.casefold() == "mm":
-            part = "minute"  # YY MM DD hh mm
+            part = "minute"  # in YY MM DD hh mm, the second `mm` is the minute
         if part is None or part in found:
             rest.append(column)
         else:
@@ -152,7 +152,7 @@ def _parse_part_names(columns: Sequence[str]) -> dict[str, str]:
 
 
 def find_time_part(column: str) -> str | None:
-    """Return the part of a time that a column's name stands for, or None."""
+    """Return the part of a time that a column's name means, or None."""
     name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"\(.*?\)|\[.*?\]", "", column).strip().casefold()).strip("_")
     if name == "mm":
         return "month" if column.strip("# ") == "MM" else "minute" if column == "mm" else None
@@ -160,10 +160,10 @@ def find_time_part(column: str) -> str | None:
 
 
 def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec's fields with plain names in place of all other column names.
+    """Return a spec's fields with a plain name in place of each column name that is not plain.
 
-    `files.names` of the result maps each plain name to the file's name. A spec with only plain names is returned
-    unchanged. Values of a wrong type are left to the spec's checks.
+    `files.names` of the result maps each new plain name to the name in the file. A spec with only plain names is
+    returned unchanged. Values of a wrong type stay unchanged, and the spec's checks report them.
 
     Raises:
         ValueError: the error of `problems.invalid`.
@@ -177,7 +177,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     if isinstance(time, str):
         result["time"] = names.plain(time, "time", OUTPUT_COLUMNS)
     elif isinstance(time, list | dict) and time:
-        result["time"] = None  # set last: its plain name must not collide with another column's name
+        result["time"] = None  # set last, so that its plain name differs from all other names
     for field in ("measurement", "control"):
         if _is_texts(spec.get(field)):
             result[field] = [names.plain(name, field) for name in spec[field]]
@@ -202,7 +202,7 @@ def _is_texts(value: Any) -> bool:
 
 
 class _Names:
-    """The plain names of a spec's columns: `changed` maps the file's names to plain names that differ."""
+    """The plain names of a spec's columns: `changed` maps names in the files to different plain names."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         files = spec.get("files")
@@ -213,14 +213,14 @@ class _Names:
         self.kept = {name.casefold() for name in (*self.given, *_list_plain_names(spec))}
 
     def plain(self, name: str, field: str, taken: Iterable[str] = ()) -> str:
-        """Return a column's plain name; a plain name in `taken` gets the field as its prefix."""
+        """Return a column's plain name; if that name is in `taken`, put the field's name before it."""
         if name in self.given:
             self.used[name.casefold()] = name
             return name
         if name in self.changed:
             return self.changed[name]
         if self.used.get(name.casefold()) == name:
-            return name  # named twice; the spec's checks refuse it
+            return name  # the column is named twice, which the spec's checks refuse
         plain = make_plain_name(name)
         if plain.casefold() in {one.casefold() for one in taken}:
             plain = f"{field}_{plain}"
@@ -232,7 +232,7 @@ class _Names:
         return plain
 
     def table(self, name: str) -> str:
-        """Return the plain name of a column in a table of inputs; a column of the files may have it, too."""
+        """Return the plain name of a column in a table of inputs; a column of the files may have the same name."""
         return (
             self.changed[name]
             if name in self.changed
@@ -242,7 +242,7 @@ class _Names:
         )
 
     def several(self, columns: list[str] | dict[str, str]) -> str:
-        """Return the plain name of the time that several columns make, and store the columns."""
+        """Return the plain name of a time that is made from several columns, and record these columns."""
         one = list(columns.values()) if isinstance(columns, dict) else columns
         if not _is_texts(list(one)):
             raise invalid("must be names of columns", "put each in quotes", "time")
@@ -261,7 +261,7 @@ class _Names:
         return free
 
     def applied(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return a spec with the changed names in all references to columns, and in `files.names`."""
+        """Return a spec in which all references to columns, and `files.names`, use the changed names."""
         names = {**{plain: name for name, plain in self.changed.items()}, **self.given}
         files = spec.get("files")
         if not names or not (files is None or isinstance(files, dict)):
@@ -278,7 +278,7 @@ class _Names:
 
 
 def _list_plain_names(spec: dict[str, Any]) -> Iterable[str]:
-    """Return the plain names among a spec's names of columns and inputs."""
+    """Return the names of a spec's columns and inputs that are plain."""
     sections = [spec.get("key"), [spec.get("time")], spec.get("measurement"), spec.get("control")]
     for field, inner in (("duplicates", "id"), ("inputs", "columns")):
         section = spec.get(field)
@@ -289,7 +289,7 @@ def _list_plain_names(spec: dict[str, Any]) -> Iterable[str]:
 
 
 def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
-    """Replace the texts of a value that are keys of `names`."""
+    """Replace each text in a value that is a key of `names` by the name for that key."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):

@@ -13,12 +13,12 @@ from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, SpecSection
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Separators to try, in this order, before runs of blanks."""
+"""Separators that are tried, in this order, before runs of blanks are tried as a separator."""
 BLANKS = "blanks"
 
 
 class Wide(SpecSection):
-    """Files with a column for each series: each filled cell of these columns becomes a row; an empty cell is no row."""
+    """Files with a column for each series: each cell of these columns becomes a row, unless it is empty."""
 
     key: str | None = Field(
         default=None, description="the key column that takes the names of the columns, such as station"
@@ -37,11 +37,11 @@ class Wide(SpecSection):
 
     @property
     def names(self) -> str:
-        """Return the name of the column for the names of the wide columns."""
+        """Return the column that receives the names of the wide columns."""
         return self.key or self.time or ""
 
     def check_names(self, key: list[str], time: list[str], measurement: list[str]) -> None:
-        """Check that the spec has the columns for names and values.
+        """Check that the spec has the columns that receive the names and the values.
 
         Raises:
             SpecError: a column is missing.
@@ -63,7 +63,10 @@ class Wide(SpecSection):
 
 
 class Files(SpecSection):
-    """How CSV files and lines of text are written; may change at any time, for files that are landed from then on."""
+    """How CSV files and lines of text are written.
+
+    The options may change at any time. A change applies to files that are landed afterwards.
+    """
 
     separator: Literal[",", ";", "\t", "|", "blanks"] | None = Field(
         default=None,

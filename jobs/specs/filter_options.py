@@ -1,4 +1,4 @@
-"""The sections of a model spec with a filter's options: outliers, noise, modes, regressions, mixtures."""
+"""The sections of a model spec with options of filters: outliers, noise, modes, regressions, mixtures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AdaptiveOptions(SpecSection):
 
 
 class Mode(SpecSection):
-    """One of several models of the system; fields that it leaves out are those of the spec."""
+    """One of several models of the system. A field that the mode omits has the value in the spec."""
 
     name: str | None = Field(
         default=None, description="letters, digits and _; mode_0, mode_1, ... by default"
@@ -144,7 +144,7 @@ class Nlms(SpecSection):
 
 
 class MixtureStep(SpecSection):
-    """The step size of a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
+    """The step size of a mixture, which is max((t + offset)^-decay, minimum) at step t."""
 
     decay: Annotated[Number, Field(gt=0, le=1)] | str = Field(
         default=0.6,
@@ -161,7 +161,7 @@ class MixtureStep(SpecSection):
 
 
 class Mixture(SpecSection):
-    """A mixture: its components, and how they are learned, online and by `pretrain`."""
+    """A mixture: its components, and how they are learned by the filter and by `pretrain`."""
 
     components: int | None = Field(
         default=None, ge=1, le=50, description="number of components; null: as many as are given"
@@ -229,7 +229,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "mmae": ("modes", "initial"),
     **dict.fromkeys(MIXTURES, ("mixture",)),
 }
-"""Required sections by kind of filter; other kinds require process, observation and initial."""
+"""Required sections for each kind of filter; kinds that are not listed require process, observation and initial."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "unscented": ("unscented",),
     "rls": ("rls",),
@@ -239,4 +239,4 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "mmae": ("mmae",),
     "mixture": MIXTURES,
 }
-"""Optional sections, and the kinds of filters that allow them."""
+"""Optional sections, each with the kinds of filters that allow the section."""

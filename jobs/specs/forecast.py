@@ -14,7 +14,7 @@ from jobs.specs.sections import Number, SpecSection, check_duration
 
 
 class ForecastSkill(SpecSection):
-    """The horizons of the forecasts from each estimate, and the later rows with which they are compared."""
+    """The horizons of the forecasts from each estimate, and which later rows are compared with the forecasts."""
 
     horizons: list[str] = Field(min_length=1, description="how far ahead to forecast, such as [1h, 6h, 1d]")
     tolerance: str | None = Field(
@@ -42,11 +42,11 @@ class ForecastSkill(SpecSection):
 
     @property
     def snapshot(self) -> str | None:
-        """Return the snapshot with the forecasts' parameters; None: the snapshot that each generation started from."""
+        """Return the snapshot whose parameters forecasts use; None means the snapshot that began each generation."""
         return self._snapshot
 
     def with_snapshot(self, snapshot: str | None) -> Self:
-        """Return a copy of the section, with another definition, that forecasts with a snapshot's parameters."""
+        """Return a copy of the section, with another definition, whose forecasts use a snapshot's parameters."""
         copy = self.model_copy()
         copy._snapshot = snapshot
         return copy
@@ -95,9 +95,9 @@ class ForecastSkill(SpecSection):
         return f"{parse_duration_us(self.watermark)} microseconds"
 
     def definition(self) -> str:
-        """Return a short hash of the section, which names the query's checkpoint and rows."""
+        """Return a short hash of the section, which names the checkpoint and is in every output row."""
         with_snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
-        # Releases without a policy had definitions without this field, so its default is left out.
+        # Definitions of releases without a watermark policy lack this field, so its default value is left out.
         given = self.model_dump(exclude={"watermark_policy"} if self.watermark_policy == "min" else None)
         text = json.dumps({**given, **with_snapshot}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
-"""The functions named in a model's spec: the fields that name them, and the modules that may contain them.
+"""Functions that a model's spec names: the fields that may name them, and the modules that may contain them.
 
-A spec that names a function runs its module's code. So a spec may only name functions of modules in its own folder, or
-in the list of the installation's owner.
+A spec that names a function runs the code of the function's module. So a spec may only name functions of modules in the
+spec's own folder, or in the list that the owner of the installation sets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ FIELDS = ("f", "h", "q", "jacobian", "noise_jacobian")
 """Fields of a process or an observation that name a function."""
 
 VARIABLE = "KALMAN_FUNCTIONS"
-"""The environment variable with the modules whose functions specs may name: names, patterns, `.` (the spec's folder).
+"""Environment variable that lists the modules whose functions specs may name. An entry is a name, a pattern, or `.` for
+the folder of the spec.
 """
 DEFAULT = ". kalman_*"
 BESIDE = "."
 
 
 def list_functions(definition: Any) -> Iterator[str]:
-    """Yield every `module:function` in a definition, at any depth."""
+    """Yield the name of every `module:function` in a definition, at any depth."""
     if isinstance(definition, Mapping):
         for field, value in definition.items():
             if field in FIELDS and isinstance(value, str):
@@ -39,7 +40,7 @@ def list_functions(definition: Any) -> Iterator[str]:
 
 
 def list_function_fields(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place and the name of every `module:function` in a spec's sections, whatever its purpose."""
+    """Yield the place and the name of every `module:function` in sections of a spec, for any use of the function."""
     if isinstance(value, Mapping):
         for field, item in value.items():
             inner = f"{place}.{field}" if place else str(field)
@@ -60,9 +61,9 @@ def list_allowed_modules() -> list[str]:
 
 
 def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
-    """Return the problem with a `module:function` of a spec in `folder`, and the remedy; None if it is allowed.
+    """Return the problem and the remedy for a `module:function` that a spec in `folder` must not name, or None.
 
-    No module is imported during the check.
+    The check imports no module.
     """
     module = name.partition(":")[0]
     parts = module.split(".")
@@ -82,12 +83,12 @@ def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
             f"module {parts[0]} is Python's own, whose functions a spec may not name",
             "write a module of your own",
         )
-    # Spark puts its copies of workers' files on the driver's path, too.
+    # Spark also puts its copies of the workers' files on the driver's path.
     own = [entry for entry in sys.path if "userFiles-" not in entry]
     elsewhere = _find_file(PathFinder.find_spec(parts[0], own))
     if beside is None:
         if elsewhere is None and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
-            return None  # the module does not exist; the caller of the function reports that
+            return None  # the module does not exist, which the caller of the function reports
         return (
             f"module {parts[0]} is not in the folder of the spec, {folder}",
             f"put its file there, or {listed}",
@@ -101,7 +102,7 @@ def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
 
 
 def _find_file(found: ModuleSpec | None) -> str | None:
-    """Return the file of a module, or the folder of a package without one."""
+    """Return the file of a module, or the folder of a package that has no file."""
     if found is None:
         return None
     places = [found.origin] if found.origin else list(found.submodule_search_locations or [])

@@ -15,18 +15,18 @@ from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word
 
 LARGEST = 256 * 1024
-"""Maximum bytes of a spec: enough for the maximum count of numbers, and as many words."""
+"""Maximum bytes of a spec. They suffice for the maximum count of numbers and as many words."""
 
 
 def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
-    """Load a spec by its model's name (`nile`: `<models_dir>/nile.yaml`) or by its file's path.
+    """Load a spec by the name of its model (`nile` means `<models_dir>/nile.yaml`) or by the path of its file.
 
     Args:
-        name_or_path: a name, or a path, which contains / or ends in .yaml or .yml.
+        name_or_path: name or path; a text that contains / or ends in .yaml or .yml is a path.
         models_dir: folder of specs; by default `models`.
 
     Raises:
-        SpecError: the file is missing, is not YAML, or is not a valid spec; one problem a line.
+        SpecError: the file is missing, is not YAML, or is not a valid spec; the message has one line for each problem.
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
@@ -35,7 +35,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     path = folder / f"{text}.yaml"
     if not _is_file(path):
         if _is_there(path):
-            return _load(path)  # which raises the reason
+            return _load(path)  # raises an error with the reason
         known = [file.stem for file in list_spec_files(folder)] if folder.is_dir() else []
         hint = suggest_word(text, known) or (
             f"models there are {', '.join(known)}" if known else "there are no models there"
@@ -49,7 +49,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # such as a name longer than a path allows
+    except OSError:  # for example, the name is longer than a path may be
         return False
 
 
@@ -79,7 +79,10 @@ def list_spec_files(models_dir: str | Path) -> list[Path]:
 
 
 def list_model_names(models_dir: str | Path) -> list[str]:
-    """Return the names of a folder's specs; none without the folder: a warehouse may contain models without specs."""
+    """Return the names of a folder's specs; an empty list if the folder does not exist.
+
+    A missing folder is no error, because a warehouse may contain models without specs.
+    """
     try:
         return [path.stem for path in list_spec_files(models_dir)]
     except SpecError:
@@ -90,7 +93,7 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
     """Load every spec of a folder, sorted by file name.
 
     Raises:
-        SpecError: with the problems of all files together.
+        SpecError: a spec is not valid; the error has the problems of all files.
     """
     specs: list[ModelSpec] = []
     problems: list[Problem] = []
@@ -109,7 +112,7 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
 def build_json_schema() -> dict[str, Any]:
     """Return the JSON schema of a spec, with the description of each field."""
     fields = ModelSpec.model_json_schema()
-    fields["required"].remove("states")  # the states of a mixture are its measurements
+    fields["required"].remove("states")  # a mixture needs no states, as they follow from its measurements
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **fields,
@@ -153,7 +156,7 @@ def _load(path: Path) -> ModelSpec:
         found = [convert_to_problem(one, file, names, describe, document.lines) for one in error.errors()]
         raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
     except Exception as error:
-        # One spec must not break the DAGs of others, whatever is wrong with it.
+        # One faulty spec must not break the DAGs of other models, whatever the fault is.
         problem = f"cannot be understood ({type(error).__name__}: {extract_first_line(error, 100)})"
         raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
     spec._source, spec._folder, spec._lines = path, _find_models_folder(path), document.lines
@@ -164,13 +167,13 @@ def _load(path: Path) -> ModelSpec:
 
 
 def _find_models_folder(path: Path) -> str:
-    """Return the folder of models for a spec's file; specs of earlier versions are in a subfolder of it."""
+    """Return the folder of models to which a spec's file belongs; it may be in the subfolder of earlier versions."""
     parent = path.resolve().parent
     return str(parent.parent if parent.name == EARLIER else parent)
 
 
 def _check_stem(spec: ModelSpec, path: Path) -> None:
-    # A model is named after its file, so two files cannot define the same model.
+    # The name of a model must be the name of its file, so that two files cannot define the same model.
     if spec.name != path.stem:
         raise SpecError(
             spec.problem(
@@ -180,7 +183,7 @@ def _check_stem(spec: ModelSpec, path: Path) -> None:
 
 
 def _describe_fields() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
-    """Return the names of each section's fields by path, and each field's description."""
+    """Return the names of each section's fields, by the section's path, and the description of each field."""
     names: dict[tuple[str, ...], list[str]] = {}
     describe: dict[str, str] = {}
 

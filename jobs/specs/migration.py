@@ -1,4 +1,4 @@
-"""The sections `migrate` and `upgrade` of a model spec: how states pass between versions, and when."""
+"""The sections `migrate` and `upgrade` of a model spec: how and when states pass from one version to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.specs.sections import Number, SpecSection
 
 
 class Origin(SpecSection):
-    """The origin of a state: a state of the old version, or a distribution of its own for a new state."""
+    """The origin of a state: a state of the old version or, for a new state, a distribution."""
 
     from_: str | None = Field(default=None, alias="from", description="the old version's state")
     scale: Number = Field(default=1.0, description="new units for one old unit; not 0")
@@ -58,7 +58,7 @@ _FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 class Rekeying(SpecSection):
-    """The map from the keys of the previous version to those of this one."""
+    """The map from the keys of the previous version to the keys of this version."""
 
     function: str = Field(
         pattern=rf"^{_FUNCTION}$",
@@ -75,7 +75,7 @@ class Rekeying(SpecSection):
 
 
 class StateMapSpec(SpecSection):
-    """The map from the states of one version to those of another, without keys and parameters."""
+    """The map from the states of one version to the states of another version, without keys and parameters."""
 
     states: dict[str, Origin] = Field(
         default={},
@@ -108,7 +108,7 @@ class StateMapSpec(SpecSection):
 
 
 class Migrate(StateMapSpec):
-    """The map from the states of an earlier version to those of this one."""
+    """The map from the states of an earlier version to the states of this version."""
 
     from_: int | None = Field(
         default=None, ge=1, alias="from", description="the earlier version; null: the previous one"

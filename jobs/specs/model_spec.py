@@ -1,7 +1,7 @@
 """Model specs: the YAML files that define a filter, checked field by field.
 
 Importing this module loads neither NumPy, pandas nor Spark, so that Airflow can read specs while it parses DAGs.
-`jobs.state.kernel` checks what needs the numerics: dimensions, positive covariances.
+`jobs.state.kernel` checks the parts that need numerical libraries: dimensions, and whether covariances are positive.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "da
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
 EARLIER = "versions"
 """The subfolder for the specs of earlier versions, in the folder of models."""
-# The fields that `kalman.build` reads, besides `learn`. In the fields of NUMERIC 1 and 1.0 are equal.
+# The fields that `kalman.build` reads, besides `learn`. In the fields in NUMERIC, 1 and 1.0 count as equal.
 DEFINITION = (
     "filter",
     "states",
@@ -95,17 +95,17 @@ NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "
 
 
 _OF_READERS = ("_line", "_bytes", "_corrupt")
-"""Columns that readers add to those of a file."""
+"""Columns that the file readers add to the columns of a file."""
 _NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
 
 
 def is_model_name(text: str) -> bool:
-    """Return whether a text is a valid model name, which also names folders of its tables."""
+    """Return whether a text is a valid model name. Folders of the model's tables have the same name."""
     return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def _allow_several(schema: dict[str, Any]) -> None:
-    """Let a JSON schema allow several columns for the time: a list, or a mapping of parts."""
+    """Change a JSON schema so that the time may have several columns: a list, or a mapping of parts to columns."""
     texts = {"type": "string"}
     schema["anyOf"] = [
         {"type": schema.pop("type")},
@@ -115,7 +115,7 @@ def _allow_several(schema: dict[str, Any]) -> None:
 
 
 class ModelSpec(SpecSection):
-    """One model: its data, its filter, and how it is run."""
+    """The spec of one model: its data, its filter, and how the model is run."""
 
     name: str = Field(pattern=_NAME, max_length=_LONGEST_NAME, description="lower-case letters, digits and _")
     version: int = Field(
@@ -337,7 +337,7 @@ class ModelSpec(SpecSection):
         return self
 
     def _check_names(self) -> None:
-        """Check that the entries of `files.names` name columns, and that several columns make a time."""
+        """Check that the entries of `files.names` name columns, and that only the time is read from several columns."""
         known = [*self.columns, *([] if self.inputs is None else self.inputs.columns.values())]
         for name, columns in self.files.names.items():
             field = f"files.names.{name}"
@@ -408,7 +408,7 @@ class ModelSpec(SpecSection):
                 raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`", "initial")
 
     def _check_named_columns(self) -> None:
-        """Check that texts in place of numbers name a column of `control` or `inputs`."""
+        """Check that each text in place of a number names a column of `control` or `inputs`."""
         known = {*self.control, *self.input_names}
         sections = {"initial": self.initial, "robust": self.robust, "mixture": self.mixture}
         fields = {
@@ -523,18 +523,18 @@ class ModelSpec(SpecSection):
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of models with the spec's file and functions; None: unknown."""
+        """Return the folder of models that contains the spec's file and its functions; None if unknown."""
         return self._folder
 
     def with_folder(self, folder: str | None) -> Self:
-        """Return a copy of a spec from a manifest, with the folder of its functions."""
+        """Return a copy of a spec from a manifest; `folder` is the folder of the spec's functions."""
         spec = self.model_copy()
         spec._folder = folder
         return spec
 
     @property
     def unit_us(self) -> float:
-        """Return the microseconds of one time unit."""
+        """Return the number of microseconds in one time unit."""
         return float(UNIT_US[self.time_unit])
 
     @property
@@ -544,7 +544,7 @@ class ModelSpec(SpecSection):
 
     @property
     def idle_us(self) -> int | None:
-        """Return the microseconds of silence after which a key restarts from the prior; None: never."""
+        """Return the microseconds of silence after which a key restarts from the prior; None means never."""
         by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
         return self.expiry.after_us if self.expiry is not None and by_rows else None
 
@@ -555,7 +555,7 @@ class ModelSpec(SpecSection):
 
     @property
     def streamed_source(self) -> Source | None:
-        """Return the topic that the stream reads; None: it reads the measurements table."""
+        """Return the topic that the stream reads, or None if the stream reads the measurements table."""
         return self.source if self.source is not None and self.source.streamed else None
 
     @property
@@ -578,11 +578,11 @@ class ModelSpec(SpecSection):
 
     @property
     def file_columns(self) -> list[str]:
-        """Return the columns that files must have, by the files' names, without a key taken from the file's name."""
+        """Return the columns that files must have, under their names in the files, without `key_from_name`."""
         return self.list_file_columns(name for name in self.columns if name != self.key_from_name)
 
     def list_file_columns(self, names: Iterable[str]) -> list[str]:
-        """Return the file columns from which columns of the spec are read, without repetitions."""
+        """Return the columns of a file from which the given columns of the spec are read, without repetitions."""
         found: list[str] = []
         for name in names:
             columns = self.files.names.get(name, name)
@@ -591,13 +591,13 @@ class ModelSpec(SpecSection):
 
     @property
     def time_parts(self) -> dict[str, str]:
-        """Return the column of each part of the time, part to column; empty if one column has the time."""
+        """Return the column of each part of the time, by part; empty if one column contains the whole time."""
         columns = self.files.names.get(self.time, self.time)
         return {} if isinstance(columns, str) else find_time_parts(columns)
 
     @property
     def id_columns(self) -> list[str]:
-        """Return the column of the id by which repetitions of a row are found, if there is one."""
+        """Return a list with the column of the id that identifies repeated rows; empty without such a column."""
         return [] if self.duplicates is None or self.duplicates.id is None else [self.duplicates.id]
 
     @property
@@ -607,7 +607,7 @@ class ModelSpec(SpecSection):
 
     @property
     def input_names(self) -> list[str]:
-        """Return the names of the numbers from the table of inputs; they follow the control columns."""
+        """Return the names of the numbers from the table of inputs. In each row they follow the control columns."""
         return [] if self.inputs is None else list(self.inputs.columns)
 
     @property
@@ -620,9 +620,8 @@ class ModelSpec(SpecSection):
         """Return the argument of `kalman.build`, as plain Python.
 
         Raises:
-            SpecError: it names a function of a module that is not listed (`jobs.specs.functions`). The spec may come
-                from a
-                manifest, and write access to tables must not allow to run code.
+            SpecError: the definition names a function of a module that is not listed (`jobs.specs.functions`). The spec
+                may come from a manifest, and write access to tables must not be enough to run code.
         """
         result = self._build_definition()
         for name in list_functions(result):
@@ -653,7 +652,7 @@ class ModelSpec(SpecSection):
         return result
 
     def format_stored_text(self) -> str:
-        """Return the spec as JSON for a manifest, without the settings of landing that have their defaults.
+        """Return the spec as JSON for a manifest, without the settings of landing that have default values.
 
         Stored states do not depend on how files are read. A driver of an earlier release refuses a manifest with
         unknown settings.
@@ -667,11 +666,11 @@ class ModelSpec(SpecSection):
         return self.model_dump_json(by_alias=True, exclude=unsaid)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of all fields that the meaning of the stored state depends on.
+        """Return the SHA-256, in hex, of all fields on which the meaning of the stored state depends.
 
-        Included are name, version, columns, time unit, filter, states, process, observation, initial distribution and
-        learned parameters; not the description, the parsing of text, or how the model is run. Of a function only the
-        name is included.
+        The hash includes name, version, columns, time unit, filter, states, process, observation, initial distribution
+        and learned parameters. It excludes the description, the parsing of text, and how the model is run. Of a
+        function the hash includes only the name.
         """
         meaning = {
             **{field: value for field, value in self._build_definition().items() if field != "folder"},
@@ -683,7 +682,7 @@ class ModelSpec(SpecSection):
         return hashlib.sha256(_format_canonical(meaning).encode()).hexdigest()
 
     def _select_timing(self) -> dict[str, Any]:
-        """Return the options on time that determine the meaning of the state, without those at their defaults."""
+        """Return the options on time that determine the meaning of the state, except options with default values."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
         if self.duplicates is not None:
             parts["distinct"] = self.duplicates.meaning()
@@ -692,14 +691,14 @@ class ModelSpec(SpecSection):
         return {name: meaning for name, meaning in parts.items() if meaning}
 
     def problem(self, field: str, problem: str, remedy: str) -> Problem:
-        """Return a problem of a field, with its file and line."""
+        """Return a problem of a field, with the file and line of the field."""
         path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
         file = str(self._source) if self._source else f"model {self.name}"
         return Problem(file, field, problem, remedy, find_line(path, self._lines))
 
 
 def _list_texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the place and the content of every text in a value."""
+    """Yield every text in a nested value, each with its place."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -724,19 +723,19 @@ def _check_columns(names: Sequence[str], field: str, what: str = "column") -> No
 
 
 def name_mixture_states(measurement: Any, mixture: Any) -> Any:
-    """Return the states' names of a mixture: its measurements, or the categories of each, `color_0`, `color_1`."""
+    """Return a mixture's states: its measurements, or for each measurement its categories, `color_0`, `color_1`."""
     count = cast(dict[str, Any], mixture).get("categories") if isinstance(mixture, dict) else None
     if count is None or not isinstance(measurement, list):
         return measurement
     names = [str(name) for name in cast(list[Any], measurement)]
     each = cast(list[Any], count) if isinstance(count, list) else [count] * len(names)
     if len(each) != len(names) or not all(isinstance(one, int) for one in each):
-        return names  # the model's check refuses them
+        return names  # later checks of the model refuse these names
     return [f"{name}_{code}" for name, one in zip(names, each, strict=True) for code in range(one)]
 
 
 def as_floats(value: Any) -> Any:
-    """Return a value with its whole numbers as floats, so that 1 and 1.0 are equal as JSON."""
+    """Return a value in which whole numbers are floats, so that 1 and 1.0 are equal as JSON."""
     if isinstance(value, dict):
         return {key: as_floats(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
@@ -749,7 +748,7 @@ def _format_canonical(value: Any) -> str:
 
 
 def takes_steps(definition: Any) -> bool:
-    """Return whether a process in a definition takes one step at each row."""
+    """Return whether a definition contains a process that takes one step at each row."""
     if isinstance(definition, Mapping):
         return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
             map(takes_steps, definition.values())

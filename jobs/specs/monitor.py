@@ -1,4 +1,4 @@
-"""The section `monitor` of a model spec: windows over time and rules over keys that watch the estimates."""
+"""The section `monitor` of a model spec: time windows over the estimates, and rules on each key's estimates."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jobs.specs.source import KafkaSink
 
 
 class Reading(NamedTuple):
-    """A number in an estimate: a column of the estimates, or the element `index` of an array column."""
+    """A number in an estimate: a column of the estimates, or element `index` of an array column."""
 
     column: str
     index: int | None = None
 
 
 class Readings(NamedTuple):
-    """The parts of a model's estimates.
+    """The numbers in a model's estimates, by name.
 
-    states, measurement, control: names of the model's states, measured columns and controls (with the inputs of its
-    keys); outputs: output options of the model.
+    states, measurement, control: names of the model's states, measured columns and controls. The controls include the
+    columns of the table of inputs. outputs: the spec's options for outputs.
     """
 
     states: Sequence[str]
@@ -37,7 +37,7 @@ class Readings(NamedTuple):
 
     @property
     def by_name(self) -> Mapping[str, Reading]:
-        """Return every reading by name, also those that the model's outputs leave out."""
+        """Return every reading by name, including readings that the model's outputs omit."""
         step = 1 if self.outputs.covariance == "diagonal" else len(self.states) + 1
         found = {"nis": Reading("nis"), "log_likelihood": Reading("log_likelihood")}
         for i, name in enumerate(self.states):
@@ -55,7 +55,7 @@ class Readings(NamedTuple):
         """Return a reading by name.
 
         Raises:
-            ValueError: the reading does not exist, or the outputs leave it out (`problems.invalid`, about `field`).
+            ValueError: the reading does not exist, or the outputs omit it (`problems.invalid`, about `field`).
         """
         known = self.by_name
         if name not in known:
@@ -72,7 +72,7 @@ class Readings(NamedTuple):
 
 
 class Window(SpecSection):
-    """Event-time windows of one length: fixed, or sliding."""
+    """Event-time windows of one length, either fixed or sliding."""
 
     size: str = Field(description="length of a window, such as 10min")
     slide: str | None = Field(
@@ -95,12 +95,12 @@ class Window(SpecSection):
 
     @property
     def slide_or_size(self) -> str:
-        """Return the time between the starts of two windows."""
+        """Return the duration between the starts of two successive windows."""
         return self.slide or self.size
 
 
 class Aggregate(SpecSection):
-    """An aggregate of a number of the estimates in each window."""
+    """An aggregate, over each window, of a number in the estimates."""
 
     name: str = Field(
         pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name in the windows' aggregates"
@@ -133,7 +133,7 @@ class Aggregate(SpecSection):
 
 
 class Rule(SpecSection):
-    """A condition on consecutive readings of a key that raises an alert, and the condition that clears it."""
+    """A condition on consecutive readings of a key that raises an alert, and a condition that clears the alert."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name of the rule in alerts")
     kind: Literal["level", "nis", "measured", "silence", "function"] = Field(
@@ -201,7 +201,7 @@ class Rule(SpecSection):
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         foreign = [*(bounds if silent or own else ()), *(() if silent else ("after",))]
         for field in [*foreign, *(() if own else ("function", "reads", "keeps", "forget", "parameters"))]:
-            # Compared by value: a spec from a manifest has every field set.
+            # Fields are compared by value, because a spec from a manifest has every field set.
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise invalid(f"is not for kind: {self.kind}", "remove it", field)
         if own:
@@ -255,7 +255,7 @@ FIELD_TYPES = ("float64", "int64", "bool", "timestamp")
 
 
 def parse_field_type(text: str) -> tuple[str, int | None] | None:
-    """Parse the type of a field that a function keeps (`float64[3]`): type and length; None if it is not valid."""
+    """Parse the type of a field that a function keeps (`float64[3]`) into type and length; None if it is not valid."""
     found = re.fullmatch(rf"({'|'.join(FIELD_TYPES)})(?:\[([1-9][0-9]{{0,3}})\])?", text)
     return None if found is None else (found[1], None if found[2] is None else int(found[2]))
 
@@ -319,7 +319,7 @@ class Monitor(SpecSection):
         return self
 
     def check_groups(self, key: Sequence[str], readings: Readings) -> None:
-        """Check that the columns of groups are columns of the model's rows.
+        """Check that the columns by which the estimates are grouped are columns of the model's rows.
 
         Raises:
             ValueError: the error of `problems.invalid`.
@@ -340,7 +340,7 @@ class Monitor(SpecSection):
                 raise invalid(f"'{name}' is a column of windows already", "rename it in the data", field)
 
     def check_names(self, states: Sequence[str]) -> None:
-        """Check that the model has all named states.
+        """Check that all states that the section names are states of the model.
 
         Raises:
             ValueError: the error of `problems.invalid`.
@@ -351,7 +351,7 @@ class Monitor(SpecSection):
                 raise invalid(f"'{rule.state}' is not a state", f"choose from {', '.join(states)}", field)
 
     def check_readings(self, readings: Readings) -> None:
-        """Check that the model's estimates have all named readings.
+        """Check that all readings that the section names are in the model's estimates.
 
         Raises:
             ValueError: the error of `problems.invalid`.
@@ -366,7 +366,7 @@ class Monitor(SpecSection):
                 readings.find(name, f"monitor.rules[{place}].reads[{i}]")
 
     def definition(self, part: Literal["windows", "rules"]) -> str:
-        """Return a short hash of the windows or the rules, which names the query's checkpoint and rows."""
+        """Return a short hash of the windows or the rules, which names the checkpoint and is in every output row."""
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         content = self.model_dump(include=include)
         if part == "rules":
@@ -396,9 +396,9 @@ WINDOW_COLUMNS = frozenset(
     + ("accumulators", "aggregates", "key", "query", "batch_id", "ordinal", "event_time", "flags", "nis")
     + ("covariance", "innovation", "measured", "control", "log_likelihood", "generation", "model_version")
 )
-"""Reserved column names: other columns of windows, and of the estimates from which windows are computed."""
+"""Reserved column names: the other columns of windows, and the columns of the estimates that windows read."""
 LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "parameters")
-"""Fields of a rule that earlier releases lack. The definition leaves out those with default values."""
+"""Fields of a rule that earlier releases lack. The definition omits such a field if it has its default value."""
 
 
 def _drop_later_fields(section: SpecSection, later: Sequence[str]) -> dict[str, Any]:

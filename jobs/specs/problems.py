@@ -1,4 +1,4 @@
-"""Problems of a model spec: file, line, field, problem and remedy."""
+"""Problems of a model spec. Each problem has a file, a line, a field, a description and a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WANTED = {
 
 
 LONGEST = 500
-"""Maximum length of a field, a problem or a remedy in a message: they may quote the user's text."""
+"""Maximum length of a field, a problem or a remedy in a message, since each may quote the user's text."""
 
 
 def _cut(text: str) -> str:
@@ -58,7 +58,7 @@ class Problem:
 
 
 class SpecError(UserError):
-    """The refusal of a model spec: `problems` one by one; the message has one line for each."""
+    """The refusal of a model spec: `problems` lists the problems, and the message has one line for each problem."""
 
     def __init__(self, problems: Problem | Sequence[Problem]) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
@@ -66,7 +66,7 @@ class SpecError(UserError):
 
 
 def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
-    """Return a validator's error with a problem, its remedy and its field within the section."""
+    """Return a validator's error with a problem, a remedy, and the path of the field within the section."""
     context = {"problem": problem, "remedy": remedy, "field": field}
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 
@@ -77,14 +77,14 @@ def suggest_key(known: Sequence[str], lead: str = "choose from") -> str:
 
 
 def suggest_word(word: Any, known: Iterable[str]) -> str:
-    """Return `did you mean 'x'?` for the nearest known word, or an empty string; case does not matter."""
+    """Return `did you mean 'x'?` with the nearest known word, or an empty string; case does not matter."""
     by_case = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(str(word).casefold(), by_case, n=1, cutoff=0.6)
     return f"did you mean '{by_case[near[0]]}'?" if near else ""
 
 
 def format_path(location: Sequence[str | int]) -> str:
-    """Return a field's path as text: process.F[0][1]."""
+    """Return a field's path as text, such as `process.F[0][1]`."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -101,11 +101,11 @@ def convert_to_problem(
     """Convert one of pydantic's errors to a problem with a remedy.
 
     Args:
-        error: the error.
-        file: the spec's file.
+        error: the error of pydantic.
+        file: file of the spec.
         fields: names of each section's fields, by the section's path.
-        describe: description of each field, by its path as text.
-        lines: line of each path in the file.
+        describe: description of each field, by the field's path as text.
+        lines: line of each field in the file, by the field's path.
     """
     location = tuple(error["loc"])
     kind, given, context = error["type"], error["input"], error.get("ctx") or {}

@@ -14,12 +14,12 @@ DAY_US = 86_400_000_000
 
 
 def parse_span(text: str) -> timedelta:
-    """Return a duration of this section as a timedelta."""
+    """Return a duration in this section as a timedelta."""
     return timedelta(microseconds=parse_duration_us(text))
 
 
 def _check(text: str, field: str, least: int = DAY_US) -> None:
-    """Refuse text that is not a duration, and durations so short that running commands would lose their data."""
+    """Refuse a text that is not a duration, and a duration so short that running commands would lose their data."""
     try:
         found = parse_duration_us(text)
     except ValueError as error:
@@ -29,7 +29,7 @@ def _check(text: str, field: str, least: int = DAY_US) -> None:
 
 
 class Kept(SpecSection):
-    """The part of a sequence that is kept: the newest, and those younger than an age."""
+    """Which items of a sequence are kept: the newest items, and the items younger than an age."""
 
     newest: int = Field(default=10, ge=0, description="number of the newest that are kept, at any age")
     age: str = Field(
@@ -38,7 +38,7 @@ class Kept(SpecSection):
 
     @property
     def span(self) -> timedelta:
-        """Return the age from which an item may be removed."""
+        """Return the age at which an item may be removed."""
         return timedelta(microseconds=parse_duration_us(self.age))
 
     @model_validator(mode="after")
@@ -48,13 +48,13 @@ class Kept(SpecSection):
 
 
 class KeptGenerations(Kept):
-    """The same for retired generations, whose checkpoints are larger than snapshots."""
+    """Which retired generations are kept; the defaults differ, because their checkpoints are larger than snapshots."""
 
     newest: int = Field(default=1, ge=0, description="number of the newest that are kept, at any age")
 
 
 class Retention(SpecSection):
-    """What `maintain` keeps; it never removes what something still needs."""
+    """The data that `maintain` keeps; `maintain` never removes data that are still needed."""
 
     snapshots: Kept = Field(
         default_factory=Kept, description="{newest: 10, age: 30d}; the last good one is always kept"

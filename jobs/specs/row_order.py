@@ -1,4 +1,4 @@
-"""The sections of a model spec on time: the order of rows, duplicates, expiry of keys; and the limit of quarantine."""
+"""The sections of a model spec on time (order of rows, duplicates, expiry of keys), and on the limit of quarantine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.specs.sections import Number, SpecSection, check_duration
 
 
 class Duplicates(SpecSection):
-    """Duplicate rows: of the same key and time, or of the same key and id."""
+    """How rows with the same key and time, or with the same key and id, are treated as duplicates."""
 
     action: Literal["quarantine", "drop"] = Field(
         default="quarantine",
@@ -45,16 +45,16 @@ class Duplicates(SpecSection):
 
     @property
     def within_us(self) -> int:
-        """Return the maximum difference between the times of a row and its repetition, in microseconds."""
+        """Return the maximum difference, in microseconds, between the times of a row and of its repetition."""
         return 0 if self.within is None else parse_duration_us(self.within)
 
     def meaning(self) -> dict[str, Any] | bool:
-        """Return the part that the stored state depends on; the action on repetitions may change."""
+        """Return the options on which the stored state depends; the action on repetitions is not one of them."""
         return True if self.id is None else {"id": self.id, "within": self.within_us}
 
 
 class Expiry(SpecSection):
-    """When a silent key expires."""
+    """When a key without new rows expires, and what happens then."""
 
     after: str = Field(
         description="a key expires when its rows are further apart than this, such as 30d; a silent key does once the "
@@ -76,7 +76,7 @@ class Expiry(SpecSection):
 
     @property
     def after_us(self) -> int:
-        """Return the silence in microseconds."""
+        """Return the duration in microseconds after which a key without new rows expires."""
         return parse_duration_us(self.after)
 
 
@@ -134,20 +134,23 @@ class Order(SpecSection):
 
     @property
     def waits(self) -> bool:
-        """Return whether rows wait for the watermark."""
+        """Return whether rows wait for the watermark before they are applied."""
         return self.kind == "strict"
 
     def meaning(self) -> dict[str, Any]:
-        """Return the part that the stored state depends on; empty for the order of arrival. The delay may change."""
+        """Return the options on which the stored state depends; empty for the order of arrival.
+
+        The stored state does not depend on the delay.
+        """
         if self.kind == "as-arrived":
             return {}
         rows = {} if self.rows is None else {"rows": self.rows}
-        # Spark's operator differs with a clock; the length of the wait may change.
+        # Spark's operator is a different one if a patience is set, but the length of the patience may change.
         return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}
 
 
 class TimeRange(SpecSection):
-    """The times that rows may have; others are rejected."""
+    """The times that rows may have; rows with other times are rejected."""
 
     latest: str | None = Field(
         default="1d",
@@ -167,12 +170,12 @@ class TimeRange(SpecSection):
 
     @property
     def latest_us(self) -> int | None:
-        """Return how far a row's time may lie after its landing, in microseconds; None: no limit."""
+        """Return the maximum time from a row's landing to its event time, in microseconds; None means no limit."""
         return None if self.latest in (None, "none") else parse_duration_us(self.latest)
 
     @property
     def earliest_us(self) -> int | None:
-        """Return the earliest time in microseconds since 1970; None: no limit."""
+        """Return the earliest allowed time in microseconds since 1970; None means no limit."""
         return None if self.earliest is None else TimeParser(None, UTC)(self.earliest)
 
 

@@ -1,4 +1,4 @@
-"""Sections of a model spec, each field with its description; `jobs.specs.model_spec` composes them."""
+"""The sections of a model spec, each field with its description; `jobs.specs.model_spec` combines the sections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.specs.problems import invalid, suggest_key
 
 
 class Meaning(NamedTuple):
-    """The project's structure for a textbook's name: `kind`, textbook names of its fields, and implied fields."""
+    """The project's form of a model with a textbook name: `kind`, the textbook's field names, and implied fields."""
 
     kind: str
     fields: Mapping[str, str] = {}
@@ -59,9 +59,10 @@ NAMES: Mapping[str, Meaning] = {
 
 
 def replace_textbook_names(process: Any) -> Any:
-    """Return a process, and its parts, with the project's names in place of a textbook's; other values are unchanged.
+    """Return a process in which the project's names replace textbook names, also in its parts.
 
-    Case does not matter, and blanks and hyphens are underscores: `Local Level` is `local_level`.
+    All other values are unchanged. Case does not matter, and blanks and hyphens count as underscores: `Local Level` is
+    the same as `local_level`.
     """
     if not isinstance(process, Mapping):
         return process
@@ -71,7 +72,7 @@ def replace_textbook_names(process: Any) -> Any:
         plain = "_".join(kind.casefold().replace("-", " ").replace("_", " ").split())
         meaning = NAMES.get(plain, Meaning(plain))
         renamed = {meaning.fields.get(name, name): value for name, value in result.items()}
-        if len(renamed) == len(result):  # else a field has both names, which the structure refuses
+        if len(renamed) == len(result):  # else a field has both names, which later checks refuse
             result = renamed
         result = {**meaning.implied, **result, "kind": meaning.kind}
     if isinstance(result.get("parts"), list):
@@ -87,7 +88,7 @@ _DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d o
 
 
 class SpecSection(BaseModel):
-    """A part of a spec: an unknown field or a value of another type is an error."""
+    """A part of a spec, in which an unknown field or a value of a wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -200,7 +201,7 @@ class Unscented(SpecSection):
 
 
 class LearnedParameter(SpecSection):
-    """A field to learn, with constraints on its values."""
+    """A field that `pretrain` learns, with constraints on its values."""
 
     name: str = Field(
         description="name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]"
@@ -214,7 +215,7 @@ class LearnedParameter(SpecSection):
 
 
 class Learn(SpecSection):
-    """The parameters that `pretrain` learns before it filters; all others stay as in the spec."""
+    """The parameters that `pretrain` learns before it filters; all other parameters stay as in the spec."""
 
     parameters: list[str | LearnedParameter] = Field(
         default=[],
@@ -247,7 +248,7 @@ class Learn(SpecSection):
 
     @property
     def left_out(self) -> set[str]:
-        """Return the fields with default values: ids of releases before these fields leave them out."""
+        """Return the fields with default values, which ids omit because ids of earlier releases lack these fields."""
         return {
             name
             for name, default in (("prior", False), ("method", "mle"), ("by", []))
@@ -260,7 +261,7 @@ class Learn(SpecSection):
         for item in self.parameters:
             if isinstance(item, LearnedParameter) and item.bounds is not None:
                 position = self.parameters.index(item)
-                result["parameters"][position]["bounds"] = item.bounds  # a null in it means no bound
+                result["parameters"][position]["bounds"] = item.bounds  # a null in the bounds means no bound
         return {**result, **self.model_dump(include={"prior", "method", "by"} - self.left_out)}
 
     @model_validator(mode="after")
@@ -272,7 +273,7 @@ class Learn(SpecSection):
 
     @property
     def window_us(self) -> int | None:
-        """Return the window in microseconds."""
+        """Return the length of the window in microseconds."""
         return None if self.window is None else parse_duration_us(self.window)
 
     @model_validator(mode="after")
@@ -282,7 +283,7 @@ class Learn(SpecSection):
 
 
 class Smoothing(SpecSection):
-    """Fixed-lag smoothing: each row's state again, given a number of later rows of its key."""
+    """Fixed-lag smoothing: the state at each row is estimated again after a number of later rows of the key."""
 
     lag: int = Field(
         ge=1,
@@ -341,7 +342,7 @@ class OutputsSection(SpecSection):
 
     @property
     def left_out(self) -> set[str]:
-        """Return the fields with default values: data of releases before these fields leaves them out."""
+        """Return the fields with default values, which stored data omit because earlier releases lack these fields."""
         fields = type(self).model_fields
         later = ("control", "residual", "matrices", "state_index", "sliding_log_likelihood")
         return {name for name in later if getattr(self, name) == fields[name].default}
@@ -354,7 +355,7 @@ class OutputsSection(SpecSection):
 
     @property
     def figures(self) -> list[str]:
-        """Return the names of the output columns that require a second prediction of each row."""
+        """Return the names of the output columns for which the filter must predict each row a second time."""
         residual = ["residual", "residual_covariance"] if self.residual else []
         return [
             *(["innovation"] if self.innovation else []),
@@ -364,7 +365,7 @@ class OutputsSection(SpecSection):
 
     @property
     def columns(self) -> list[str]:
-        """Return the names of the columns that these options add to the estimates."""
+        """Return the names of the columns that these options add to the estimates table."""
         return [
             *self.figures,
             *(["measured"] if self.measured else []),
@@ -374,7 +375,7 @@ class OutputsSection(SpecSection):
 
 
 class Stream(SpecSection):
-    """The size of micro-batches and the layout of the state; only new_keys changes results."""
+    """The size of micro-batches and the layout of the state; of these options only `new_keys` changes results."""
 
     max_files_per_batch: int | None = Field(
         default=None, ge=1, description="most files of the measurements table in a micro-batch"
@@ -399,7 +400,7 @@ class Stream(SpecSection):
 
 
 def check_duration(text: str | None, field: str) -> None:
-    """Refuse text that is not a duration, with an error of `problems.invalid`."""
+    """Refuse a text that is not a duration, with an error of `problems.invalid`."""
     if text is not None:
         try:
             parse_duration_us(text)
@@ -408,7 +409,7 @@ def check_duration(text: str | None, field: str) -> None:
 
 
 class Inputs(SpecSection):
-    """A Delta table with one row for each key, whose numbers the model uses like control columns."""
+    """A Delta table with one row for each key. The model uses the numbers in the row like control columns."""
 
     table: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""The sections `source` and `sinks` of a model spec: the origin of measurements, and the targets of estimates."""
+"""The sections `source` and `sinks` of a model spec: where measurements come from, and where estimates go."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jobs.specs.sections import SpecSection
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
 _OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
 _FIELDS = {"kafka": _OF_KAFKA, "delta": ("table",), "rate": ("rate",)}
-"""The fields that only one kind has."""
+"""The fields that only sources of one kind have, by kind."""
 
 
 class Rate(SpecSection):
-    """Made-up rows, to try a model out: the same seed gives the same rows."""
+    """Made-up rows to try out a model; the same seed always gives the same rows."""
 
     rows_per_second: float = Field(
         default=10.0, gt=0, allow_inf_nan=False, description="rows that come each second"
@@ -42,7 +42,7 @@ class Rate(SpecSection):
 
 
 class Source(SpecSection):
-    """Topics of Kafka with a measurement a message (KALMAN_KAFKA has the brokers), a Delta table, or made-up rows."""
+    """Kafka topics with one measurement in each message (brokers in KALMAN_KAFKA), a Delta table, or made-up rows."""
 
     kind: Literal["kafka", "delta", "rate"] = Field(
         description="kafka: a topic, or several; delta: a Delta table of your own; rate: made-up rows"
@@ -93,12 +93,12 @@ class Source(SpecSection):
 
     @property
     def streamed(self) -> bool:
-        """Return whether the stream reads the source directly: a single topic."""
+        """Return whether the source is a single topic, which the stream reads directly."""
         return self.kind == "kafka" and bool(self.topic)
 
     @property
     def title(self) -> str:
-        """Describe the source in words."""
+        """Return a description of the source in words."""
         if self.kind == "delta":
             return f"table {self.table}"
         if self.kind == "rate":
@@ -152,7 +152,7 @@ class Source(SpecSection):
         return self
 
     def check_keys(self, key: list[str], ids: list[str]) -> None:
-        """Check that names are key columns or, in `whole_keys`, columns of ids.
+        """Check that `message_key` names a key column, and `whole_keys` names key columns or id columns.
 
         Raises:
             ValueError: the error of `problems.invalid`.
@@ -171,13 +171,13 @@ class Source(SpecSection):
 
 
 class KafkaSink(SpecSection):
-    """A Kafka topic that gets each live estimate as a message. KALMAN_KAFKA has the addresses of its brokers."""
+    """A Kafka topic that receives each live estimate as a message; KALMAN_KAFKA has the addresses of its brokers."""
 
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of an existing topic")
 
 
 class FileSink(SpecSection):
-    """A folder that gets the live estimates as files, in a subfolder for each micro-batch."""
+    """A folder that receives the live estimates as files, in one subfolder for each micro-batch."""
 
     folder: str = Field(
         min_length=1, description="a path or URI that all machines reach; a relative path is in the warehouse"
@@ -188,7 +188,7 @@ class FileSink(SpecSection):
 
 
 class Sinks(SpecSection):
-    """Where a stream's estimates go besides their table; may change at any start of a stream."""
+    """Where a stream's estimates go besides their table. The sinks may change whenever the stream starts."""
 
     latest: bool = Field(
         default=False, description="true: also keep the latest state of each key in latest/<model>"

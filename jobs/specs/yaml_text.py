@@ -1,4 +1,4 @@
-"""YAML with the numbers and booleans of YAML 1.2, without repeated keys, and with the line of every field."""
+"""Parse YAML with the numbers and booleans of YAML 1.2, without repeated keys, and find the line of every field."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from yaml.resolver import Resolver
 Path = tuple[str | int, ...]
 
 DEEPEST = 50
-"""Maximum depth of a document. The matrix of a mode in a cascade's part is at level ten."""
+"""Maximum depth of a document. The matrix of a mode within a part of a cascade is at depth ten."""
 MOST_NODES = 20_000
-"""Maximum number of values in a document. Three dense matrices of 80 states have 19,200."""
+"""Maximum number of values in a document. Three dense matrices for 80 states have 19,200 values."""
 
 _TOO_DEEP = f"is nested too deeply: more than {DEEPEST} levels"
 _TOO_LARGE = "is too large for a model spec"
@@ -29,18 +29,18 @@ _TAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed document: its value and the line (from 1) of each field by path."""
+    """A parsed document: its value, and the line number (from 1) of each field, by the field's path."""
 
     value: Any
     lines: dict[Path, int]
 
 
 _UNFIT = re.compile("[\0\ud800-\udfff]")
-"""Characters that only escapes can write: the character that ends a path, and surrogates."""
+"""Characters that YAML can contain only as escapes: the null character, which ends a path, and surrogates."""
 
 
 class YamlError(Exception):
-    """A problem in YAML text: `line` from 1, `column` from 1 (0: unknown), `problem`, and `path` of the field."""
+    """A problem in YAML text: `line` from 1, `column` from 1 (0 if unknown), `problem`, and `path` of the field."""
 
     def __init__(self, problem: str, line: int, column: int = 0, path: Path = ()) -> None:
         super().__init__(problem)
@@ -48,7 +48,7 @@ class YamlError(Exception):
 
 
 class _Composer(Composer):
-    """Composer of a document's nodes, with limits on depth and number that apply before the document is in memory."""
+    """Composer of a document's nodes, which limits their depth and number before the document is in memory."""
 
     _depth = _nodes = 0
 
@@ -64,17 +64,17 @@ class _Composer(Composer):
 
 
 class _Loader(_Composer, yaml.SafeLoader):
-    """PyYAML's parser, which explains what is wrong in a text."""
+    """PyYAML's parser, whose errors explain what is wrong in a text."""
 
 
 _LOADERS: list[Any] = [_Loader]
 _READ_OTHERWISE = re.compile("[\t!?%\ufeff]|[|>][-+0-9]*#")
-"""Texts that libyaml accepts and PyYAML refuses: tabs between values, `?` in a flow, a comment right behind `|`."""
+"""Texts that libyaml accepts and PyYAML refuses: tabs between values, `?` in a flow, a comment right after `|`."""
 if yaml.__with_libyaml__:
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
     class _FastLoader(_Composer, CParser, SafeConstructor, Resolver):
-        """libyaml's parser, four times faster."""
+        """libyaml's parser, which is four times faster than PyYAML's."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -84,7 +84,7 @@ if yaml.__with_libyaml__:
 
     _LOADERS.insert(0, _FastLoader)
 
-# PyYAML follows YAML 1.1, where `1.0e7` is text, `no` is false, `12:30` is 750 and 2013-01-01 is a date.
+# PyYAML follows YAML 1.1, in which `1.0e7` is text, `no` is false, `12:30` is 750 and 2013-01-01 is a date.
 _SIMPLE = [
     ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789"),
@@ -106,7 +106,7 @@ def _parse_decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if len(text) > 40 or not re.fullmatch("[-+]?[0-9]+", text):
         raise _build_type_error("whole number", node)
-    return int(text)  # 1.1 would read 010 as 8
+    return int(text)  # YAML 1.1 would read 010 as 8
 
 
 def _parse_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
@@ -140,12 +140,12 @@ def parse(text: str) -> Document:
     """Parse one YAML document.
 
     Raises:
-        YamlError: the text is not YAML, repeats a key, contains a cycle, is too deep or too large, or uses a tag for
-            anything but text, numbers, lists and mappings.
+        YamlError: the text is not YAML, repeats a key, contains a cycle, is too deep or too large, or uses a tag for a
+            type other than text, numbers, lists and mappings.
     """
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
-            with suppress(YamlError, yaml.YAMLError, ValueError):  # PyYAML reports the problem below
+            with suppress(YamlError, yaml.YAMLError, ValueError):  # below, PyYAML reports the problem
                 return _compose_document(loader(text))
     try:
         return _compose_document(_Loader(text))
@@ -175,7 +175,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) 
     lines.setdefault(path, line)
     if id(node) in above:
         raise YamlError("contains itself through an alias", line, path=path)
-    if len(lines) > 2 * MOST_NODES:  # each alias repeats its content
+    if len(lines) > 2 * MOST_NODES:  # each alias adds the content that it repeats
         raise YamlError(_TOO_LARGE, line, path=path)
     if len(path) > DEEPEST:
         raise YamlError(_TOO_DEEP, line, path=path)
@@ -212,7 +212,7 @@ def _check_node(node: yaml.Node, line: int, path: Path) -> None:
 
 _PLAIN = re.compile(r"[^\W\d](?:[\w.]*\w)?")
 _NO_TEXTS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-"""Words that some YAML readers do not read as a text."""
+"""Words that some YAML readers do not read as a text but as another type."""
 
 
 def format_flow(value: Any) -> str:

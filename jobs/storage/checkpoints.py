@@ -1,4 +1,4 @@
-"""Read a streaming query's progress from its checkpoint. Only Spark writes to a checkpoint."""
+"""Read a streaming query's progress from its checkpoint. Only Spark writes to checkpoints."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from jobs.storage.warehouse import Tables
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints of all queries."""
 _SCHEMAS = "state/0/_stateSchema/default"
-"""Spark's folder with the types of the state variables."""
+"""Folder in which Spark stores the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The progress of a checkpoint.
+    """The progress that a checkpoint records.
 
-    batch: the last committed micro-batch; version: the latest version of the measurements table that is complete;
-    partial: some files of the next version are done, too. For a topic, version is the sum of its offsets
-    (`positions.rank`).
+    batch: the last committed micro-batch. version: the latest version of the measurements table that is completely
+    processed. partial: whether some files of the next version are processed, too. For a topic, version is the sum of
+    all offsets (`positions.rank`).
     """
 
     batch: int
@@ -52,7 +52,7 @@ def checkpoint_of(query: str) -> str:
 
 
 class Checkpoint:
-    """A checkpoint folder, local or remote."""
+    """The folder of a checkpoint, local or remote."""
 
     def __init__(self, warehouse: Tables, name: str) -> None:
         """Open a checkpoint by its path below the warehouse's root."""
@@ -61,15 +61,15 @@ class Checkpoint:
         self._files = warehouse.open_spark_files(name)
 
     def find_last_commit(self) -> int | None:
-        """Return the last committed micro-batch, or None before the first."""
+        """Return the last committed micro-batch, or None before the first commit."""
         return max(self._numbers("commits"), default=None)
 
     def find_last_planned(self) -> int | None:
-        """Return the last micro-batch whose offsets are fixed; it may not be committed yet."""
+        """Return the last micro-batch whose offsets are fixed; the micro-batch may not be committed yet."""
         return max(self._numbers("offsets"), default=None)
 
     def find_progress(self) -> Progressed | None:
-        """Return the progress after the last committed micro-batch, or None before the first."""
+        """Return the progress after the last committed micro-batch, or None before the first commit."""
         batch = self.find_last_commit()
         if batch is None:
             return None
@@ -79,8 +79,8 @@ class Checkpoint:
     def position(self, batch: int, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the position at the end of a micro-batch of a stream that began at `start`.
 
-        If the micro-batch ends within a version, the position is the version before. Spark's offsets in a topic do not
-        contain the topic's id, so the id of `start` is used.
+        If the micro-batch ends within a version, the position is the previous version. Spark's offsets in a topic do
+        not contain the topic's id, so the id in `start` is used.
         """
         offset = self.offset(batch)
         place = convert_offset(offset)
@@ -90,32 +90,34 @@ class Checkpoint:
         return to_position(place, {"source": KAFKA, "topic": topic, "topic_id": start.get("topic_id")})
 
     def find_touched_version(self, batch: int) -> int:
-        """Return the latest version of the measurements table that the micro-batches up to this one read rows from."""
+        """Return the latest version of the measurements table from which the micro-batches up to `batch` read rows."""
         place = self.place(batch)
         return place[VERSION] + (0 if is_whole(place) else 1)
 
     def place(self, batch: int) -> Place:
-        """Return the place in the source at the end of a micro-batch. The place may be within a version.
+        """Return the place in the source at the end of a micro-batch, which may be within a version.
 
         Raises:
-            UserError: the offsets are gone, unreadable or damaged.
+            UserError: the offsets are missing, unreadable or damaged.
         """
         return convert_offset(self.offset(batch))
 
     def read_query_id(self) -> str | None:
-        """Return the id that Spark gave the query, or None before its first start."""
+        """Return the id that Spark gave the query, or None if the query never started."""
         return json.loads(self._read("metadata"))["id"] if self._files.exists("metadata") else None
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that Spark restores in place of the session's settings; none before the first
-        micro-batch.
+        """Return the settings that Spark restores from the checkpoint in place of the session's settings.
+
+        The mapping is empty before the first micro-batch.
         """
         batch = self.find_last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
     def has_states_of_format_1(self) -> bool:
-        """Return whether the last commit lacks the attempt whose states count, as in releases before 0.3.0
-        (`STATE_FORMAT`).
+        """Return whether the states have the format of releases before 0.3.0 (`STATE_FORMAT`).
+
+        In that format the last commit does not name the attempt whose states are valid.
         """
         batch = self.find_last_commit()
         if batch is None:
@@ -123,7 +125,7 @@ class Checkpoint:
         return "stateUniqueIds" not in json.loads(self._read(f"commits/{batch}").split("\n", 1)[1])
 
     def has_text_values(self) -> bool:
-        """Return whether the state's values are text, as in every new checkpoint (`jobs.state.spark_values`)."""
+        """Return whether the values of the state are text, as in every new checkpoint (`jobs.state.spark_values`)."""
         if not self._files.exists(_SCHEMAS):
             return True
         return not any(
@@ -131,10 +133,10 @@ class Checkpoint:
         )
 
     def find_damage(self) -> str | None:
-        """Return what is wrong with the files that Spark restarts from, or None.
+        """Return a description of damage in the files from which Spark restarts, or None if there is no damage.
 
-        Spark writes the offsets of a micro-batch first and its commit last, so at most one micro-batch has offsets
-        and no commit.
+        Spark writes the offsets of a micro-batch first and its commit last, so at most one micro-batch has offsets but
+        no commit.
         """
         planned, committed = self.find_last_planned(), self.find_last_commit()
         if planned is None and committed is None:
@@ -154,10 +156,10 @@ class Checkpoint:
         return None
 
     def find_former_root(self) -> str | None:
-        """Return the root of the warehouse in which Spark wrote the checkpoint, if its files are no longer there.
+        """Return the root of the warehouse in which Spark wrote the checkpoint, if the files are no longer there.
 
-        A checkpoint contains absolute paths to the types of its state variables. Spark looks for these files nowhere
-        else.
+        A checkpoint contains absolute paths to the files with the types of its state variables. Spark looks for these
+        files only at these paths.
         """
         for path in self._list_schema_files():
             folder, _, name = path.rpartition("/")
@@ -167,9 +169,9 @@ class Checkpoint:
         return None
 
     def refuse_moved(self, otherwise: str = "") -> None:
-        """Refuse a checkpoint with paths into another warehouse, before Spark makes folders there.
+        """Refuse a checkpoint with paths into another warehouse before Spark makes folders there.
 
-        otherwise: end of the error message, with an alternative for the user.
+        otherwise: end of the error message, which offers the user an alternative.
 
         Raises:
             UserError: the warehouse was moved.
@@ -188,13 +190,13 @@ class Checkpoint:
         )
 
     def _list_schema_files(self) -> list[str]:
-        """Return the files with the types of state variables that the newest micro-batch names."""
+        """Return the files with the types of state variables that the newest micro-batch refers to."""
         found: list[str] = []
         for operator in self._files.names("state"):
             folder = f"state/{operator}/_metadata/v2"
             newest = max(self._numbers(folder), default=None)
             if newest is None:
-                continue  # an operator without such variables, or a checkpoint of an early release
+                continue  # an operator without state variables, or a checkpoint of an early release
             try:
                 about = json.loads(self._read(f"{folder}/{newest}").split("\n", 1)[1])
                 found += [path for one in about["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
@@ -203,33 +205,33 @@ class Checkpoint:
         return [re.sub("^file:/+", "/", path) for path in found]
 
     def commits(self) -> list[int]:
-        """Return the committed micro-batches that Spark has not cleaned up yet, oldest first."""
+        """Return the committed micro-batches that Spark has not yet removed from the checkpoint, oldest first."""
         return self._numbers("commits")
 
     def has(self, batch: int) -> bool:
-        """Return whether a micro-batch is committed and its offsets still exist."""
+        """Return whether a micro-batch is committed and its offsets are still in the checkpoint."""
         return all(self._files.exists(f"{folder}/{batch}") for folder in ("commits", "offsets"))
 
     def committed_at(self, batch: int) -> datetime:
-        """Return when a micro-batch was committed."""
+        """Return the time when a micro-batch was committed."""
         return self._files.read_modified_time(f"commits/{batch}")
 
     def ends_with(self, batch: int) -> int | None:
-        """Return `Progressed.version` at the end of a micro-batch, or None if it ends within a version."""
+        """Return `Progressed.version` at the end of a micro-batch, or None if the micro-batch ends within a version."""
         place = self.place(batch)
         return rank_of(place) if is_whole(place) else None
 
     def plan(self, batch: int) -> str | None:
-        """Return the plan (offsets file) of a micro-batch; None if Spark has removed it.
+        """Return the plan (offsets file) of a micro-batch, or None if Spark has removed the plan.
 
-        The plan contains the time and the offsets. A repeated micro-batch has the same plan; two micro-batches never
-        share a plan.
+        The plan contains a time and the offsets. A repeated micro-batch has the same plan as at first, and different
+        micro-batches always have different plans.
         """
         name = f"offsets/{batch}"
         return self._read(name) if self._files.exists(name) else None
 
     def offset(self, batch: int, source: int = 0) -> dict[str, Any]:
-        """Return the offset at the end of a micro-batch, of the first source or of the source with this number.
+        """Return the offset at the end of a micro-batch in the source with the given number, counted from 0.
 
         Raises:
             UserError: the file is missing, unreadable or damaged.
@@ -240,12 +242,12 @@ class Checkpoint:
             raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
 
     def sources(self) -> int | None:
-        """Return the number of sources that the query reads, or None before its first micro-batch."""
+        """Return the number of sources that the query reads, or None before the query's first micro-batch."""
         batch = self.find_last_planned()
         return None if batch is None else len(self._lines(batch)) - 2
 
     def _lines(self, batch: int) -> list[str]:
-        """Return the lines of a micro-batch's offsets file: the format's version, metadata, then one line per source.
+        """Return the lines of a micro-batch's offsets file: the format version, metadata, and a line for each source.
 
         Raises:
             UserError: the file is missing, unreadable or cut short.

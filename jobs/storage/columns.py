@@ -1,4 +1,4 @@
-"""Columns of tables as text (`id string, at timestamp`), and as Delta's schema, without Spark."""
+"""Convert columns of tables from text (`id string, at timestamp`) to the schemas of Delta and Arrow, without Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltalake import Field, Schema
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
-"""The type of all times in tables read and files written."""
+"""The type of all times in the tables that are read and in the files that are written."""
 _PRIMITIVES = {
     "tinyint": "byte",
     "smallint": "short",
@@ -26,26 +26,26 @@ _PRIMITIVES = {
     "timestamp": "timestamp",
     "timestamp_ntz": "timestamp_ntz",
 }
-"""Delta's names of Spark's types."""
+"""Delta's names of the types in Spark's DDL."""
 _PIECE = re.compile(r"`(?:[^`]|``)*`|.", re.DOTALL)
 _COLUMN = re.compile(r"\s*(`(?:[^`]|``)+`|[\w.-]+?)(?:\s*:\s*|\s+)(.+?)\s*", re.DOTALL)
 _DECIMAL = re.compile(r"decimal\(\d+, ?\d+\)")
 
 
 def parse_schema(columns: str) -> Schema:
-    """Return Delta's schema of columns.
+    """Return Delta's schema of columns that are given as text.
 
     Args:
         columns: name and type of each column in Spark's DDL, such as `id string, mean array<double>`.
 
     Raises:
-        KeyError: a type that no table of ours uses.
+        KeyError: a column has a type that no table of this product uses.
     """
     return Schema(_parse_fields(columns))
 
 
 def parse_arrow_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns that are given as for `schema_of`."""
+    """Return the Arrow schema of columns that are given as text, as for `parse_schema`."""
     found: Any = parse_schema(columns).to_arrow()
     return pa.schema(found)
 
@@ -62,7 +62,7 @@ def _parse_fields(columns: str) -> list[Field]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split a text at its commas, except commas within brackets or a quoted name."""
+    """Split a text at its commas, except commas within brackets or within a quoted name."""
     part, depth = "", 0
     for piece in _PIECE.findall(text):
         depth += (piece in "<(") - (piece in ">)")

@@ -1,8 +1,9 @@
-"""Check whether a table's properties and features allow a commit of Parquet files.
+"""Check whether a table's properties and features allow that Parquet files are committed to it.
 
-Owners may set properties of our tables, and add features, by any tool. Plain Parquet files satisfy some of them. Others
-demand more of a writer: to check rows, to rename columns, to write other statistics. A table with such a demand is
-refused before a row is written, and the message names the property to remove. So every table is written in one way.
+Users may set properties of this product's tables, and add features, by any tool. Plain Parquet files satisfy some
+properties and features. Others demand more of a writer: to check rows, to rename columns, or to write other statistics. A table with such
+a demand is refused before any row is written, and the message names the property to remove. So all tables are written
+in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
 _WRITER_VERSION = 4
-"""The newest version of Delta's protocol whose features are all known here. Newer tables list their features."""
+"""The newest writer version of Delta's protocol with features that are all known here. Newer tables list features."""
 _FEATURES = {
     "appendOnly",
     "invariants",
@@ -23,14 +24,14 @@ _FEATURES = {
     "vacuumProtocolCheck",
     "variantType",
 }
-"""Features that plain new files satisfy. Readers derive the change feed of an added file from the file itself."""
+"""Features that plain new files satisfy. Readers derive the change feed of an added file from the file."""
 _META = {
     "delta.invariants": "an invariant",
     "delta.generationExpression": "a generation expression",
     "delta.identity.start": "an identity",
     "delta.columnMapping.id": "a mapped name",
 }
-"""Metadata of columns that require more of a writer than to write the values."""
+"""Metadata of columns that demand more of a writer than to write the values."""
 SETTINGS = {
     "delta.appendOnly",
     "delta.checkpointInterval",
@@ -44,12 +45,12 @@ SETTINGS = {
     "delta.setTransactionRetentionDuration",
     "delta.targetFileSize",
 }
-"""Table properties that commits of files satisfy or need not know. Other properties may require more of a writer, such
-as to compact files, to list them for other engines, or to write other statistics."""
+"""Table properties that commits of files satisfy, or that do not affect commits of files. Other properties may demand
+more of a writer, such as to compact files, to list files for other engines, or to write other statistics."""
 
 
 def find_refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
-    """Return why files cannot be committed to a table, and what to undo; None if they can.
+    """Return why files cannot be committed to a table, and what the user must undo; None if they can be committed.
 
     Args:
         log: log of the table.
@@ -78,7 +79,7 @@ def find_refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
 
 
 def find_other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
-    """Describe the first column of files whose type differs from the table's; None if all types agree."""
+    """Describe the first column whose type in the files differs from its type in the table; None if all types agree."""
     have = {field.name: field.type for field in pa.schema(_convert_to_arrow(log))}
     for field in schema:
         known = have.get(field.name)
@@ -88,7 +89,7 @@ def find_other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
 
 
 def find_absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
-    """Return the columns of files that a table lacks, as fields of Delta's schema."""
+    """Return the columns of the files that the table lacks, as fields of Delta's schema."""
     have = {field.name for field in log.schema().fields}
     absent = pa.schema([field for field in schema if field.name not in have])
     return list(Schema.from_arrow(absent).fields) if len(absent) else []
@@ -100,7 +101,7 @@ def _convert_to_arrow(log: DeltaTable) -> pa.Schema:
 
 
 def _strip_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type without nested field names, nested nullability and the width of offsets."""
+    """Return a type without its nested field names, its nested nullability, and the width of its offsets."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
         return pa.list_(_strip_type(kind.value_type))
     if pa.types.is_map(kind):

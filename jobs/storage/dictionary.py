@@ -1,8 +1,8 @@
-"""Descriptions of all tables and columns: the comments in the tables, and docs/tables.md.
+"""Descriptions of all tables and columns. They are the comments in the tables and the contents of docs/tables.md.
 
-The first part of a table's name is its kind: `estimates` for `estimates/nile`. Columns that only a spec names (keys,
-measurements, controls) have no description here. `estimate_comments` describes the columns named after a model's
-states.
+The first part of a table's name is its kind: the table `estimates/nile` has the kind `estimates`. Columns that only a
+spec names (keys, measurements, controls) have no description here. `estimate_comments` describes the columns whose
+contents depend on a model's states.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class TableDescription(NamedTuple):
-    """Description of a table's row and, by name, of its columns."""
+    """Description of a table's row, and descriptions of its columns by name."""
 
     row: str
     columns: Mapping[str, str]
@@ -407,18 +407,18 @@ TABLES: Mapping[str, TableDescription] = MappingProxyType(
 
 
 def parse_kind(table: str) -> str:
-    """Return the kind of a table: `estimates` of `estimates/nile`."""
+    """Return the kind of a table, such as `estimates` for the table `estimates/nile`."""
     return table.partition("/")[0]
 
 
 def list_comments(table: str) -> Mapping[str, str]:
-    """Return the descriptions of a table's columns by name; empty for a table that is not ours."""
+    """Return the descriptions of a table's columns by name; empty if the table is not one of this product."""
     found = TABLES.get(parse_kind(table))
     return {} if found is None else found.columns
 
 
 def estimate_comments(states: Sequence[str], keys: Sequence[str], version: int) -> dict[str, str]:
-    """Return the comments of a model's estimates that name its states and keys; `comments` has the others."""
+    """Return the comments of the columns that depend on a model's states and keys; `list_comments` has the others."""
     order = ", ".join(f"{place} {name}" for place, name in enumerate(states, 1))
     of = f"(version {version}; of other versions: table live, column states)"
     named = {

@@ -1,8 +1,9 @@
 """Small files and folders of the warehouse.
 
-A file is written as a whole or not at all, and survives a power failure once `write` returns: the content is flushed to
-the disk before the name. A power failure may undo appended content, removals and renames of folders. A local warehouse
-is accessed through the operating system, an object store through one client (`jobs.storage.object_files`).
+A file is written as a whole or not at all, and survives a power failure once `write` has returned, because the content
+is flushed to the disk before the name. A power failure may undo appended content, removals, and renames of folders. A
+local warehouse is accessed through the operating system, an object store through one client
+(`jobs.storage.object_files`).
 """
 
 from __future__ import annotations
@@ -28,38 +29,38 @@ if TYPE_CHECKING:
 
 
 REPORTS = "reports"
-"""The folder of a warehouse in which pages on models are."""
+"""The folder of a warehouse that contains the pages about models."""
 
 
 class SmallFiles(Protocol):
-    """A folder of small files. Names are paths relative to it; names that begin with a dot are hidden."""
+    """A folder of small files. Names are paths relative to the folder; names that begin with a dot are hidden."""
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if the file does not exist."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write or replace a file: a reader sees the old content or the new."""
+        """Write or replace a file; a reader sees either the whole old content or the whole new content."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
+        """Remove a file if it exists."""
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Return the names within a folder, sorted; an empty list if the folder does not exist."""
+        """Return the sorted names in a folder; an empty list if the folder does not exist."""
         ...
 
     def read_modified_time(self, name: str) -> datetime:
-        """Return when a file was last modified."""
+        """Return the time when a file was last modified."""
         ...
 
 
 class WarehouseFiles(SmallFiles, Protocol):
-    """A folder of the warehouse. Its files and folders can also be renamed, and removed as a whole."""
+    """A folder of the warehouse, in which files and folders can also be renamed, and removed as a whole."""
 
     def read_first_line(self, name: str) -> bytes | None:
-        """Return a file's first line, or None if the file does not exist; the rest is not read."""
+        """Return a file's first line without reading the rest, or None if the file does not exist."""
         ...
 
     def exists(self, name: str) -> bool:
@@ -71,16 +72,16 @@ class WarehouseFiles(SmallFiles, Protocol):
         ...
 
     def rename(self, name: str, to: str) -> bool:
-        """Rename a file or folder and return whether that succeeded. Missing parent folders of `to` are made."""
+        """Rename a file or folder, make missing parent folders of `to`, and return whether the rename succeeded."""
         ...
 
     def remove_tree(self, name: str) -> bool:
-        """Remove a folder with its content, and return whether that succeeded."""
+        """Remove a folder with its content, and return whether the removal succeeded."""
         ...
 
 
 def open_lock(path: Path) -> TextIO:
-    """Open a lock file for reading and writing; make it if it is missing. The target of a link is never opened.
+    """Open a lock file for reading and writing; make the file if it is missing. Never follow a link.
 
     Raises:
         UserError: the name is a link, or the file cannot be opened.
@@ -96,7 +97,7 @@ def open_lock(path: Path) -> TextIO:
 
 
 def open_files(root: str) -> WarehouseFiles:
-    """Return the files of a folder, given by path or URI.
+    """Return the files of a folder, which is given by path or URI.
 
     Raises:
         UserError: the package of the store's client is not installed.
@@ -109,7 +110,7 @@ def open_files(root: str) -> WarehouseFiles:
 def _write_draft(path: Path, content: bytes) -> Iterator[Path]:
     """Yield a hidden file with the content beside `path`, for the caller to rename or link; remove it at the end.
 
-    The content is flushed to the disk first. Otherwise a power failure could leave the new name without content.
+    The content is flushed to the disk first. Otherwise a power failure could leave the new name without the content.
     """
     _make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -124,7 +125,7 @@ def _write_draft(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and flush their names to the disk."""
+    """Make a folder and its missing parents, and flush the names of the new folders to the disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -133,19 +134,19 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the file system supports that."""
+    """Flush the names in a folder to the disk if the file system supports this."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot flush names
             raise
     finally:
         os.close(handle)
 
 
 class LocalFiles:
-    """A local folder."""
+    """A local folder of small files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -170,7 +171,7 @@ class LocalFiles:
             _sync_names(path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it exists. Return whether this call wrote it: exactly one of concurrent calls does."""
+        """Write a file unless it exists; return whether this call wrote it. Of concurrent calls exactly one does."""
         path = self.root / name
         with _write_draft(path, content) as draft:
             try:
@@ -181,7 +182,7 @@ class LocalFiles:
         return True
 
     def append(self, name: str, content: bytes) -> int:
-        """Append to a file, made if it does not exist, and return the file's size in bytes."""
+        """Append content to a file, make the file if it is missing, and return its size in bytes."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -214,7 +215,7 @@ class LocalFiles:
         return True
 
     def remove_tree(self, name: str) -> bool:
-        # Another process may delete a file meanwhile; the other files must still be removed.
+        # Another process may delete a file at the same time; the other files must still be removed.
         shutil.rmtree(self.root / name, ignore_errors=True)
         return not (self.root / name).exists()
 
@@ -230,10 +231,10 @@ class ChecksumException(OSError):
 
 
 class ChecksummedFiles(LocalFiles):
-    """A local folder that Spark writes through Hadoop, which keeps a checksum file `.NAME.crc` beside each file NAME.
+    """A local folder that Spark writes through Hadoop, which puts a checksum file `.NAME.crc` beside each file NAME.
 
-    A checksum file contains `crc`, a zero byte, the number of bytes of a block, and the CRC-32 of each block (Hadoop's
-    `ChecksumFileSystem`). A file is not verified if its checksum file is missing or begins otherwise.
+    A checksum file contains `crc`, a zero byte, the number of bytes in a block, and the CRC-32 of each block (Hadoop's
+    `ChecksumFileSystem`). A file is not verified if its checksum file is missing or does not begin with `crc`.
     """
 
     def read(self, name: str) -> bytes | None:
@@ -250,7 +251,7 @@ class ChecksummedFiles(LocalFiles):
 
 
 class Folder:
-    """A folder of the warehouse that `maintain` removes. It need not exist."""
+    """A folder of the warehouse that `maintain` removes; the folder may be missing."""
 
     def __init__(self, warehouse: Tables, name: str) -> None:
         self._files, self._name, self._path = warehouse.files(""), name, warehouse.path(name)
@@ -260,7 +261,7 @@ class Folder:
         return self._files.exists(self._name)
 
     def remove(self, really: bool = True) -> bool:
-        """Remove the folder with its content, unless `really` is False, and return whether it existed.
+        """Remove the folder with its content, unless `really` is False; return whether the folder existed.
 
         Raises:
             UserError: the folder cannot be removed.

@@ -1,7 +1,7 @@
-"""Read the transactions of a Delta table from its log: the last number of each application. No Spark.
+"""Read the last transaction number of each application from the log of a Delta table, without Spark.
 
-delta-rs returns the number of a named application, but cannot list the applications. Both engines repeat the
-transactions in each checkpoint, so that they outlive the commits.
+delta-rs returns the number of a named application, but cannot list the applications. Both Delta in Java and delta-rs
+copy the transactions into each checkpoint, so that transactions outlive the files of their commits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from jobs.storage.files import WarehouseFiles
 from jobs.storage.table_rows import open_log
 
 _TRIES = 5
-"""Attempts to read a log while files are being removed from it."""
+"""Attempts to read a log while another process removes files from it."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 _HINT = "_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
-"""Name of a checkpoint file: the version; if the checkpoint has several parts, also the part's number and their count.
+"""Name of a checkpoint file. It contains the version, and for a checkpoint in several parts also the number of the part
+and the number of parts.
 """
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint: version and files. Version -1 without files means that there is no checkpoint."""
+    """A checkpoint's version and files. Version -1 without files means that no checkpoint exists."""
 
     version: int
     names: Sequence[str]
@@ -40,9 +41,9 @@ _NONE = _Checkpoint(-1, ())
 
 
 def read_last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
-    """Return the last number of each application; an empty mapping without a table.
+    """Return the last transaction number of each application; an empty mapping if the table does not exist.
 
-    Transactions that have expired by the table's setting do not count, as in delta-rs.
+    Transactions that have expired by a setting of the table are left out, as in delta-rs.
 
     Args:
         root: root of the warehouse.
@@ -67,7 +68,7 @@ def read_last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str,
 
 
 def _read_numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
-    """Return the last numbers up to a version; None if a necessary file is gone."""
+    """Return the last numbers up to a version; None if a file that is needed is gone."""
     found = _read_numbers_since(files, _read_pointer(files), version)
     return _read_numbers_since(files, _find_newest(files, version), version) if found is None else found
 
@@ -75,9 +76,9 @@ def _read_numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
 def _read_numbers_since(
     files: WarehouseFiles, checkpoint: _Checkpoint, version: int
 ) -> dict[str, int] | None:
-    """Return the last numbers from a checkpoint and the commits after it.
+    """Return the last numbers up to a version, read from a checkpoint and the commits after the checkpoint.
 
-    None if the checkpoint is newer than the version, or a file is gone.
+    Return None if the checkpoint is newer than the version, or a file is gone.
     """
     if checkpoint.version > version:
         return None
@@ -92,7 +93,7 @@ def _read_numbers_since(
 
 
 def _parse_lines(content: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the transactions of a commit, or of a checkpoint in JSON."""
+    """Yield the transactions in a commit, or in a checkpoint in JSON."""
     for line in content.splitlines():
         transaction = json.loads(line).get("txn") if b'"txn"' in line else None
         if transaction is not None:
@@ -100,7 +101,7 @@ def _parse_lines(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _parse_rows(content: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the transactions of a checkpoint's Parquet file."""
+    """Yield the transactions in a checkpoint's Parquet file."""
     file = pq.ParquetFile(pa.BufferReader(content))
     if "txn" in file.schema_arrow.names:
         for one in file.read(["txn"])["txn"].drop_null().to_pylist():
@@ -108,7 +109,7 @@ def _parse_rows(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _read_pointer(files: WarehouseFiles) -> _Checkpoint:
-    """Return the checkpoint that the log's pointer names. It may be missing, and a newer one may exist."""
+    """Return the checkpoint that the log's pointer names; it may be missing, and a newer checkpoint may exist."""
     try:
         hint: dict[str, Any] = json.loads(files.read(_HINT) or b"{}")
         version, parts = int(hint["version"]), int(hint.get("parts") or 0)
@@ -124,13 +125,13 @@ def _read_pointer(files: WarehouseFiles) -> _Checkpoint:
 
 
 def _find_newest(files: WarehouseFiles, version: int) -> _Checkpoint:
-    """Return the newest complete checkpoint up to a version, by the names of the log's files."""
+    """Return the newest complete checkpoint up to a version, according to the names of the log's files."""
     matches = [match for name in files.names("") if (match := _CHECKPOINT.fullmatch(name))]
     groups: dict[tuple[int, int], list[str]] = {}
     for match in matches:
         count = 0 if match[3] is None else int(match[3])
         names = groups.setdefault((int(match[1]), count), [])
-        if count or not names:  # any one of several complete checkpoints will do
+        if count or not names:  # of several complete checkpoints of a version, any can be used
             names.append(match[0])
     whole = [
         _Checkpoint(at, names)
@@ -141,7 +142,7 @@ def _find_newest(files: WarehouseFiles, version: int) -> _Checkpoint:
 
 
 def _select_unexpired(log: DeltaTable, found: dict[str, int]) -> dict[str, int]:
-    """Return the numbers of transactions that have not expired."""
+    """Return the numbers of the transactions that have not expired."""
     if _RETENTION not in log.metadata().configuration:
         return found
     numbers = {application: log.transaction_version(application) for application in found}

@@ -1,4 +1,4 @@
-"""Measurements tables and tables of new keys: properties, columns, key types, history, rows between two places."""
+"""Measurements tables and tables of new keys: properties, columns, key types, history, and counts of rows."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from jobs.storage.tables import SNAPSHOTS, measurements, refuse_absent
 from jobs.storage.warehouse import Tables
 
 _SPARK_TYPES = {"long": "bigint", "integer": "int"}
-"""Spark's names of Delta's types, where they differ."""
+"""Spark's names of Delta's types, for types whose two names differ."""
 
 KeyTypes = dict[str, str]
 """Spark type of each key and id column of a measurements table: bigint or string."""
 
 MEASUREMENT_PROPERTIES = {
-    # A stream that was stopped for months must still find every version after its position.
+    # A stream that was stopped for months must still be able to read every version after its position.
     "delta.logRetentionDuration": "interval 400 days",
     "delta.enableExpiredLogCleanup": "true",
 }
 
 TOPIC, TOPIC_ID, PARTITION, OFFSET = "_topic", "_topic_id", "_partition", "_offset"
 PLACES = f"{TOPIC} string, {TOPIC_ID} string, {PARTITION} int, {OFFSET} bigint"
-"""Columns for the place of each row's message in a topic. Rows of earlier releases have no topic id."""
+"""Columns for the position of each row's message in a topic. Rows that earlier releases landed have no topic id."""
 
 HISTORY_PREFIX = "history:"
-"""Prefix of `_origin` in rows of new keys' history."""
+"""Prefix of `_origin` in rows that are the history of new keys."""
 
 IS_HISTORY = f"(_origin IS NOT NULL AND _origin LIKE '{HISTORY_PREFIX}%')"
-"""SQL condition for measurements that are the history of new keys. Streams with new keys skip these rows."""
+"""SQL condition for rows that are the history of new keys. Streams that import new keys skip these rows."""
 
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
-"""Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.hash_meaning`)."""
+"""Columns of `new_keys/<model>`: the columns of a snapshot, and the meaning of the state (`seeds.hash_meaning`)."""
 
 
 def read_key_types(warehouse: Tables, spec: ModelSpec) -> KeyTypes:
-    """Return the types of the key and id columns of a model's measurements table, which must exist.
+    """Return the type of each key and id column of a model's measurements table, which must exist.
 
     Raises:
         UserError: a column of the spec is missing.
     """
     types = read_column_types(warehouse.root, measurements(spec.name))
     refuse_absent(list(types), spec.name, spec.columns)
-    # Spark ignores case in the names of columns, and so may the spec.
+    # Spark ignores case in column names, so the spec may differ from the table in case.
     have = {name.casefold(): kind for name, kind in types.items()}
     return {
         name: _SPARK_TYPES.get(have[name.casefold()], have[name.casefold()]) for name in spec.naming_columns
@@ -59,12 +59,12 @@ def new_keys(model: str) -> str:
 
 
 def is_history_commit(info: Mapping[str, Any]) -> bool:
-    """Return whether a commit of measurements contains new keys' history, by its `commitInfo`."""
+    """Return whether a commit of measurements contains history of new keys, according to its `commitInfo`."""
     return '"history": true' in (info.get("userMetadata") or "")
 
 
 def find_history_version(warehouse: Tables, table: str, version: int) -> int | None:
-    """Return the latest version up to `version` that landed history of new keys, or None."""
+    """Return the latest version, up to `version`, that landed history of new keys, or None."""
     landed = (one.version for one in warehouse.read_log_entries(table) if one.detail.get("history") is True)
     return max((one for one in landed if one <= version), default=None)
 
@@ -83,10 +83,10 @@ def count_rows_between(
     end: Mapping[str, int],
     with_history: bool = True,
 ) -> int | None:
-    """Count the rows of a measurements table, or the messages of a topic, after `start` and up to `end`.
+    """Count the rows of a measurements table, or the messages of a topic, after place `start` and up to place `end`.
 
-    None: the log lacks a commit, or a commit lacks its number of rows. with_history: also count the history of new
-    keys.
+    Return None if the log lacks a commit, or a commit lacks its number of rows. with_history: whether to count rows
+    that are the history of new keys, too.
     """
     if VERSION not in end:
         return sum(max(0, offset - start.get(number, 0)) for number, offset in end.items())
@@ -106,7 +106,7 @@ def count_rows_between(
 
 
 def _read_counts(content: bytes, with_history: bool) -> Iterator[int | None]:
-    """Yield the number of rows of each file that a commit added, in the order in which a stream reads them."""
+    """Yield the number of rows in each file that a commit added, in the order in which a stream reads the files."""
     actions = [json.loads(line) for line in content.splitlines()]
     if not with_history and any(is_history_commit(action.get("commitInfo", {})) for action in actions):
         return

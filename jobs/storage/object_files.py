@@ -1,4 +1,4 @@
-"""Small files in an object store, with and without Spark, and the probe of a store before its first use."""
+"""Small files in an object store, accessed without Spark, and the probe of a store before its first use."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from jobs.core.settings import S3
 from jobs.storage.settings import is_in_s3, read_credentials, store
 
 _IDENTITY = "kalman-write"
-"""Metadata of an object: the identity of the creation that made it. Java uses the same name (ConditionalFile)."""
+"""Metadata key of an object: the identity of the call that created it. Java uses the same key (ConditionalFile)."""
 _SETTINGS = {
     S3: "AWS_ENDPOINT_URL, AWS_REGION and the credentials (environment, ~/.aws/credentials or the machine's role)"
 }
 _OTHERS = "the variables AZURE_STORAGE_* or GOOGLE_* of the environment"
-"""Settings to check when a store refuses a request, by scheme."""
+"""Settings that the user should check if a store refuses a request, by scheme."""
 _READS, _PAUSE_SECONDS = 5, 0.3
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError")
-"""Failures of the client after which no object was created."""
+"""Errors of the client that mean that no object was created."""
 HOW_TO_GET = "pip install 'kalman-pipeline[s3]'"
 
 
 class FileStamp(NamedTuple):
-    """Mark and size of a file, without its content. The mark changes when the file is replaced."""
+    """Mark and size of a file, but not its content. The mark changes when the file is replaced."""
 
     mark: str
     size: int
 
 
 class ObjectFiles:
-    """A folder of an object store. Names are paths relative to it; names that begin with a dot are hidden."""
+    """A folder of an object store. Names are paths relative to the folder; names that begin with a dot are hidden."""
 
     def __init__(self, root: str) -> None:
         """Open a folder, given as `s3a://bucket/folder` or as a URI of Azure's or Google's store.
 
         Raises:
-            UserError: the package of the client is not installed.
+            UserError: the package of the store's client is not installed.
         """
         place, _, folder = root.partition("://")[2].partition("/")
         self.root = root.rstrip("/")
@@ -62,17 +62,17 @@ class ObjectFiles:
         return None if content is None else content.split(b"\n", 1)[0]
 
     def write(self, name: str, content: bytes) -> None:
-        """Write or replace a file: a reader sees the old content or the new."""
+        """Write or replace a file; a reader sees either the whole old content or the whole new content."""
         with self._report_failures(name):
             self._store.put(self._path(name), content, use_multipart=False)
 
     def send(self, name: str, file: IO[bytes]) -> None:
-        """Write or replace a file by the content of an open file of any size."""
+        """Write or replace a file with the content of an open file of any size."""
         with self._report_failures(name):
             self._store.put(self._path(name), file)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it exists. Return whether this call wrote it: exactly one of concurrent calls does.
+        """Write a file unless it exists; return whether this call wrote it. Of concurrent calls exactly one does.
 
         Raises:
             UserError: the call failed, or its outcome cannot be determined.
@@ -91,7 +91,7 @@ class ObjectFiles:
             return self._is_ours(name, identity, error)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
+        """Remove a file if it exists."""
         with self._report_failures(name), suppress(FileNotFoundError):
             self._store.delete(self._path(name))
 
@@ -108,12 +108,13 @@ class ObjectFiles:
         return None
 
     def read_modified_time(self, name: str) -> datetime:
-        """Return when a file was last modified."""
+        """Return the time when a file was last modified."""
         return self._store.head(self._path(name))["last_modified"]
 
     def rename(self, name: str, to: str) -> bool:
-        """Copy a file or the files of a folder to another name, then remove the old ones; return whether that
-        succeeded.
+        """Copy a file, or the files of a folder, to another name and remove the old files.
+
+        Return whether the copy and the removal succeeded.
         """
         source, target = self._path(name), self._path(to)
         try:
@@ -121,28 +122,28 @@ class ObjectFiles:
                 self._store.copy(one, target + one.removeprefix(source))
             for one in list(self._below(source)):
                 self._store.delete(one)
-        except Exception:  # callers need no reason: they try again later, or report the failure
+        except Exception:  # callers do not need the reason: they try again later, or report the failure
             return False
         return True
 
     def remove_tree(self, name: str) -> bool:
-        """Remove a folder with its content, and return whether that succeeded."""
+        """Remove a folder with its content, and return whether the removal succeeded."""
         try:
             for one in list(self._below(self._path(name))):
                 self._store.delete(one)
-        except Exception:  # as above
+        except Exception:  # callers do not need the reason, as in `rename`
             return False
         return True
 
     def names(self, folder: str) -> list[str]:
-        """Return the names within a folder, sorted; an empty list if the folder does not exist."""
+        """Return the sorted names in a folder; an empty list if the folder does not exist."""
         found = self._list_level(folder)
         paths = [one["path"] for one in found["objects"]] + list(found["common_prefixes"])
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         return sorted(name for name in names if not name.startswith("."))
 
     def _is_ours(self, name: str, identity: str, error: Exception) -> bool:
-        """Return whether the object that exists after a failure was created by this call."""
+        """Return whether this call created the object that exists after a failure."""
         if type(error).__name__ in _REFUSALS:
             raise self._build_refusal(name, error) from error
         for read in range(_READS):
@@ -174,21 +175,21 @@ class ObjectFiles:
             raise self._build_refusal(name, error) from error
 
     def _list_level(self, folder: str) -> Any:
-        """List the objects and folders within a folder, without Hadoop's marker of the folder itself."""
+        """List the objects and folders in a folder, without Hadoop's marker object for the folder itself."""
         path = self._path(folder)
         with self._report_failures(folder):
             found = self._store.list_with_delimiter(path or None)
         return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
     def _below(self, path: str) -> Iterator[str]:
-        """Yield the object with this name and the objects of the folder with this name, without folder markers."""
+        """Yield the object with this name and the objects in the folder with this name, without folder markers."""
         if self._is_file(path):
             yield path
         for some in self._store.list(path):
             yield from (one["path"] for one in some if one["size"] or self._is_file(one["path"]))
 
     def _is_file(self, path: str) -> bool:
-        """Return whether an object has this name. Listings leave out the trailing slash of a folder marker's name."""
+        """Return whether an object has this name. Listings omit the trailing slash of a folder marker's name."""
         try:
             self._store.head(path)
         except FileNotFoundError:
@@ -209,13 +210,13 @@ class ObjectFiles:
 
 @lru_cache(maxsize=8)
 def _open_client(place: str) -> Any:
-    """Return the process-wide client of a bucket or container; several threads may use it."""
+    """Return the client of a bucket or container, which all threads of the process share."""
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
         raise UserError(f"a warehouse at {place} needs the package obstore: {HOW_TO_GET}") from error
     patience = {"timeout": "60s", "connect_timeout": "10s"}
-    if not is_in_s3(place):  # credentials and settings come from the environment
+    if not is_in_s3(place):  # the client reads credentials and settings from the environment
         return stores.from_url(place, client_options=patience, retry_config={"max_retries": 4})
     where = store()
     config = {"region": where.region, **read_credentials()}
@@ -227,7 +228,7 @@ def _open_client(place: str) -> Any:
 
 
 def _shorten_error(error: Exception) -> str:
-    """Return the first line of a client's error, cut, without the body of the store's answer."""
+    """Return the first line of a client's error, shortened, without the body of the store's answer."""
     return str(error).partition("\n")[0].partition("<?xml")[0].strip()[:200] or type(error).__name__
 
 
@@ -251,14 +252,14 @@ class Creator(Protocol):
 
 
 class ProbeOutcome(NamedTuple):
-    """Result of a probe: the number of rounds with one winner each, and the number of writers."""
+    """Result of a probe: the number of rounds, each of which had one winner, and the number of writers."""
 
     rounds: int
     writers: int
 
 
 def ensure_probed(root: str) -> ProbeOutcome | None:
-    """Probe the store of a warehouse unless its note shows an earlier probe; None if there was nothing to probe.
+    """Probe the store of a warehouse unless a note of an earlier probe exists; None if no probe was necessary.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
@@ -279,7 +280,7 @@ def _ensure_probed(root: str, address: str | None) -> ProbeOutcome | None:
 
 
 def probe_store(root: str) -> ProbeOutcome:
-    """Probe the store of a warehouse, and leave the note.
+    """Probe the store of a warehouse, and write a note of the result there.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
@@ -292,10 +293,10 @@ def probe_store(root: str) -> ProbeOutcome:
 
 
 def run_creation_race(files: Creator, root: str) -> ProbeOutcome:
-    """Let several writers create one file at the same moment, in several rounds.
+    """Let several writers create the same file at the same moment, in several rounds.
 
     Raises:
-        UserError: a round had no winner or several, or the file is not the winner's, or is not listed.
+        UserError: a round had no winner or several winners, or the file is not listed or has another writer's content.
     """
     run = uuid.uuid4().hex
     for number in range(ROUNDS):
@@ -317,7 +318,7 @@ def run_creation_race(files: Creator, root: str) -> ProbeOutcome:
 
 
 def _round(files: Creator, name: str) -> list[bytes]:
-    """Return the contents of the writers whose create call succeeded."""
+    """Return the contents written by the writers whose call of `create` succeeded."""
     start = threading.Barrier(WRITERS)
     won: list[bytes] = []
     failed: list[Exception] = []
@@ -328,7 +329,7 @@ def _round(files: Creator, name: str) -> list[bytes]:
             start.wait()
             if files.create(name, content):
                 won.append(content)
-        except Exception as error:  # the caller's thread raises it
+        except Exception as error:  # the caller's thread raises the error
             failed.append(error)
 
     threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(WRITERS)]

@@ -1,9 +1,9 @@
-"""Write Parquet files of a Delta table by Arrow, with the statistics by which readers skip files. No Spark.
+"""Write Parquet files of a Delta table by Arrow, without Spark, with statistics that let readers skip files.
 
-A file joins the table when a commit names it (`jobs.storage.table_log`). VACUUM removes a file that no commit names
-once it is older than the retention of files. Each name is used once, so attempts of the same task never touch each
-other's files. In a folder a file is written in place. For an object store it is written to a temporary file and sent
-when it is complete: the store has a file as a whole or not at all.
+A file belongs to the table once a commit names it (`jobs.storage.table_log`). VACUUM removes a file that no commit
+names once the file is older than the retention of files. Each file name is used only once, so attempts of the same task
+never touch the files of other attempts. In a folder a file is written in place. For an object store it is written to a
+temporary file and uploaded when it is complete, so the store never has a part of a file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.table_rows import EPOCH
 
 TARGET_BYTES = 256 << 20
-"""Default size in bytes from which a file is full."""
+"""Default size in bytes at which a file is full."""
 _GROUP_ROWS = 1 << 17
-"""Number of rows from which gathered batches become a row group."""
+"""Number of rows at which the collected batches become a row group."""
 _GROUP_BYTES = 64 << 20
-"""Size in bytes from which gathered batches become a row group: rows of a model with many states are large."""
+"""Size in bytes at which the collected batches become a row group, because rows of models with many states are large.
+"""
 _TEXT = 32
 """Maximum length of a text in statistics, in characters, as in Delta's writer."""
 _LAST = "\U0010ffff"
@@ -41,14 +42,14 @@ _LAST = "\U0010ffff"
 INDEXED = 32
 """Default number of leading columns with statistics, as in Delta's writer."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
-"""Texts that need no escaping in a folder's name."""
+"""Texts that can be the name of a folder without escapes."""
 
 Values = tuple[tuple[str, str | None], ...]
-"""Values of partition columns, as (name, text) pairs."""
+"""Values of the partition columns, as (name, text) pairs."""
 
 
 class PartFile(NamedTuple):
-    """A file below a table's folder: name, bytes, rows, time of completion (ms since 1970), and Delta's statistics.
+    """A file in a table's folder: name, bytes, rows, time of completion (ms since 1970), and Delta's statistics.
 
     values: values of the partition columns.
     """
@@ -61,23 +62,23 @@ class PartFile(NamedTuple):
     values: Values = ()
 
     def encode(self) -> bytes:
-        """Return the file as JSON."""
+        """Return the description of the file as JSON."""
         return json.dumps(self._asdict()).encode()
 
     @classmethod
     def decode(cls, text: bytes) -> PartFile:
-        """Return the file that `encode` turned into JSON."""
+        """Return the description of a file from the JSON that `encode` returned."""
         found = json.loads(text)
         return cls(**{**found, "values": tuple((name, value) for name, value in found["values"])})
 
 
 class PartWriter:
-    """Writer of batches into as few files as the size limit allows.
+    """Writer of batches into as few files as the maximum size of a file allows.
 
     Args:
-        folder: path or URI of the table or of a partition; made if it is missing.
-        prefix: prefix of the files' names, such as the task's attempt; a random id follows it.
-        full: size in bytes from which a file is full.
+        folder: path or URI of the table's or a partition's folder, which is made if it is missing.
+        prefix: prefix of the files' names, such as the name of the task's attempt; a random id follows the prefix.
+        full: size in bytes at which a file is full.
         indexed: number of leading columns with statistics.
     """
 
@@ -88,7 +89,7 @@ class PartWriter:
         self._part: _OpenPart | None = None
 
     def add(self, batch: pa.RecordBatch) -> list[PartFile]:
-        """Add rows, in order and with the same columns each time; return the files that are complete."""
+        """Add rows, with the same columns at each call; return the files that this call completed."""
         if batch.num_rows:
             self._held.append(batch)
             self._rows += batch.num_rows
@@ -126,9 +127,9 @@ def write_parts(
     partition_by: Sequence[str] = (),
     **options: int,
 ) -> list[PartFile]:
-    """Write batches as `PartWriter` does, with separate files for each partition, and return the files.
+    """Write batches as `PartWriter` does, with separate files for each partition; return the files.
 
-    After an error all files are removed: on a full disk the next attempt needs their space.
+    After an error all written files are removed, because on a full disk the next attempt needs their space.
     """
     writers: dict[Values, PartWriter] = {}
     done: list[PartFile] = []
@@ -151,7 +152,7 @@ def write_parts(
 def _split_by_partition(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[Values, pa.RecordBatch]]:
-    """Split a batch by the values of its partition columns; yield the values and the rows without these columns."""
+    """Split a batch by the values of its partition columns; yield the values and their rows without these columns."""
     if not batch.num_rows:
         return
     if not names:
@@ -175,19 +176,19 @@ def _split_by_partition(
 
 
 def _name_folder(folder: str, values: Values) -> str:
-    """Return the folder of a partition: Delta's usual path, if the values can name folders."""
+    """Return a partition's folder by Delta's convention, or `folder` if a value cannot be part of a folder name."""
     if values and all(value is not None and _PLAIN.fullmatch(value) for _, value in values):
         return "/".join([folder, *(f"{name}={value}" for name, value in values)])
     return folder
 
 
 def _place_part(part: PartFile, values: Values) -> PartFile:
-    """Return a partition's file with its path relative to the table's folder."""
+    """Return a partition's file with its path relative to the table's folder, and with the partition's values."""
     return part._replace(path=f"{_name_folder('', values)}/{part.path}".lstrip("/"), values=values)
 
 
 class _OpenPart:
-    """A file being written: in its final folder, or in a temporary file that is sent to a store at the end."""
+    """A file that is being written in its final folder, or as a temporary file that is later uploaded to a store."""
 
     def __init__(self, folder: str, name: str, schema: pa.Schema, indexed: int) -> None:
         self._name, self._schema, self._rows = name, schema, 0
@@ -199,8 +200,8 @@ class _OpenPart:
         self._bucket = ObjectFiles(folder) if self._folder is None else None
         self._file = self._open()
         self._ends: list[pq.FileMetaData] = []
-        # Numbers in estimates rarely repeat, nor do keys of neighbouring rows: a dictionary would cost time and then be
-        # given up. Integers and times are close to their neighbours, or need few bits.
+        # Numbers in estimates rarely repeat, and neighbouring rows rarely have the same key, so Arrow would build a
+        # dictionary for them and then discard it. Integers and times differ little from row to row, or need few bits.
         repeat: Any = [field.name for field in schema if _is_text(field.type)]
         packed = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)}
         try:
@@ -210,7 +211,7 @@ class _OpenPart:
                 compression="snappy",
                 use_dictionary=repeat,
                 column_encoding=packed,
-                # Readers take the types from Parquet's schema: a text is a text, whichever Arrow type held it.
+                # Readers take the types from Parquet's schema, in which all of Arrow's text types are the same type.
                 store_schema=False,
                 metadata_collector=self._ends,
             )
@@ -226,7 +227,7 @@ class _OpenPart:
 
     @property
     def size(self) -> int:
-        """Return the bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._file.tell()
 
     def add(self, rows: pa.Table) -> None:
@@ -236,7 +237,7 @@ class _OpenPart:
             if pa.types.is_floating(column.type) and _has_nan(column):
                 self._not_numbers.add(
                     name
-                )  # Parquet's bounds ignore NaN, though Spark orders it as the largest value
+                )  # Parquet's bounds ignore NaN, but Spark orders NaN above all other values
         assert self._writer is not None
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
@@ -252,7 +253,7 @@ class _OpenPart:
 
     def abandon(self) -> None:
         """Remove the incomplete file."""
-        # On a full disk closing the file fails again, in several ways; only the first error is reported.
+        # On a full disk the attempt to close the file fails again, in several ways; only the first error is reported.
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -278,7 +279,7 @@ class _OpenPart:
                     continue
                 low, high = _format_low(found[0]), _format_high(found[1])
             except (OverflowError, ValueError):
-                continue  # a time outside Python's range: readers take all rows of the file
+                continue  # a time is outside Python's range; without bounds readers do not skip the file
             if low is not None and high is not None:
                 least[name], greatest[name] = low, high
         return json.dumps(
@@ -306,13 +307,13 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _compute_bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a column's row groups, or None if a group lacks its bounds."""
+    """Return the minimum and maximum of a column over its row groups, or None if a group lacks its bounds."""
     found = []
     for one in statistics:
         if one is None:
             return None
         if one.has_min_max:
-            # For columns of type time Arrow computes the bounds through pandas, which is slow to import.
+            # For columns of type time Arrow would compute the bounds by pandas, which is slow to import.
             ends = (
                 (_convert_to_time(one.min_raw), _convert_to_time(one.max_raw))
                 if is_time
@@ -320,7 +321,7 @@ def _compute_bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any]
             )
             found.append(ends)
         elif one.num_values:
-            return None  # a row group has values, but no bounds
+            return None  # a row group has values but no bounds
     if not found:
         return None
     lows, highs = zip(*found, strict=True)
@@ -332,45 +333,45 @@ def _convert_to_time(micros: int) -> datetime:
 
 
 def _format_low(value: Any) -> Any:
-    """Return a lower bound in the form of Delta's statistics, or None if it has none."""
+    """Return a lower bound in the form of Delta's statistics, or None if the bound cannot be written in that form."""
     if isinstance(value, datetime):
         return _format_instant(value)
     return value[:_TEXT] if isinstance(value, str) else _drop_infinity(value)
 
 
 def _format_high(value: Any) -> Any:
-    """Return an upper bound in the form of Delta's statistics, or None if it has none."""
+    """Return an upper bound in the form of Delta's statistics, or None if the bound cannot be written in that form."""
     if isinstance(value, datetime):
         return _format_instant(value + timedelta(microseconds=-value.microsecond % 1000))
     if isinstance(value, str):
         if len(value) <= _TEXT:
             return value
-        # Every longer text with this prefix is less than the prefix followed by the last character of Unicode.
+        # A longer text with the same prefix is smaller than the prefix followed by the last character of Unicode.
         return None if value[_TEXT] == _LAST else value[:_TEXT] + _LAST
     return _drop_infinity(value)
 
 
 def _format_instant(value: datetime) -> str | None:
-    """Return a time in UTC, cut to milliseconds; None before the year 1000."""
+    """Return a time in UTC, rounded down to milliseconds; None for times before the year 1000."""
     return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if value.year >= 1000 else None
 
 
 def _drop_infinity(value: Any) -> Any:
-    """Return a number, a Boolean or None: JSON has no infinities."""
+    """Return a value unchanged, but None for an infinite number, because JSON has no infinities."""
     if isinstance(value, bool | int):
         return value
     return value if isinstance(value, float) and abs(value) < float("inf") else None
 
 
 def remove(folder: str, parts: Iterable[PartFile]) -> None:
-    """Remove files that no commit names, now or later."""
+    """Remove files that no commit names and no later commit will name."""
     files = open_files(folder)
     for part in parts:
         files.remove(part.path)
 
 
 def name_attempt(partition: int, job: str, stage: int, task_attempt: int) -> str:
-    """Return the prefix of the files of a task's attempt; `job` is common to all tasks of a write (`remove_of`)."""
+    """Return the name prefix of the files of a task's attempt; all tasks of a write share `job` (`remove_of`)."""
     return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
 
 
@@ -380,7 +381,7 @@ def remove_of(folder: str, job: str, partition: str = "") -> None:
     Args:
         folder: folder of the table.
         job: name of the write attempt, as given to `name_attempt`.
-        partition: folder of the one partition to search; the table's folder: search all.
+        partition: folder of the partition to search; the table's own folder means all partitions.
     """
     files = open_files(folder)
     for name in files.names(partition):

@@ -1,12 +1,12 @@
-"""Positions in a model's measurements: their forms, order and search.
+"""Positions in a model's measurements: how they are stored, ordered and found.
 
-A position in the measurements table is a Delta version: it includes all rows up to and including that version. In a
-Kafka topic a position is, for each partition, the offset of the first message that is not included.
+A position in the measurements table is a Delta version: it includes all rows up to and including that version. A
+position in a Kafka topic is, for each partition, the offset of the first message that is not included.
 
-Places in a source are finer than positions: a micro-batch may end after some files of a version. In the measurements
-table the place `{"version": 7}` includes all rows up to version 7; `{"version": 7, "files": 2}` also includes the first
-two files of version 8. In a topic it is the offset of the first message that is not included, by partition. The
-estimates table keeps places as JSON.
+Places in a source are finer than positions, because a micro-batch may end after some files of a version. In the
+measurements table the place `{"version": 7}` includes all rows up to version 7. The place `{"version": 7, "files": 2}`
+also includes the first two files of version 8. In a topic a place is, by partition, the offset of the first message
+that is not included. The estimates table stores places as JSON.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ DELTA, KAFKA = "delta", "kafka"
 Place = dict[str, int]
 VERSION, FILES = "version", "files"
 _IDENTITIES = ("table", "id", "topic", "topic_id")
-"""Fields of a position that identify its source. An absent field is unknown."""
+"""Fields of a position that identify its source. If a field is absent, its value is unknown."""
 FIRST_NUMERICS = 1
-"""The numerics of releases that did not record theirs."""
+"""The numerics of the releases that did not record their numerics."""
 _NUMERICS = "numerics"
 
 
 class Cut(NamedTuple):
-    """A position and an event time (microseconds): only rows before the time count; None: no limit.
+    """A position and an event time in microseconds: only rows before the time count, or all rows if the time is None.
 
-    place: a position in a topic that excludes messages landed after it.
+    place: a position in a topic; messages at or after this position do not count.
     """
 
     version: int
@@ -45,9 +45,9 @@ class Cut(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One version of a measurements table, with the event times of its new rows; None if it added no rows.
+    """One version of a measurements table, with the event times of its new rows; None if the version added no rows.
 
-    known is False where another tool wrote the version, so that its rows are unknown.
+    known is False if another tool wrote the version, so that the event times of its rows are unknown.
     """
 
     version: int
@@ -57,12 +57,12 @@ class Commit(NamedTuple):
 
 
 def is_same_if_known(one: str | None, other: str | None) -> bool:
-    """Return whether two ids are equal, or either is unknown."""
+    """Return whether two ids are equal, or at least one of them is unknown."""
     return one is None or other is None or one == other
 
 
 def parse_time(text: str, option: str) -> int:
-    """Parse an ISO 8601 time from the command line into microseconds since 1970; without an offset it is UTC.
+    """Parse an ISO 8601 time from the command line into microseconds since 1970; a time without an offset is in UTC.
 
     Raises:
         UserError: the text is not a time.
@@ -74,7 +74,7 @@ def parse_time(text: str, option: str) -> int:
 
 
 def check_version(warehouse: Tables, table: str, version: int | None) -> int:
-    """Return `version` after a check that it exists; if it is None, return the latest version.
+    """Check that a version exists, and return it; for None return the latest version.
 
     Raises:
         UserError: the table has no such version.
@@ -88,7 +88,7 @@ def check_version(warehouse: Tables, table: str, version: int | None) -> int:
 
 
 def read_commits(warehouse: Tables, table: str) -> list[Commit]:
-    """Return a measurements table's versions, oldest first."""
+    """Return the versions of a measurements table, oldest first."""
     return [_commit(entry) for entry in reversed(warehouse.read_log_entries(table))]
 
 
@@ -96,8 +96,8 @@ def cut_at(warehouse: Tables, table: str, latest: int, before: int) -> Cut:
     """Find the position of "all rows before an event time".
 
     If the versions up to some version contain exactly the rows before the time, that version is the position, and a
-    stream may start after it. Otherwise the position is the latest version with the event-time limit. No stream can
-    start from such a snapshot, since its position does not identify the excluded rows.
+    stream may start after it. Otherwise the position is the latest version, together with the event time as a limit. No
+    stream can start from a snapshot at such a position, since the position does not identify the excluded rows.
     """
     exact = 0
     past = True
@@ -131,10 +131,10 @@ def to_micros(time: datetime) -> int:
 def build_delta_position(
     table: str, version: int, identity: str | None = None, commit: str | None = None
 ) -> dict[str, Any]:
-    """Return the position as stored in manifests.
+    """Return a position in a measurements table in the form that manifests store.
 
-    identity: the table's id, which differs if the table is recreated. commit: the id of the version's commit
-    (`commit_mark`), which differs if the table is restored from a backup and grows again.
+    identity: the table's id, which changes if the table is recreated. commit: the id of the version's commit
+    (`commit_mark`), which changes if the table is restored from a backup and new commits follow.
     """
     known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}
@@ -144,12 +144,12 @@ def build_delta_position(
 def build_topic_position(
     topic: str, offsets: Mapping[int, int], topic_id: str | None = None
 ) -> dict[str, Any]:
-    """Return the position in a topic as stored in manifests.
+    """Return a position in a topic in the form that manifests store.
 
     Args:
         topic: name of the topic.
-        offsets: offset of the next message, by partition.
-        topic_id: the topic's id, which differs if the topic is deleted and made anew.
+        offsets: offset of the first message that is not included, by partition.
+        topic_id: the topic's id, which changes if the topic is deleted and made again.
     """
     position: dict[str, Any] = {
         "source": KAFKA,
@@ -160,30 +160,32 @@ def build_topic_position(
 
 
 def parse_offsets(position: Mapping[str, Any]) -> dict[int, int]:
-    """Return the offsets of a position in a topic, by partition."""
+    """Return the offsets in a position in a topic, by partition."""
     return {int(number): int(offset) for number, offset in position["offsets"].items()}
 
 
 def is_reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a position includes every row that another position includes.
 
-    Positions in a topic are only partly ordered: `position` has reached `wanted` if each of its offsets has. It may be
-    that neither has reached the other. Positions in different tables or topics never reach each other, nor do positions
-    in a topic before and after it was made anew. An unknown id matches any id.
+    Positions in a topic are only partly ordered: `position` has reached `wanted` if each of its offsets has reached the
+    offset in `wanted`. For some pairs of positions neither has reached the other. Positions in different tables or
+    topics never reach each other. Neither do positions in a topic before and after the topic was made again. An unknown
+    id matches any id.
     """
     return is_same_source(position, wanted) and includes(convert_position(position), convert_position(wanted))
 
 
 def rank(position: Mapping[str, Any]) -> int:
-    """Return a number that rises with a position in one source: the version, or the sum of all offsets.
+    """Return a number that grows with the position within one source: the version, or the sum of all offsets.
 
-    A position that has reached another has the higher number. The converse does not hold: use `reached`.
+    A position that has reached another position has a rank at least as high. The converse does not hold, so use
+    `is_reached` to compare positions.
     """
     return rank_of(convert_position(position))
 
 
 def name_position(position: Mapping[str, Any]) -> str:
-    """Return an id of a position: the version, or the sum of all offsets and a digest of them."""
+    """Return an id of a position: the version, or the sum and a digest of all offsets."""
     if position["source"] != KAFKA:
         return str(position["version"])
     cut = json.dumps([position.get("topic_id"), sorted(parse_offsets(position).items())])
@@ -191,7 +193,7 @@ def name_position(position: Mapping[str, Any]) -> str:
 
 
 def describe(position: Mapping[str, Any]) -> str:
-    """Describe a position in words."""
+    """Return a description of a position in words."""
     if position["source"] != KAFKA:
         return f"measurements version {position['version']}"
     offsets = ", ".join(f"{number}:{offset}" for number, offset in parse_offsets(position).items())
@@ -199,46 +201,46 @@ def describe(position: Mapping[str, Any]) -> str:
 
 
 def convert_position(position: Mapping[str, Any]) -> Place:
-    """Return the place at a position."""
+    """Return a position in the form of a place."""
     if position["source"] == KAFKA:
         return {str(number): int(offset) for number, offset in position["offsets"].items()}
     return {VERSION: int(position["version"])}
 
 
 def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position of a whole place, in the source of the position `like`."""
+    """Return a place as a position in the source of `like`; the place must not be within a version."""
     if like["source"] == KAFKA:
         offsets = {int(number): offset for number, offset in place.items()}
         return build_topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
-    # The commit's id in `like` is that of its own version, which this place need not be.
+    # The commit's id in `like` is the id of another version's commit, so it is left out here.
     return build_delta_position(like["table"], place[VERSION], like.get("id"))
 
 
 def convert_offset(offset: Mapping[str, Any]) -> Place:
-    """Return the place of a checkpoint's offset, in the Delta source or in a topic."""
+    """Return the place that a checkpoint's offset stands for, in the measurements table or in a topic."""
     if "reservoirVersion" not in offset:
         ((_, offsets),) = offset.items()
         return {str(number): int(place) for number, place in offsets.items()}
-    # The index is that of the last included file, and negative before the first file.
+    # The index is the index of the last included file; before the first file it is negative.
     files = max(0, int(offset["index"]) + 1)
     whole = {VERSION: int(offset["reservoirVersion"]) - 1}
     return {**whole, FILES: files} if files else whole
 
 
 def rank_of(place: Mapping[str, int]) -> int:
-    """Return the rank of a place's position, or of the last position before the place."""
+    """Return the rank of a place, or of the last position before the place if the place is within a version."""
     return place[VERSION] if VERSION in place else sum(place.values())
 
 
 def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Return whether a place is at or after another. Of two places in a topic it may be that neither is."""
+    """Return whether a place is at or after another place. For some pairs of places in a topic neither is."""
     if VERSION in place:
         return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
     return all(place.get(number, 0) >= offset for number, offset in other.items())
 
 
 def find_furthest(places: Iterable[Place]) -> Place | None:
-    """Return the first place that includes all given places, or None if none are given."""
+    """Return the earliest place that includes all given places, or None if no places are given."""
     found: Place | None = None
     for place in places:
         if found is None or VERSION in place:
@@ -249,12 +251,12 @@ def find_furthest(places: Iterable[Place]) -> Place | None:
 
 
 def is_whole(place: Mapping[str, int]) -> bool:
-    """Return whether a place is a position: in the measurements table, not within a version."""
+    """Return whether a place is a position; a place within a version of the measurements table is not."""
     return not place.get(FILES)
 
 
 def is_same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two positions are in one source, as far as their ids are known."""
+    """Return whether two positions are in the same source, as far as the ids of their sources are known."""
     known = [name for name in _IDENTITIES if one.get(name) is not None and other.get(name) is not None]
     return one["source"] == other["source"] and all(one[name] == other[name] for name in known)
 
@@ -262,7 +264,7 @@ def is_same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def find_landed_position(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the position in a topic up to which a version of the measurements has landed it; None if never landed."""
+    """Return the position up to which a version of the measurements has landed a topic; None if it never landed."""
     newest = find_newest_landing(warehouse, table, topic, version)
     if newest is None:
         return None
@@ -272,15 +274,15 @@ def find_landed_position(
 def find_newest_landing(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the metadata of the last commit up to a version that landed rows of a topic, or None."""
+    """Return the metadata of the last commit, up to a version, that landed rows of a topic, or None."""
     found = _list_landings(warehouse, table, topic)
     return next((one.detail for one in found if version is None or one.version <= version), None)
 
 
 def find_first_topic_id(warehouse: Tables, table: str, topic: str) -> str | None:
-    """Return the first recorded topic id of a topic's landings, or None if no landing has an id.
+    """Return the first topic id recorded by the landings of a topic; None if no landing recorded an id.
 
-    Messages without an id belong to that topic, too: earlier releases landed them without recording the id.
+    Messages without an id belong to the topic with this id, because earlier releases landed messages without the id.
     """
     known = [one.detail for one in _list_landings(warehouse, table, topic) if "topic_id" in one.detail]
     return known[-1]["topic_id"] if known else None
@@ -300,27 +302,27 @@ def _commit(entry: LogEntry) -> Commit:
 
 
 def with_numerics(position: Mapping[str, Any], owner: str, numerics: int) -> dict[str, Any]:
-    """Return the stored form of a position of a generation or snapshot (`owner`), with the numerics of its filter.
+    """Return a position of a generation or snapshot (`owner`) in its stored form, with the numerics of the filter.
 
-    The numerics (`kalman.NUMERICS`) are in the position's JSON, because a driver of an earlier release could not read a
-    new column. The JSON names the owner of the numerics, because earlier releases copy a position from row to row
-    together with all of its fields.
+    The numerics (`kalman.NUMERICS`) are stored in the position's JSON, because a driver of an earlier release could not
+    read a new column. The JSON also names the owner of the numerics, because earlier releases copy a position, with all
+    of its fields, from row to row.
     """
     return dict(position) if numerics == FIRST_NUMERICS else {**position, _NUMERICS: {owner: numerics}}
 
 
 def split_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
-    """Return a stored position without the numerics, and the numerics of its owner."""
+    """Return a stored position without its numerics, and the numerics of the owner."""
     position = {name: value for name, value in stored.items() if name != _NUMERICS}
     return position, int(stored.get(_NUMERICS, {}).get(owner, FIRST_NUMERICS))
 
 
 class CommitMark(NamedTuple):
-    """Identity of a commit: its id, and the time when it was made (None if unknown).
+    """Identity of a commit: its id, and the time when the commit was made (None if unknown).
 
-    After a restore from a backup the same version number can name another commit, while the table's id stays. Delta
-    gives each commit an id in the first line of its log file. A commit of another tool without an id is identified by a
-    digest of its log file.
+    After a restore from a backup the same version number can mean another commit, although the table's id stays the
+    same. Delta gives each commit an id in the first line of the commit's log file. If another tool wrote a commit
+    without an id, a digest of the log file identifies the commit.
     """
 
     id: str
@@ -328,7 +330,7 @@ class CommitMark(NamedTuple):
 
 
 def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
-    """Return the identity of a version's commit, or None if the log lacks it: not yet written, or removed."""
+    """Return the identity of a version's commit; None if the commit is not yet in the log or no longer in the log."""
     info = warehouse.commit_info(table, version)
     if info is None:
         return None
@@ -341,13 +343,13 @@ def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | Non
 
 
 def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
-    """Return the id of a version's commit, or None if the log lacks the commit."""
+    """Return the id of a version's commit, or None if the log does not contain the commit."""
     mark = commit_mark(warehouse, table, version)
     return None if mark is None else mark.id
 
 
 def is_in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
-    """Return whether a position belongs to the table as it is now, as far as ids are known; True in a topic."""
+    """Return whether a position belongs to the present table, as far as ids are known; True for a topic."""
     if position["source"] != DELTA:
         return True
     table, version = position["table"], int(position["version"])

@@ -1,8 +1,8 @@
-"""The quarantine: one table for all rejected rows of any source, with their payload and the reason.
+"""The quarantine: one table for all rejected rows of any source, with the payload of each row and the reason.
 
-The `status` of a row is one of: null (held), `replaying` (a replay has selected the row and stored its replacement in
-`landing`; the next replay finishes it after a kill), `replayed` or `discarded`. Held rows are never removed. `maintain`
-removes the others once they are old.
+The `status` of a row is null (held), `replaying`, `replayed` or `discarded`. While a row is `replaying`, a replay has
+selected it and stored its replacement in `landing`; if that replay is killed, the next replay finishes the row. Held
+rows are never removed. `maintain` removes rows with another status once they are old.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discard
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selection of held rows: those that meet every given condition.
+    """Selection of the held rows that meet every given condition.
 
     Attributes:
         reason: prefix of the reason.
-        since: earliest time of quarantine: an ISO 8601 time, or a duration before now (2d).
+        since: earliest time at which the row was quarantined: an ISO 8601 time, or a duration before now (2d).
         ids: ids of rows.
     """
 
@@ -39,20 +39,20 @@ class RowSelection:
 
     @property
     def all(self) -> bool:
-        """Return whether no condition is given: all held rows are selected."""
+        """Return whether no condition is given, so that all held rows are selected."""
         return self.reason is None and self.since is None and not self.ids
 
     def earliest(self) -> datetime | None:
-        """Return the earliest time of quarantine of the selected rows; None: no limit."""
+        """Return the earliest time at which selected rows were quarantined; None means no limit."""
         return None if self.since is None else _parse_since(self.since)
 
 
 class TooMany(UserError):
-    """More rows were rejected than the spec allows."""
+    """Error for more rejected rows than the spec allows."""
 
 
 def is_over_limit(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
-    """Return whether the rejected rows, counted by reason, exceed the spec's limit."""
+    """Return whether the number of rejected rows, given by reason, exceeds the spec's limit."""
     rejected = sum(reasons.values())
     return (
         limit is not None
@@ -68,10 +68,10 @@ def build_refusal(
     where: str,
     code: int = RUN_FAILED,
 ) -> TooMany:
-    """Return the error for a micro-batch or file with too many rejected rows; none of its rows are written.
+    """Return the error for a micro-batch or file with too many rejected rows, of which no row is written.
 
     Args:
-        limit: limit of the spec.
+        limit: limit in the spec.
         reasons: number of rejected rows by reason.
         accepted: number of accepted rows.
         where: source of the rows, such as "micro-batch 7".
@@ -89,7 +89,7 @@ def build_refusal(
 
 
 def count_rows_by_model(warehouse: Tables) -> dict[str, int]:
-    """Return the number of held rows by model."""
+    """Return the number of held rows of each model."""
     if not warehouse.exists(TABLE):
         return {}
     counts = warehouse.group_counts(TABLE, ("model", "status"))

@@ -1,6 +1,6 @@
-"""Query Delta tables by SQL in this process, without Spark: delta-rs reads logs and files, DataFusion computes.
+"""Query Delta tables by SQL in this process, without Spark: delta-rs reads logs and files, DataFusion runs the SQL.
 
-The dialect is that of DataFusion (https://datafusion.apache.org/user-guide/sql).
+The SQL dialect is DataFusion's (https://datafusion.apache.org/user-guide/sql).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from jobs.storage.table_rows import (
 )
 
 MEMORY = "1G"
-"""Memory of all queries. Sorts and groups beyond it use temporary files; one side of a join must fit."""
+"""Memory of all queries together. Larger sorts and groups use temporary files, but one side of a join must fit."""
 
 _SETTINGS = {
     "datafusion.execution.target_partitions": str(min(os.cpu_count() or 1, 4)),  # partitions share the memory
-    # A union loses the column comments of one table, and the schema check would then stop the query.
+    # A union loses the column comments of one of its tables, and the schema check would then fail the query.
     "datafusion.execution.skip_physical_aggregate_schema_check": "true",
 }
 
 
 class Queries:
-    """SQL over tables of one root, made by `open_queries`."""
+    """SQL queries over the tables of one root; `open_queries` makes the object."""
 
     def __init__(self, root: str, folder: str) -> None:
         self._root, self._folder = root, folder
@@ -41,7 +41,7 @@ class Queries:
         self.run(f"SET datafusion.runtime.memory_limit = '{MEMORY}'")
 
     def add(self, name: str, table: str) -> pa.Schema | None:
-        """Register a table at its newest version under a name; return its columns, or None if the table does not exist.
+        """Register a table's newest version under a name; return its columns, or None if the table does not exist.
 
         Raises:
             UserError: the table cannot be read without Spark.
@@ -54,7 +54,7 @@ class Queries:
         return None
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute a query once into files of the temporary folder, and register the result under a name.
+        """Compute a query once, into files in the temporary folder, and register the result under a name.
 
         Raises:
             UserError: a table cannot be read.
@@ -64,7 +64,7 @@ class Queries:
         self.run(f"CREATE EXTERNAL TABLE {quote_name(name)} STORED AS PARQUET LOCATION {place}")
 
     def register_view(self, name: str, sql: str) -> None:
-        """Register a query under a name as a view: each later query computes its rows anew."""
+        """Register a query under a name as a view, so that each later query computes its rows again."""
         self.run(f"CREATE VIEW {quote_name(name)} AS {sql}")
 
     def run(self, sql: str) -> pa.Table:
@@ -78,7 +78,7 @@ class Queries:
             return found.cast(cast_schema(found.schema))
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query in batches of some thousands.
+        """Yield the rows of a query in batches of some thousands of rows.
 
         Raises:
             UserError: a table cannot be read.
@@ -99,7 +99,7 @@ def open_queries(root: str) -> Iterator[Queries]:
 
 
 def quote_name(name: str) -> str:
-    """Quote the name of a table or column for SQL."""
+    """Return the name of a table or column in quotes for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -109,5 +109,5 @@ def quote_text(text: str) -> str:
 
 
 def build_in_condition(column: str, texts: Iterable[str]) -> str:
-    """Return the SQL condition that a column equals one of some texts, of which there is at least one."""
+    """Return the SQL condition that a column equals one of the given texts; there must be at least one text."""
     return f"{column} IN ({', '.join(map(quote_text, texts))})"

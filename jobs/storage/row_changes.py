@@ -1,4 +1,4 @@
-"""Change rows of a Delta table in one commit, without Spark: readers see all of the change or nothing."""
+"""Change rows of a Delta table in one commit, without Spark, so that readers see the whole change or none of it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from jobs.storage.table_rows import (
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
-"""Placeholder value: the time of the change."""
+"""Placeholder for a value: the time of the change."""
 
 Row = Mapping[str, Any]
 Rows = Mapping[str, Any]
-"""Row filter: column to value, or to a tuple of allowed values. An empty mapping: all rows."""
+"""Row filter: for each column a value, or a tuple of allowed values. An empty mapping selects all rows."""
 
 
 def put_rows(
@@ -59,17 +59,17 @@ def put_rows(
     keys: Sequence[str],
     changed: Callable[[list[dict[str, Any]]], Sequence[Row]],
 ) -> None:
-    """Insert rows and replace rows with the same keys, in one commit; no commit without rows.
+    """Insert rows and replace rows with the same keys, in one commit; make no commit if there are no rows.
 
     Args:
         warehouse: warehouse of the table.
         table: name of the table.
         keys: columns that identify a row.
-        changed: function from the table's present rows to the new rows, with all columns; called again if another
-            commit came first.
+        changed: function that takes the table's present rows and returns the new rows, with all columns. It is called
+            again if another commit came first.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be read or written. Errors of `changed` pass through.
     """
     same = " AND ".join(f"t.{name} = s.{name}" for name in keys)
@@ -95,17 +95,17 @@ def put_rows(
 
 
 def update_rows(warehouse: Tables, table: str, keys: Sequence[str], rows: Rows, values: Row) -> None:
-    """Set columns of the selected rows to values, in one commit; no commit if no row is selected.
+    """Set columns of the selected rows to values, in one commit; make no commit if no row is selected.
 
     Args:
         warehouse: warehouse of the table.
         table: name of the table.
         keys: columns that identify a row.
         rows: filter of the rows to change.
-        values: new value by column.
+        values: new values, by column.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be read or written.
     """
     put_rows(
@@ -114,10 +114,10 @@ def update_rows(warehouse: Tables, table: str, keys: Sequence[str], rows: Rows, 
 
 
 def add_columns(warehouse: Tables, table: str, columns: str) -> None:
-    """Add the columns (`jobs.storage.columns`) that a table of an earlier release lacks, in one commit.
+    """Add the given columns (`jobs.storage.columns`) to a table of an earlier release that lacks them, in one commit.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be read or written.
     """
     wanted = parse_schema(columns).fields
@@ -125,10 +125,12 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
 
 
 def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
-    """Replace all rows and columns of a table, made if it does not exist, in one commit; return the version it made.
+    """Replace all rows and columns of a table in one commit; return the version that the commit made.
+
+    A table that does not exist is made.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be written.
     """
     columns = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in rows.schema]))
@@ -141,18 +143,18 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
 
 
 def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
-    """Add missing comments to a table's columns, one column per commit; return whether any were missing.
+    """Add missing comments to a table's columns, one column per commit; return whether any comments were missing.
 
-    The commits change no file and no type: streams that read the table go on, and appends work as before. After a kill
-    the next call adds the rest.
+    The commits change no file and no type, so streams that read the table continue, and appends work as before. If the
+    process is killed, the next call adds the remaining comments.
 
     Args:
         tables: tables of the warehouse.
         table: name of the table, which must exist.
-        more: comments by column, which take precedence over those of the dictionary.
+        more: comments by column, which replace the comments of the dictionary.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be read or written.
     """
     wanted, log = {**list_comments(table), **more}, FileTable(tables, table)
@@ -186,29 +188,29 @@ def _is_one_of(row: Row, rows: Rows) -> bool:
 
 _OF_PARTITION = "partition."
 _TRIES = 8
-"""Attempts to rewrite files while other commits change the same files."""
+"""Attempts to rewrite files if other commits change the same files."""
 _BATCH_ROWS = 1 << 16
 
 
 class Overtaken(Conflict):
-    """Other commits changed the same files before each attempt to replace their rows."""
+    """Other commits changed the same files before each attempt to replace the rows of these files."""
 
 
 class KeptRows(NamedTuple):
-    """New files with the rows to keep, and the names of the files that they replace."""
+    """New files with the rows that the table keeps, and the names of the old files that the new files replace."""
 
     parts: Sequence[PartFile]
     gone: Collection[str]
 
 
 class ReplacingTable(FileTable):
-    """A table in which files can replace others."""
+    """A table in which new files can replace old files."""
 
     def files(self) -> pa.Table:
-        """Return the table's files (`live_files`).
+        """Return the table's files (`list_live_files`).
 
         Raises:
-            UserError: there is no such table.
+            UserError: the table does not exist.
         """
         return list_live_files(self._need())
 
@@ -220,24 +222,23 @@ class ReplacingTable(FileTable):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         transaction: tuple[str, int] | None = None,
     ) -> int | None:
-        """Replace rows of the table by files in one commit; return the version that it made.
+        """Replace rows of the table by new files in one commit; return the version that the commit made.
 
-        Without a change there is no commit, and the version that was read is returned.
+        If there is nothing to change, no commit is made and the version that was read is returned.
 
         Args:
             parts: files to add.
             rows: filter of the rows to remove.
-            keep: function that rewrites the other rows of the affected files, given the table's files and those that
-                may
-                contain rows of the filter. It is called again if another commit has changed these files.
+            keep: function that writes the rows to keep in the affected files to new files. Its arguments are the table's files,
+                and the files that may contain rows to remove. It is called again if another commit has changed these
+                files.
             metadata: metadata of the commit.
-            transaction: application and number. If the table has this transaction or a later one of its application,
-                the
-                commit is skipped and None is returned.
+            transaction: application and number. If the table has this transaction or a later transaction of the
+                application, the commit is skipped and None is returned.
 
         Raises:
             Overtaken: other commits changed the same files before each attempt.
-            Conflict: other commits came first each time.
+            Conflict: other commits came first at every attempt.
             UserError: the log cannot be read or written, a file is gone, or the table no longer takes the columns that
                 `ready` prepared.
         """
@@ -272,9 +273,9 @@ class ReplacingTable(FileTable):
         gone: Collection[str],
         transaction: tuple[str, int] | None,
     ) -> Due | None:
-        """Return the transactions and removed files of a commit.
+        """Return the transactions and removed files of a commit, or None if the planned commit must not be made.
 
-        None: other files contain such rows now, or the commit was made before.
+        The commit must not be made if the files that contain rows to remove have changed, or if it was already made.
         """
         files = list_live_files(log)
         if find_files(files, rows) != met or (transaction is not None and not is_due(log, transaction)):
@@ -291,17 +292,17 @@ class ReplacingTable(FileTable):
 
 
 def replace_partition(tables: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
-    """Replace the rows with one value of a table's partition column in one commit.
+    """Replace all rows with one value in a table's partition column, in one commit.
 
     Args:
         tables: tables of the warehouse.
         table: name of the table, which must exist.
         name: name of the partition column.
-        value: value of the column in all old and new rows.
+        value: value of the partition column in all old and new rows.
         rows: the new rows.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be written.
     """
     log = ReplacingTable(tables, table)
@@ -316,18 +317,20 @@ def replace_partition(tables: Tables, table: str, name: str, value: str, rows: p
 def delete_rows(
     tables: Tables, table: str, rows: Filter, dry: bool = False, transaction: tuple[str, int] | None = None
 ) -> int:
-    """Delete rows of a table, if it exists, in one commit, and return their number; no commit if there are none.
+    """Delete rows of a table in one commit, and return the number of rows.
+
+    Without such rows, or if the table does not exist, no commit is made.
 
     Args:
         tables: tables of the warehouse.
         table: name of the table.
         rows: filter of the rows to delete.
-        dry: count the rows without deleting them.
-        transaction: application and number. Nothing is deleted if the table has this transaction, or a later one of
-            its application.
+        dry: whether to count the rows without deleting them.
+        transaction: application and number. Nothing is deleted if the table has this transaction or a later
+            transaction of the application.
 
     Raises:
-        Conflict: other commits came first each time.
+        Conflict: other commits came first at every attempt.
         UserError: the table cannot be read or written.
     """
     if not tables.exists(table):
@@ -373,7 +376,7 @@ def read_rows_of(
     rows: Filter,
     choose: Callable[[pa.RecordBatch, Filter], pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a file with all columns of its table; the file may lack some columns.
+    """Yield the selected rows of a file with all columns of its table, including columns that the file lacks.
 
     Args:
         folder: folder of the table.
@@ -381,7 +384,7 @@ def read_rows_of(
         partition: values of the file's partition columns, as texts.
         schema: schema of the table.
         rows: filter of the rows.
-        choose: `select_rows` or `drop_rows`.
+        choose: `select_rows` to yield the rows that meet the filter, or `drop_rows` to yield the other rows.
     """
     with open_parquet(folder, name) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -389,7 +392,7 @@ def read_rows_of(
 
 
 def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[str, str | None]]:
-    """Return the partition values (texts) of the named files among a table's files (`live_files`), by file name."""
+    """Return, by file name, the partition values (texts) of the named files in a table's files (`list_live_files`)."""
     columns = [name for name in files.column_names if name.startswith(_OF_PARTITION)]
     wanted: Any = pa.array(sorted(names), pa.string())
     found = files.select(["path", *columns]).filter(pc.field("path").isin(wanted)).to_pylist()

@@ -1,8 +1,8 @@
-"""Address, region and credentials of an S3 store, from the usual places of Amazon's tools.
+"""Address, region and credentials of an S3 store, from the places that Amazon's tools use.
 
-The address comes from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (neither: Amazon's address), the region from AWS_REGION
-or AWS_DEFAULT_REGION. Each client looks up credentials by itself: in the environment, in `~/.aws/credentials`, or from
-the machine's role. No setting of Spark, spec or message contains them.
+The address comes from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; without these variables it is Amazon's address. The
+region comes from AWS_REGION or AWS_DEFAULT_REGION. Each client looks up credentials by itself: in the environment, in
+`~/.aws/credentials`, or from the machine's role. Settings of Spark, specs and messages never contain credentials.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PLACES = (
     "AWS_DEFAULT_REGION",
     "AWS_ALLOW_HTTP",  # read by delta-rs
 )
-"""Environment variables with the location of a store, without those that contain credentials."""
+"""Environment variables that locate a store, without the variables that contain credentials."""
 
 
 class StoreSettings(NamedTuple):
-    """Address and region of a store; without an address it is Amazon's."""
+    """Address and region of a store; the address None means Amazon's address."""
 
     address: str | None
     region: str
@@ -38,7 +38,7 @@ class StoreSettings(NamedTuple):
 
 
 def store() -> StoreSettings:
-    """Return the store that the environment describes."""
+    """Return the settings of the store from the environment."""
     env = os.environ
     address = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None
     region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or _REGION
@@ -46,17 +46,17 @@ def store() -> StoreSettings:
 
 
 def store_variables(root: str) -> dict[str, str]:
-    """Return the environment variables that locate a warehouse's store, for a remote driver; none outside S3."""
+    """Return the environment variables that locate a warehouse's store, for a remote driver; empty outside S3."""
     return {name: os.environ[name] for name in _PLACES if is_in_s3(root) and os.environ.get(name)}
 
 
 def is_in_s3(root: str) -> bool:
-    """Return whether a folder, given by path or URI, is in S3."""
+    """Return whether a folder, which is given by path or URI, is in S3."""
     return root.startswith(f"{S3}://")
 
 
 def build_store_conf(root: str) -> dict[str, str]:
-    """Return the Spark settings of a warehouse, besides those of every job; none outside S3."""
+    """Return the Spark settings for a warehouse in S3, besides the settings of every job; empty outside S3."""
     if not is_in_s3(root):
         return {}
     where, hadoop = store(), "spark.hadoop.fs.s3a."
@@ -67,9 +67,9 @@ def build_store_conf(root: str) -> dict[str, str]:
         f"{hadoop}create.conditional.enabled": "true",
         f"{hadoop}aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         f"{hadoop}endpoint.region": where.region,
-        # The default stream reads ahead through a native library.
+        # The default stream would read ahead through a native library.
         f"{hadoop}input.stream.type": "classic",
-        # Spark's Python workers read small files by another client.
+        # Spark's Python workers read small files through another client.
         **{f"spark.executorEnv.{name}": value for name, value in store_variables(root).items()},
     }
     if where.address is not None:
@@ -80,7 +80,7 @@ def build_store_conf(root: str) -> dict[str, str]:
 
 
 def build_delta_options() -> dict[str, str]:
-    """Return the options with which delta-rs reaches the store; it finds credentials in the environment itself."""
+    """Return the options by which delta-rs reaches the store; delta-rs itself finds credentials in the environment."""
     where = store()
     options = {"AWS_REGION": where.region}
     if where.address is not None:
@@ -89,7 +89,7 @@ def build_delta_options() -> dict[str, str]:
 
 
 def read_credentials() -> dict[str, str]:
-    """Return the keys of the profile in `~/.aws/credentials`; none if the environment has keys or the file has none."""
+    """Return the keys of the profile in `~/.aws/credentials`; empty if it has none or the environment has keys."""
     env = os.environ
     if env.get("AWS_ACCESS_KEY_ID") or env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return {}

@@ -1,7 +1,7 @@
-"""The log of a Delta table, and commits to it, without Spark (delta-rs), in a folder or in S3.
+"""The log of a Delta table in a folder or in S3, and commits to the log, without Spark (delta-rs).
 
-Each commit is one file of the log, which the store creates only if it is absent. A commit must become the version right
-after the one that was read. If another commit came first, the table is read again and the change is computed again.
+Each commit is one file of the log, which the store creates only if the file is absent. A commit must become the version
+right after the version that was read. If another commit came first, the table is read and the change is computed again.
 Each commit has a random identity. If the store's answer was lost, the identity in the log file of that version shows
 whether the commit was made.
 
@@ -42,18 +42,19 @@ from jobs.storage.table_rows import list_live_files, open_log
 from jobs.storage.warehouse import Tables
 
 _CHECKPOINT_EVERY = 10
-"""Commits between checkpoints of the log, as in Delta's own default."""
+"""Number of commits between two checkpoints of the log; Delta has the same default."""
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Properties of all commits: checkpoints are written separately here, so that their failure does not fail the commit.
+"""Properties of all commits. Checkpoints are written in a separate step, so that the failure of a checkpoint does not
+fail the commit.
 """
 _TRIES, _PAUSE_SECONDS, _LOCAL_SECONDS = 8, (0.1, 1.0), (0.0, 0.1)
-"""Maximum attempts of a commit if others come first, and the seconds of random pause between them. In a folder the
-pause is shorter, as a lock orders the commits of our commands.
+"""Maximum attempts of a commit if other commits come first, and the range of the random pause between attempts, in
+seconds. In a folder the pause is shorter, as a lock orders the commits of this product's commands.
 """
 _LOOKS, _LOOK_SECONDS = 5, 0.3
-"""Attempts to find a commit whose answer was lost, and the pause between them."""
+"""Attempts to find a commit whose answer was lost, and the pause between attempts, in seconds."""
 _COMMIT = "kalmanCommit"
-"""Field of a commit with its identity."""
+"""Field of a commit that contains its identity."""
 
 
 class Due(NamedTuple):
@@ -68,9 +69,9 @@ class Conflict(UserError):
 
 
 def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
-    """Return the files of a version of a table (`live_files`).
+    """Return the files of a version of a table (`list_live_files`).
 
-    None if the table cannot be read here, or uses deletion vectors or column mapping.
+    Return None if delta-rs cannot read the table, or the table uses deletion vectors or column mapping.
     """
     try:
         log = open_log(warehouse.root, table, version)
@@ -85,12 +86,12 @@ def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | Non
 class FileTable:
     """A table to which files are committed by name.
 
-    The log is read once and then updated. It is read anew if the table was replaced.
+    The log is read once and then updated. If the table was replaced, its log is read from the beginning.
 
     Args:
         warehouse: warehouse of the table.
         table: name of the table.
-        settings: properties that the files satisfy, besides the properties that all files do.
+        settings: table properties that the files satisfy, besides the properties that every file satisfies.
     """
 
     def __init__(
@@ -108,19 +109,19 @@ class FileTable:
         self._asked: pa.Schema | None = None
         self._by_partition = False
         self.tried = False
-        """Whether a commit of files was attempted, so that a version may name them. The code that writes other files
-        resets it."""
+        """Whether a commit of files was attempted, so that a version of the table may name these files. The code that
+        writes other files resets this flag."""
 
     def ready(self, schema: pa.Schema, by_partition: bool = False) -> None:
-        """Prepare the table for files with these columns: add missing columns, in one commit.
+        """Prepare the table for files with these columns: add the missing columns, in one commit.
 
         Args:
             schema: columns of the files.
-            by_partition: each file has its partition values in `PartFile.values`.
+            by_partition: whether each file has the values of its partition columns in `PartFile.values`.
 
         Raises:
-            UserError: the table does not exist, its owner demands more of a writer than files satisfy, or a column has
-                another type.
+            UserError: the table does not exist, a property of the table demands more of a writer than the files
+                satisfy, or a column has another type.
         """
         self._asked, self._by_partition = schema, by_partition
         log = self._need()
@@ -147,19 +148,19 @@ class FileTable:
 
     @property
     def indexed(self) -> int:
-        """Return the number of leading columns with statistics in each file."""
+        """Return the number of leading columns that have statistics in each file."""
         asked = self._need().metadata().configuration.get("delta.dataSkippingNumIndexedCols", "")
         return int(asked) if asked.isdigit() else sys.maxsize if asked == "-1" else INDEXED
 
     @property
     def file_bytes(self) -> int:
-        """Return the size in bytes from which a file of the table is full."""
+        """Return the size in bytes at which a file of the table is full."""
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
         return _parse_bytes(asked) or TARGET_BYTES
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
-        """Return whether the table lacks a transaction (application, number) and all later ones of its application."""
+        """Return whether the table has neither this transaction (application, number) nor a later one."""
         return is_due(self._need(), transaction)
 
     def commit(
@@ -168,15 +169,14 @@ class FileTable:
         transaction: tuple[str, int] | None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> int | None:
-        """Add files to the table in one commit; retries of a transaction (application, number) add them once.
+        """Add files to the table in one commit; a repeated transaction (application, number) adds no files again.
 
-        Return the version that the commit made, or None if the table has the transaction, or a later one of its
-        application.
+        Return the version that the commit made, or None if the table has the transaction, or a later transaction of the
+        same application.
 
         Raises:
-            UserError: other commits came first each time, the log cannot be read or written, a file is gone, or the
-                table
-                no longer takes the columns that `ready` prepared.
+            UserError: other commits came first at every attempt, the log cannot be read or written, a file is gone, or
+                the table no longer takes the columns that `ready` prepared.
         """
 
         def due(log: DeltaTable) -> Due | None:
@@ -198,8 +198,8 @@ class FileTable:
         """
 
         def due(log: DeltaTable) -> Due:
-            # The transactions are read after the log, so a commit in between makes this commit fail. One read of all
-            # transactions is cheaper than one read of the log for each.
+            # The transactions are read after the log, so another commit between the two reads makes this commit fail.
+            # One read of all transactions is cheaper than one read of the log for each transaction.
             known = self._warehouse.transactions(self.name)
             ended = [name for name, _ in transactions if name in known]
             if ended:
@@ -222,7 +222,7 @@ class FileTable:
             make: function that makes at most one commit, given a log and commit properties.
 
         Raises:
-            Conflict: other commits came first each time.
+            Conflict: other commits came first at every attempt.
             UserError: the log cannot be read or written.
         """
 
@@ -234,14 +234,14 @@ class FileTable:
         return self._try_commit(write)
 
     def overwrite(self, parts: Sequence[PartFile], columns: DeltaSchema) -> int:
-        """Replace all files of the table in one commit; return the version that it made.
+        """Replace all files of the table in one commit; return the version that the commit made.
 
         Args:
             parts: the new files.
-            columns: new columns of the table, which is made if it does not exist.
+            columns: new columns of the table. If the table does not exist, it is made with these columns.
 
         Raises:
-            Conflict: other commits came first each time.
+            Conflict: other commits came first at every attempt.
             UserError: the log cannot be read or written, or a file is gone.
         """
         if not self._warehouse.exists(self.name):
@@ -270,7 +270,7 @@ class FileTable:
         due: Callable[[DeltaTable], Due | None],
         metadata: Mapping[str, Any],
     ) -> int | None:
-        """Commit files with further actions; return the version made, or None if the commit was already made."""
+        """Commit files with further actions; return the new version, or None if the commit was already made."""
 
         def write(log: DeltaTable, identity: str) -> int | None:
             found = due(log)
@@ -288,7 +288,7 @@ class FileTable:
         return self._try_commit(write)
 
     def _try_commit(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
-        """Make a commit right after the newest version; return its version, or None if it made none."""
+        """Make a commit right after the newest version; return its version, or None if `write` made no commit."""
         object_files.ensure_probed(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
@@ -317,12 +317,12 @@ class FileTable:
                 return version
 
     def _made(self, version: int, identity: str) -> bool:
-        """Return whether the commit of a version has this identity."""
+        """Return whether the commit of a version has the given identity."""
         info = self._warehouse.commit_info(self.name, version)
         return info is not None and info.get(_COMMIT) == identity
 
     def _has_arrived(self, version: int, identity: str) -> bool:
-        """Look for a commit whose answer was lost, which may still be on its way; return whether it was made."""
+        """Look for a commit after the answer to it was lost, as it may still arrive; return whether it was made."""
         for look in range(1 if self._warehouse.local else _LOOKS):
             time.sleep(_LOOK_SECONDS if look else 0.0)
             with suppress(UserError):
@@ -331,7 +331,7 @@ class FileTable:
         return False
 
     def _find_refusal(self, log: DeltaTable, schema: pa.Schema) -> str | None:
-        """Return why the table does not take files with these columns, or None."""
+        """Return the reason why the table does not take files with these columns, or None if it takes them."""
         why = find_refusal(log, self._settings) or find_other_type(log, schema)
         if why is not None:
             return why
@@ -348,7 +348,7 @@ class FileTable:
         return log
 
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
-        """Check the table and the files again: minutes may have passed, or days in a frozen process."""
+        """Check the table and the files again, since minutes (in a frozen process, days) may have passed."""
         again = "run the command again, which writes its rows again"
         if self._asked is not None:
             why = self._find_refusal(log, self._asked)
@@ -372,7 +372,7 @@ class FileTable:
         columns: DeltaSchema,
         properties: CommitProperties,
     ) -> int:
-        """Commit added and removed files right after the version of a log; return the version that it made."""
+        """Commit added and removed files right after the version of a log; return the new version."""
         log.create_write_transaction(
             list(actions),
             mode,
@@ -396,7 +396,7 @@ class FileTable:
                     log.cleanup_metadata()
         except (UserError, DeltaError, OSError):
             pass  # the commit succeeded; a later commit writes the checkpoint
-        # Each update makes a log costlier to update; a log read anew from a checkpoint is cheap again.
+        # Each update makes the next update of a log slower; a log that is read from a new checkpoint is fast again.
         self._log = None
 
     def _fresh(self) -> DeltaTable | None:
@@ -424,7 +424,7 @@ class FileTable:
 def commit_or_remove(
     files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
 ) -> int | None:
-    """Commit written files, and remove them if no commit can name them."""
+    """Commit written files. If the commit failed and no version can name the files, remove them."""
     version = None
     try:
         version = commit(parts)
@@ -439,16 +439,17 @@ def append_rows(
 ) -> int | None:
     """Write rows from this process and append them in one commit, once per transaction (application, number).
 
-    Return the version that the commit made, or None if the table has the transaction, or a later one.
+    Return the version that the commit made, or None if the table has the transaction, or a later transaction of the
+    same application.
 
     Args:
-        files: the table, which gets the columns that it lacks.
+        files: the table; columns of the rows that the table lacks are added to it.
         rows: rows with the table's column names and types.
         transaction: application and number.
         detail: text stored in the commit (`LogEntry.detail` if it is JSON).
 
     Raises:
-        UserError: the table does not take such rows, or the commit failed.
+        UserError: the table does not take rows with these columns, or the commit failed.
     """
     if not files.is_due(transaction):
         return None
@@ -471,7 +472,7 @@ def _commit_name(version: int) -> str:
 def _build_properties(
     identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
-    """Return the properties of one commit, which forbid a retry at a later version."""
+    """Return the properties of one commit, which forbid delta-rs to retry the commit at a later version."""
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
 
 
@@ -480,7 +481,7 @@ def _build_add_actions(parts: Sequence[PartFile]) -> list[AddAction]:
 
 
 def add_absent(log: DeltaTable, fields: Sequence[Field], properties: CommitProperties) -> None:
-    """Add missing columns to a table in one commit; no commit if it has them all."""
+    """Add missing columns to a table in one commit; make no commit if no column is missing."""
     have = {field.name for field in log.schema().fields}
     absent = [field for field in fields if field.name not in have]
     if absent:
@@ -494,27 +495,27 @@ def _build_metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
 
 
 def _format_reason(error: Exception) -> str:
-    """Return an error's message on one line: delta-rs prints its causes on several lines, in color."""
+    """Return an error's message on one line without color; delta-rs prints causes on several lines, in color."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
     return ": ".join(cause for cause in causes if cause)[:600]
 
 
 def is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
-    """Return whether a log lacks a transaction (application, number) and all later ones of its application."""
-    # delta-rs detects transactions only in commits after the version that it has read.
+    """Return whether a log has neither a transaction (application, number) nor a later one of the application."""
+    # delta-rs finds a transaction only if its commit is not newer than the version that delta-rs has read.
     last = log.transaction_version(transaction[0])
     return last is None or last < transaction[1]
 
 
 def build_transaction(application: str, number: int) -> Transaction:
-    """Return a transaction as an action of a commit."""
+    """Return a transaction in the form of an action of a commit."""
     # Delta in Java may expire a transaction that has no time.
     return Transaction(application, number, int(time.time() * 1000))
 
 
 def _parse_bytes(text: str | None) -> int | None:
-    """Parse a size such as `104857600`, `100mb` or `1g` into bytes; None if it is not a size."""
+    """Parse a size such as `104857600`, `100mb` or `1g` into bytes; return None if the text is not a size."""
     if text is None:
         return None
     plain = text.strip().lower().removesuffix("b")

@@ -1,4 +1,4 @@
-"""Read the rows of Delta tables into Arrow without Spark: versions, partitions, filters, file by file."""
+"""Read rows of Delta tables into Arrow without Spark: by version, partition and filter, file by file."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from jobs.storage.settings import build_delta_options, is_in_s3
 _compute: Any = pc
 
 Filter = Sequence[Sequence[tuple[str, str, Any]]]
-"""Row filter in the form of `filters` of `pyarrow.parquet`: a row must meet all conditions of one of the lists.
+"""Row filter in the form of `filters` of `pyarrow.parquet`: a row must meet all conditions of at least one list.
 
-A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition except
-`not in`.
+A condition consists of a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null value meets no
+condition except `not in`.
 """
 _ROUNDED_US = 1000
-"""Statistics of times are in whole milliseconds, which Delta in Java rounds down."""
+"""Precision of times in statistics, in microseconds: Delta in Java rounds times down to whole milliseconds."""
 
 
 class Met(NamedTuple):
-    """Files that may contain rows of a filter: those with only such rows, and the rest."""
+    """Files that may contain rows that meet a filter: the files with only such rows, and the other files."""
 
     whole: frozenset[str]
     across: frozenset[str]
 
 
 def find_files(files: pa.Table, rows: Filter) -> Met:
-    """Return the files of a table (`live_files`) that may contain rows of a filter, by their statistics."""
+    """Return the files of a table (`list_live_files`) that by their statistics may contain rows that meet a filter."""
     whole, beside = _select_none(files), _compute.invert(_select_none(files))
     for conditions in rows:
         every, some_none = _compute.invert(_select_none(files)), _select_none(files)
@@ -68,7 +68,7 @@ def drop_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
 
 
 def convert_time(micros: int) -> pa.Scalar:
-    """Return a time, in microseconds since 1970, as the value of a condition."""
+    """Return a time, given in microseconds since 1970, as the value of a condition."""
     return pa.scalar(micros, pa.int64()).cast(UTC_MICROSECONDS)
 
 
@@ -77,7 +77,7 @@ def _select_none(files: pa.Table) -> Any:
 
 
 def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, Any]:
-    """Return two masks of files: all rows meet the condition; no row meets it."""
+    """Return two masks of files: files in which all rows meet the condition, and files in which no row meets it."""
     names = files.column_names
     if f"partition.{name}" in names:
         least = greatest = files[f"partition.{name}"].combine_chunks()
@@ -116,7 +116,7 @@ def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _UNREADABLE = {"deletionVectors", "columnMapping"}
-"""Features of a table whose Parquet files alone do not determine its rows."""
+"""Features of a table that make its Parquet files insufficient to determine its rows."""
 
 
 def read_table(
@@ -127,15 +127,15 @@ def read_table(
     version: int | None = None,
     among: tuple[str, Sequence[str]] | None = None,
 ) -> pa.Table | None:
-    """Return columns of a table at a version or the newest; None if the table does not exist.
+    """Return columns of a table at a version or at the newest version; None if the table does not exist.
 
     Args:
         root: root of the warehouse.
         table: name of the table, such as `manifests`.
-        columns: names of columns, without partition columns; a column that a file lacks is null in its rows.
+        columns: names of columns, without partition columns; if a file lacks a column, the column is null in its rows.
         partition: values of partition columns; only files of this partition are read.
-        version: version of the table; None: the newest.
-        among: a text column and its allowed values; None: all rows.
+        version: version of the table; None means the newest.
+        among: a text column and its allowed values; None means all rows.
 
     Raises:
         UserError: the table or version cannot be read without Spark.
@@ -152,7 +152,7 @@ def read_parts(
     version: int | None = None,
     among: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a table file by file, for tables larger than the memory; arguments as in `read_table`.
+    """Yield the rows of a table file by file, for tables larger than memory; the arguments are those of `read_table`.
 
     Raises:
         UserError: the table or version cannot be read without Spark.
@@ -167,21 +167,21 @@ def read_parts(
 
 
 def list_live_files(log: DeltaTable) -> pa.Table:
-    """Return the files of a log's version, as `DeltaTable.get_add_actions` flattens them.
+    """Return the files of a log's version as a flat table, in the form of `DeltaTable.get_add_actions`.
 
-    Their `path` is relative to the table's folder, as `open_parquet` expects.
+    The column `path` contains paths relative to the table's folder, as `open_parquet` expects.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
     names: Any = found["path"].cast(pa.string())
     if any("%" in path for path in names.to_pylist()):
         names = pa.array(
             [unquote(path) for path in names.to_pylist()], pa.string()
-        )  # `pa.array` imports pandas
+        )  # only for such paths, because `pa.array` imports pandas
     return found.set_column(found.column_names.index("path"), "path", names)
 
 
 def count_rows(folder: str, files: pa.Table) -> int:
-    """Count the rows of some of a table's files (`live_files`), from the log or else from the files."""
+    """Count the rows of the given files (`list_live_files`) from the log, or from the files if the log lacks counts."""
     names = files["path"].to_pylist()
     known = files["num_records"].to_pylist() if "num_records" in files.column_names else [None] * len(names)
     return sum(
@@ -201,7 +201,7 @@ def _read_files(root: str, table: str, log: DeltaTable) -> pa.Table:
 
 
 def refuse_unreadable(path: str, log: DeltaTable) -> None:
-    """Refuse a table whose Parquet files alone do not determine its rows.
+    """Refuse a table whose rows cannot be determined from its Parquet files alone.
 
     Raises:
         UserError: the table uses deletion vectors or column mapping.
@@ -212,7 +212,7 @@ def refuse_unreadable(path: str, log: DeltaTable) -> None:
 
 
 def _list_names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
-    """Return the sorted names of the files of a log's version, or of one partition."""
+    """Return the sorted names of the files of a log's version, or of the files of one partition."""
     found = _read_files(root, table, log)
     if found.num_rows:
         found = filter_rows(found, {f"partition.{name}": value for name, value in partition.items()})
@@ -221,7 +221,7 @@ def _list_names(root: str, table: str, log: DeltaTable, partition: Mapping[str, 
 
 @contextmanager
 def report_unreadable_table(where: str) -> Iterator[None]:
-    """Report an unreadable table, version or log as a `UserError`."""
+    """Report a table, version or log that cannot be read as a `UserError`."""
     try:
         yield
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -231,7 +231,7 @@ def report_unreadable_table(where: str) -> Iterator[None]:
 def list_partition_files(
     root: str, table: str, partition: Mapping[str, str], version: int | None = None
 ) -> list[str]:
-    """Return the sorted files of a partition, at a version or the newest, as `open_parquet` expects them.
+    """Return the sorted paths of a partition's files, for `open_parquet`, at a version or the newest version.
 
     Raises:
         UserError: the table, or the version, cannot be read without Spark.
@@ -241,7 +241,7 @@ def list_partition_files(
 
 
 def build_location(root: str, table: str) -> dict[str, Any]:
-    """Return the location of a table for delta-rs: its URI and the options of its store.
+    """Return the location of a table in the form that delta-rs takes: its URI and the options of its store.
 
     Raises:
         UserError: delta-rs would misread the path.
@@ -258,18 +258,18 @@ def build_location(root: str, table: str) -> dict[str, Any]:
 
 
 def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
-    """Open a table's log, at a version or the newest.
+    """Open a table's log, at a version or at the newest version.
 
     Raises:
         TableNotFoundError: the table does not exist.
         DeltaError: the log, or the version, cannot be read.
-        UserError: as in `place_of`.
+        UserError: as in `build_location`.
     """
     return DeltaTable(**build_location(root, table), version=version)
 
 
 def open_parquet(folder: str, name: str) -> pq.ParquetFile:
-    """Open a Parquet file below a folder, given as a path or as a URI of an object store.
+    """Open a Parquet file below a folder, which is a path or the URI of an object store.
 
     Raises:
         OSError: the file does not exist.
@@ -281,12 +281,12 @@ def open_parquet(folder: str, name: str) -> pq.ParquetFile:
         if content is None:
             raise FileNotFoundError(f"{folder}/{name} is gone")
         source = pa.BufferReader(content)
-    # Java's files of earlier releases store times as INT96. Read as nanoseconds they would overflow.
+    # Files that Java wrote in earlier releases store times as INT96; converted to nanoseconds the times would overflow.
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
 def _open_existing(root: str, table: str) -> DeltaTable | None:
-    """Open a table's log; None if the table does not exist or cannot be read."""
+    """Open a table's log; return None if the table does not exist or cannot be read."""
     try:
         return open_log(root, table)  # `is_deltatable` would block all threads until the store has answered
     except TableNotFoundError:
@@ -294,14 +294,14 @@ def _open_existing(root: str, table: str) -> DeltaTable | None:
 
 
 def read_column_types(root: str, table: str) -> dict[str, str]:
-    """Return Delta's types of a table's columns, such as `long`; none if the table does not exist or cannot be read."""
+    """Return Delta's type, such as `long`, of each column; empty if the table does not exist or cannot be read."""
     log = _open_existing(root, table)
     fields = [] if log is None else log.schema().fields
     return {field.name: str(getattr(field.type, "type", "")) for field in fields}
 
 
 def measure_files(root: str, table: str) -> tuple[int, int] | None:
-    """Return the number of files of a table and their bytes; None if the table does not exist or cannot be read."""
+    """Return a table's number of files and their total bytes; None if it does not exist or cannot be read."""
     log = _open_existing(root, table)
     if log is None:
         return None
@@ -310,7 +310,7 @@ def measure_files(root: str, table: str) -> tuple[int, int] | None:
 
 
 def find_write_time(root: str, table: str) -> datetime | None:
-    """Return when rows of a table were last written; None if its log does not record it."""
+    """Return the time when rows of a table were last written; None if the log does not record the time."""
     for commit in open_log(root, table).history(20):
         if commit.get("operation") in ("MERGE", "WRITE"):
             return datetime.fromtimestamp(int(commit["timestamp"]) / 1e3, UTC)
@@ -318,7 +318,7 @@ def find_write_time(root: str, table: str) -> datetime | None:
 
 
 def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | None = None) -> pa.Table:
-    """Return columns of a small table at the version of a log, by default all; times are in UTC.
+    """Return columns of a small table at the version of a log; by default all columns. Times are in UTC.
 
     A column that the table lacks is null.
 
@@ -347,13 +347,13 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
 
 
 def _read_or_count(file: pq.ParquetFile, wanted: Sequence[str]) -> pa.Table:
-    """Return columns of a file; if it has none of them, the right number of nulls."""
+    """Return columns of a file; if the file has no such column, return its number of rows as nulls."""
     found = _read(file, wanted, None)
     return found if found.num_columns else pa.table({"": pa.nulls(file.metadata.num_rows)})
 
 
 def _add_partition(rows: pa.Table, files: pa.Table, place: int) -> pa.Table:
-    """Append the partition columns that a file lacks: their values stand in the log alone, as in Delta's protocol."""
+    """Append the partition columns that a file lacks; by Delta's protocol only the log has their values."""
     for column in files.column_names:
         name = column.removeprefix("partition.")
         if name != column and name not in rows.column_names:
@@ -362,12 +362,12 @@ def _add_partition(rows: pa.Table, files: pa.Table, place: int) -> pa.Table:
 
 
 def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
-    """Return whether a table has a row with these values; only files whose statistics allow it are read.
+    """Return whether a table has a row with these values; read only files whose statistics allow such a row.
 
     Args:
         root: root of the warehouse.
         table: name of the table.
-        where: texts or whole numbers, by column.
+        where: wanted values (texts or whole numbers), by column.
 
     Raises:
         UserError: the table cannot be read without Spark.
@@ -386,8 +386,8 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
 
 
 def filter_rows(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
-    """Return the rows with these values, by column."""
-    compute: Any = pc  # a filter by an expression would import Arrow's datasets and, with them, pandas
+    """Return the rows that have the given values, by column."""
+    compute: Any = pc  # a filter by an expression would import Arrow's datasets, which import pandas
     for name, value in where.items():
         found = found.filter(compute.equal(found[name], value))
     return found
@@ -397,7 +397,7 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
     wanted = [name for name in columns if name in file.schema_arrow.names]
     if among is None:
         rows = file.read(wanted)
-    else:  # read by row groups: only the selected rows stay in memory
+    else:  # read by row groups, so that only the selected rows stay in memory
         column, values = among
         has = pa.array(values, pa.string())
         groups = (file.read_row_group(i, wanted) for i in range(file.num_row_groups))
@@ -410,13 +410,13 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
 def cast_rows(
     batch: pa.RecordBatch, schema: pa.Schema, partition: Mapping[str, str | None] = MappingProxyType({})
 ) -> pa.RecordBatch:
-    """Return rows of a file with the columns and plain types of a table.
+    """Return rows of a file with the columns of a table, in plain types.
 
     Args:
         batch: the rows.
         schema: columns of the table.
-        partition: values, as texts, of columns that are constant in the file and absent from it; other absent columns
-            are null.
+        partition: values, as texts, of columns that are constant in the file and absent from it; all other absent
+            columns are null.
     """
 
     def column(field: pa.Field) -> pa.Array:
@@ -432,31 +432,31 @@ def cast_rows(
 
 
 def cast_schema(schema: pa.Schema) -> pa.Schema:
-    """Return columns in the types that all files have."""
-    # Writers differ in Arrow's type of text, and releases in that of times.
+    """Return columns with their types replaced by the plain types to which all files are cast."""
+    # Writers use different Arrow types for texts, and releases use different types for times.
     return pa.schema([field.with_type(_find_plain_type(field.type)) for field in schema])
 
 
 def to_arrow(batches: Any) -> pa.Table:
-    """Convert a result of delta-rs, which has another Arrow library, to a table. (`pa.table` imports pandas.)"""
+    """Convert a result of delta-rs, which uses another Arrow library, to a table. `pa.table` would import pandas."""
     return pa.RecordBatchReader.from_stream(batches).read_all()
 
 
 def cast_to_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column in the type of Delta's schema; Parquet files differ in their types of texts and times."""
+    """Return a column in the type of Delta's schema; Parquet files use different types for texts and times."""
     return column.cast(UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind)
 
 
 def to_rows(found: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a small table as dictionaries, with times in UTC."""
-    # Arrow would import pandas for its times, which takes longer than the rest.
+    # Arrow would import pandas to convert times, which takes longer than all other steps.
     lists = [_list_values(column) for column in found.columns]
     return [dict(zip(found.column_names, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def group_rows(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
     """Return the distinct combinations of values of N rows, and for each row the index of its combination (N,)."""
-    # `Table.group_by` imports Arrow's datasets and, with them, pandas.
+    # `Table.group_by` imports Arrow's datasets, which import pandas.
     combinations: list[tuple[Any, ...]] = [()]
     group_of = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
@@ -479,7 +479,7 @@ def _list_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _find_plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that files have for a column of this type."""
+    """Return the plain type to which a column of this type is cast."""
     if pa.types.is_string_view(kind):
         return pa.string()
     return UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind

@@ -1,4 +1,4 @@
-"""Names and columns of the Delta tables."""
+"""The names and columns of this product's Delta tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LATE_COPIES = """
     replay string, model string, rows bigint, replayed_at timestamp
 """
 LATE_COPIES_TABLE = "late_copies"
-"""One row per replay of late rows. Versions of the measurements committed without this table have no copy."""
+"""Table with one row for each replay of late rows. Measurements committed before the table existed have no copies."""
 LATE_COPY = "late:"
-"""Prefix of the origin of a measurement that is a copy by a replay of late rows."""
+"""Prefix of the origin of a measurement that a replay of late rows has copied."""
 SNAPSHOTS = """
     snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,
     mean array<double>, covariance array<double>, log_likelihood double, extras map<string, array<double>>
@@ -54,9 +54,9 @@ LIVE_ESTIMATES = """
     key_columns array<string>
 """
 _RUN = "-history-"
-"""Separator between model version and digest in the id of a run over history."""
+"""Separator between the model version and the digest in the id of a run over history."""
 SOURCE_RANGE = "source_range"
-"""Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
+"""Column of the estimates: the part of the source that their micro-batch read (`jobs.lineage.source_ranges`)."""
 VERIFICATIONS = """
     run_id string, model string, step string, part string, outcome string, rows bigint, compared bigint,
     differences bigint, first_difference string, not_verified string, counts string, firsts string, plan string,
@@ -79,7 +79,7 @@ def estimates(model: str) -> str:
 
 
 def estimates_history(model: str) -> str:
-    """Return the name of the table of the estimates of a model's history (`jobs.batch.estimating`)."""
+    """Return the name of the table of estimates over a model's history (`jobs.batch.estimating`)."""
     return f"estimates_history/{model}"
 
 
@@ -89,7 +89,7 @@ def latest(model: str) -> str:
 
 
 def forecast_skill(model: str) -> str:
-    """Return the name of the table of a model's forecasts with their measured values."""
+    """Return the name of the table of a model's forecasts together with the values measured later."""
     return f"forecast_skill/{model}"
 
 
@@ -99,12 +99,12 @@ def forecasts(model: str) -> str:
 
 
 def windows(model: str) -> str:
-    """Return the name of the table of a model's windows."""
+    """Return the name of the table of a model's monitoring windows."""
     return f"windows/{model}"
 
 
 def windows_open(model: str) -> str:
-    """Return the name of the table of a model's windows that wait to become final."""
+    """Return the name of the table of a model's windows that are not final yet."""
     return f"windows_open/{model}"
 
 
@@ -114,46 +114,46 @@ def alerts(model: str) -> str:
 
 
 def windows_history(model: str) -> str:
-    """Return the name of the table of the windows over a model's history."""
+    """Return the name of the table of windows over a model's history."""
     return f"windows_history/{model}"
 
 
 def rule_states(model: str) -> str:
-    """Return the name of the table of the exported states of a model's rules."""
+    """Return the name of the table with the exported states of a model's rules."""
     return f"rule_states/{model}"
 
 
 def alerts_history(model: str) -> str:
-    """Return the name of the table of the alerts over a model's history."""
+    """Return the name of the table of alerts over a model's history."""
     return f"alerts_history/{model}"
 
 
 def forecast_skill_history(model: str) -> str:
-    """Return the name of the table of forecasts from a model's history with their measured values."""
+    """Return the name of the table of forecasts over a model's history together with the values measured later."""
     return f"forecast_skill_history/{model}"
 
 
 def list_history_tables(model: str) -> tuple[str, ...]:
-    """Return the names of the tables of a model's history, existing or not."""
+    """Return the names of all tables of a model's history, whether or not they exist."""
     names = (estimates_history, windows_history, alerts_history, forecast_skill_history)
     return tuple(name(model) for name in names)
 
 
 def run_name(model: str, version: int, digest: str) -> str:
-    """Return the id of a run over the history of a version of a model."""
+    """Return the id of a run over the history with a version of a model."""
     return f"{model}-v{version}{_RUN}{digest}"
 
 
 def is_run(generation: str) -> bool:
-    """Return whether a generation's name is that of a run over history; a stream's generation has only a number."""
+    """Return whether a generation's name is the id of a run over history, and not the name of a stream's generation."""
     return _RUN in generation
 
 
 def need_measurements(warehouse: Tables, model: str) -> str:
-    """Return the name of a model's measurements table, which must exist.
+    """Return the name of a model's measurements table after a check that it exists.
 
     Raises:
-        UserError: no rows have been landed yet.
+        UserError: no rows have been landed yet, so the table does not exist.
     """
     table = measurements(model)
     if not warehouse.exists(table):
@@ -165,7 +165,7 @@ def need_measurements(warehouse: Tables, model: str) -> str:
 
 
 def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
-    """Refuse measurements that lack columns of the spec, which may have changed since they landed.
+    """Refuse a measurements table that lacks columns of the spec, which may have changed since the rows landed.
 
     Raises:
         UserError: a column is missing.
@@ -174,7 +174,7 @@ def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
 
 
 def refuse_absent(have: Sequence[str], model: str, columns: Sequence[str]) -> None:
-    """Refuse columns `have` that lack columns of the spec.
+    """Refuse a table whose columns `have` do not include all columns of the spec.
 
     Raises:
         UserError: a column is missing.

@@ -1,7 +1,7 @@
-"""The tables and the small files below one root, in a folder or an object store. No Spark.
+"""The tables and the small files below one root, in a folder or an object store, without Spark.
 
-Small tables are read as a whole, large tables part by part (`jobs.storage.table_rows`). A Spark session over the same
-root is `jobs.spark.warehouse.Warehouse`, which has all of these methods as well.
+Small tables are read as a whole, large tables file by file (`jobs.storage.table_rows`). The class for a root with a
+Spark session is `jobs.spark.warehouse.Warehouse`, which has all methods of `Tables` as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jobs.storage.table_rows import (
 
 
 class LogEntry(NamedTuple):
-    """A commit: the version that it made, Delta's name of the operation, and its writer's JSON metadata."""
+    """A commit: the version that it made, Delta's name of the operation, and the JSON metadata from its writer."""
 
     version: int
     operation: str
@@ -51,7 +51,7 @@ class LogEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables below one root: an absolute path, or a URI."""
+    """The tables below one root, which is an absolute path or a URI."""
 
     root: str
 
@@ -65,7 +65,7 @@ class Tables:
         return replace(self, root=root)
 
     def path(self, table: str) -> str:
-        """Return the location of a table or folder such as `measurements/nile`."""
+        """Return the location of a table or folder with a name such as `measurements/nile`."""
         return f"{self.root}/{table}"
 
     def files(self, folder: str) -> WarehouseFiles:
@@ -73,7 +73,7 @@ class Tables:
         return open_files(self.path(folder))
 
     def open_spark_files(self, folder: str) -> WarehouseFiles:
-        """Return the files of a folder that Spark writes; in a local folder with Spark's checksums."""
+        """Return the files of a folder to which Spark writes; in a local folder they have Spark's checksums."""
         local = find_local_path(self.path(folder))
         return open_files(self.path(folder)) if local is None else ChecksummedFiles(local)
 
@@ -82,7 +82,7 @@ class Tables:
         return bool(self._list_versions(table))
 
     def latest_version(self, table: str) -> int:
-        """Return the latest version of a table, by the names of the log's files."""
+        """Return the latest version of a table, according to the names of the log's files."""
         return max(self._list_versions(table))
 
     def table_id(self, table: str) -> str:
@@ -100,7 +100,7 @@ class Tables:
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Create a table with columns given as text (`jobs.storage.columns`), as `make` does."""
+        """Create a table as `make` does; the columns are given as text (`jobs.storage.columns`)."""
         self.make(table, parse_schema(columns), partition_by, properties)
 
     def make(
@@ -113,17 +113,17 @@ class Tables:
     ) -> bool:
         """Create a table unless it exists, and return whether this call created it.
 
-        All columns are nullable, and have the dictionary's comments.
+        All columns are nullable, and have the comments of the dictionary.
 
-        Of concurrent commands exactly one creates the table. A command killed before its one commit leaves at most a
-        folder without a table, in which the next command can create it.
+        If several commands create the table at the same time, exactly one of them succeeds. A command that is killed
+        before its only commit leaves at most a folder without a table, and the next command can create the table there.
 
         Args:
             table: name of the table.
             columns: columns of the table.
             partition_by: names of the partition columns.
             properties: properties of the table.
-            files: files of the first commit.
+            files: files to add in the first commit.
 
         Raises:
             UserError: the table cannot be made.
@@ -161,24 +161,24 @@ class Tables:
 
         Args:
             table: name of the table.
-            where: required value by column.
-            columns: columns of the result; None: all.
-            version: version of the table; None: the newest.
+            where: required values, by column; None means all rows.
+            columns: columns of the result; None means all columns.
+            version: version of the table; None means the newest.
         """
-        # A filter of Arrow by a Python value would import pandas, which takes longer than the rest.
+        # An Arrow filter by a Python value would import pandas, which takes longer than all other steps.
         found = to_rows(self.columns(table, columns, version))
         return [row for row in found if all(row[name] == value for name, value in (where or {}).items())]
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
-        """Return whether a table exists and has a row with these values; files are skipped by their statistics."""
+        """Return whether a table exists and has a row with these values; statistics determine which files are read."""
         return self.exists(table) and has_rows(self.root, table, where)
 
     def row_count(self, table: str) -> int:
-        """Return the number of rows of a table, from its log."""
+        """Return the number of rows of a table, as its log records it."""
         return count_rows(self.path(table), list_live_files(open_log(self.root, table)))
 
     def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
-        """Count the rows (`count`) of each combination of values of some columns; an absent column is null."""
+        """Count the rows (`count`) of each combination of values in the columns `by`; an absent column is null."""
         values, group_of = group_rows(self.columns(table, by))
         counts = np.bincount(group_of, minlength=len(values)).tolist()
         return [
@@ -187,13 +187,13 @@ class Tables:
         ]
 
     def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
-        """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
+        """Return columns of a table, by default all. A column that the table lacks is null, and times are in UTC."""
         with report_unreadable_table(self.path(table)):
             log = open_log(self.root, table, version)
         return read_small(self.root, table, log, names)
 
     def read_log_entries(self, table: str) -> list[LogEntry]:
-        """Return the commits of a table that its log still has, the newest first.
+        """Return the commits of a table that its log still contains, newest first.
 
         Raises:
             UserError: the log cannot be read.
@@ -207,7 +207,7 @@ class Tables:
         return sorted(entries, key=lambda one: -one.version)
 
     def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
-        """Return the `commitInfo` of a version; None if the log lacks the commit: not yet written, or removed."""
+        """Return the `commitInfo` of a version; None if its commit is not yet in the log or no longer in the log."""
         line = self.files(f"{table}/_delta_log").read_first_line(f"{version:020d}.json")
         if line is None:
             return None
@@ -217,10 +217,10 @@ class Tables:
             return {}
 
     def transactions(self, table: str) -> dict[str, int]:
-        """Return the number of each application's last transaction; none if the table does not exist.
+        """Return the number of each application's last transaction; an empty mapping if the table does not exist.
 
-        Checkpoints of the log keep the numbers. They do not expire with the history, unless the table's owner has set
-        so.
+        Checkpoints of the log keep the numbers. The numbers do not expire with the history, unless a setting of the
+        table says otherwise.
 
         Raises:
             UserError: the log cannot be read.
@@ -229,10 +229,10 @@ class Tables:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Let one process of this machine at a time commit to a local table.
+        """Ensure that only one process of this machine at a time commits to a local table.
 
-        A local file system cannot refuse the second of two simultaneous commits of one version. Object stores can, so
-        nothing is locked there. The lock is released when its holder ends.
+        A local file system cannot refuse the second of two simultaneous commits of one version. Object stores can, so a
+        table in an object store is not locked. The lock is released when the process that holds it ends.
         """
         root = find_local_path(self.root)
         if root is None:
@@ -245,13 +245,13 @@ class Tables:
             yield
 
     def _list_versions(self, table: str) -> list[int]:
-        """Return the versions that the log still has, in any order; an empty list without a log."""
+        """Return the versions that the log still contains, in any order; an empty list if there is no log."""
         names = self.files(f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
 
 def _parse_detail(text: str | None) -> dict[str, Any]:
-    """Return the JSON metadata that our writer added to a commit."""
+    """Return the JSON metadata that this product's writer added to a commit."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -263,9 +263,9 @@ _AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
 def find_home(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
-    """Return the warehouse that has a table, this one or one at another location, and the table's name in it."""
+    """Return the warehouse that contains a table (the given warehouse or another), and the table's name there."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
-    local = find_local_path(name)  # Spark would take an encoded URI literally
+    local = find_local_path(name)  # Spark would not decode an encoded URI
     folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
     return warehouse.at(folder), table
