@@ -1,9 +1,9 @@
 """The exact gradient of the log-likelihood: the adjoint of one row of the linear filter.
 
-Going backwards, a = d log L / d m and the symmetric B = d log L / d P replace the state. They correspond to the
-disturbance smoother's r and N: a = r and B = (r r' - N) / 2, so that the score of Q is B itself (Koopman and Shephard
-1992; Durbin and Koopman 2012, section 7.3.3). Beyond the smoother's moments the adjoint form gives the derivatives by F
-and the offset without further work, and is exact for diffuse rows, with C = d log L / d P_inf.
+In the backward pass, a = d log L / d m and the symmetric B = d log L / d P take the place of the state. They correspond
+to r and N of the disturbance smoother: a = r and B = (r r' - N) / 2, so that the score of Q is B (Koopman and Shephard
+1992; Durbin and Koopman 2012, section 7.3.3). Unlike the smoother's moments, the adjoint form gives the derivatives by
+F and the offset without further work, and is exact for diffuse rows, with C = d log L / d P_inf.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from kalman.models.structure import Transition
 class Adjoint(NamedTuple):
     """Derivatives of the log-likelihood of all later rows: a (n), B (packed), C (packed or None).
 
-    B and C are symmetric with d log L = trace(B dP), so that an entry off the diagonal counts twice.
+    B and C are symmetric, with d log L = trace(B dP), so that an entry off the diagonal counts twice.
     """
 
     a: Vector
@@ -34,7 +34,7 @@ class Adjoint(NamedTuple):
 def pull_back_update(
     adjoint: Adjoint, updated: Updated, R: Vector
 ) -> tuple[Adjoint, list[Entry], list[list[Entry]]]:
-    """Return the adjoint before a measurement update, and the derivatives by packed R and by H (m x n)."""
+    """Return the adjoint before a measurement update, the derivatives by packed R, and the derivatives by H (m x n)."""
     h_bars: list[Vector] = []
     z_bars: list[Entry] = []
     r_bars: list[Entry] = []
@@ -49,7 +49,7 @@ def pull_back_update(
     if all(is_zero(full[i][j]) for i in range(m) for j in range(i)):
         by_R = [r_bars[i] if i == j else 0.0 for i in range(m) for j in range(i + 1)]
         return adjoint, by_R, [list(h_bar) for h_bar in h_bars]
-    # G = L^-1 H, so that the derivative by H is L^-T times that by G
+    # G = L^-1 H, so that the derivative by H is L^-T times the derivative by G
     columns = [_solve_transposed(noise.L, list(column)) for column in zip(*h_bars, strict=True)]
     by_H = [list(row) for row in zip(*columns, strict=True)]
     by_R = _pull_back_decorrelation(updated, h_bars, z_bars, r_bars)
@@ -59,7 +59,7 @@ def pull_back_update(
 def _pull_back_scalar(
     adjoint: Adjoint, scalar: Scalar, h: Vector, r: Entry
 ) -> tuple[Adjoint, list[Entry], Entry, Entry]:
-    """Return the adjoint before one scalar update; the derivatives by h, the measurement, r."""
+    """Return the adjoint before a scalar update, and the derivatives by h, by the measurement, and by r."""
     a, B, C = adjoint
     m, P, A, (v, M, S, K, diffuse, _), has = scalar
     P = P if A is None else compute_finite_covariance(P, A)
@@ -67,11 +67,11 @@ def _pull_back_scalar(
     g = apply(unpack_symmetric(B), K)
     s = dot(K, g)
     u = over(v, S)
-    # where proper: log L = -(log S + v^2 / S) / 2, m+ = m + M v / S, P+ = P - M M' / S
+    # proper: log L = -(log S + v^2 / S) / 2, m+ = m + M v / S, P+ = P - M M' / S
     v_bar, r_bar = e - u, s - e * u - 0.5 * (1.0 / S - u * u)
     pull = [times(b, u) for b in a]
     if diffuse is not None:
-        # where diffuse: log L = -log F_inf / 2, m+ = m + K v, P+ = (I - K h) P (I - K h)' + r K K'
+        # diffuse: log L = -log F_inf / 2, m+ = m + K v, P+ = (I - K h) P (I - K h)' + r K K'
         v_bar, r_bar = np.where(diffuse, e, v_bar), np.where(diffuse, s, r_bar)
         pull = [np.where(diffuse, 0.0, b) for b in pull]
     M_bar = [plus(minus(p, 2.0 * b), times(r_bar, c)) for p, b, c in zip(pull, g, h, strict=True)]
@@ -109,7 +109,7 @@ def _pull_back_decorrelation(
 ) -> list[Entry]:
     """Return the derivative by each packed entry of R, through R = L diag(d) L', z = L^-1 y and G = L^-1 H.
 
-    With dL = L A, A strictly lower: L^-1 dR L^-T = A d + dd + d A', and dz = -A z, dG = -A G.
+    With dL = L A, A strictly lower triangular: L^-1 dR L^-T = A d + dd + d A', and dz = -A z, dG = -A G.
     """
     L, d, G, z = updated.noise
     m = len(d)
@@ -118,7 +118,7 @@ def _pull_back_decorrelation(
         X[i][i] = r_bars[i]
         for j in range(i):
             slope = minus(0.0, plus(times(z_bars[i], z[j]), dot(h_bars[i], G[j])))
-            has = updated.scalars[j].present  # a component that is missing was cut out of R
+            has = updated.scalars[j].present  # a missing component was removed from R
             determined = np.greater(d[j], 0.0) if has is None else np.greater(d[j], 0.0) & has
             X[i][j] = X[j][i] = np.where(determined, 0.5 * slope / d[j], 0.0)
     columns = [_solve_transposed(L, [X[i][j] for i in range(m)]) for j in range(m)]  # L^-T X
@@ -127,7 +127,7 @@ def _pull_back_decorrelation(
 
 
 def _solve_transposed(L: Matrix, b: Vector) -> list[Entry]:
-    """Return x with L' x = b, for a unit lower triangular L."""
+    """Return x with L' x = b for a unit lower triangular L."""
     m = len(b)
     x = list(b)
     for i in reversed(range(m)):
@@ -137,7 +137,7 @@ def _solve_transposed(L: Matrix, b: Vector) -> list[Entry]:
 
 
 def pull_back_prediction(adjoint: Adjoint, transition: Transition, predicted: np.ndarray | None) -> Adjoint:
-    """Return the adjoint before a transition; `predicted` is (K,) bool, None when every key was predicted."""
+    """Return the adjoint before a transition; predicted: (K,) bool, or None if every key was predicted."""
     backwards = [list(column) for column in zip(*transition.F, strict=True)]
     a = apply(backwards, adjoint.a)
     B = congruence(backwards, adjoint.B)
