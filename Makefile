@@ -55,7 +55,7 @@ CORE := (core or not spark and not airflow) and not slow and not soak
 test: setup ## Run the tests without Spark, and the core of those with it: a quarter of an hour on two cores
 	$(PYTEST) -m "$(CORE)" $(PYTEST_ARGS)
 
-test-all: setup ## Run all tests but slow and soak: what a change has to pass, an hour on two cores
+test-all: setup ## Run all tests but slow and soak: what a change has to pass, half an hour on two cores
 	$(PYTEST) $(PYTEST_ARGS)
 
 # Both write tests/slow_runs.tsv.

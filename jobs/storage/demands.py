@@ -1,9 +1,9 @@
 """Check whether a table's properties and features allow that Parquet files are committed to it.
 
 Users may set properties of this product's tables, and add features, by any tool. Plain Parquet files satisfy some
-properties and features. Others demand more of a writer: to check rows, to rename columns, or to write other statistics. A table with such
-a demand is refused before any row is written, and the message names the property to remove. So all tables are written
-in the same way.
+properties and features. Others demand more of a writer: to check rows, to rename columns, or to write other statistics.
+A table with such a demand is refused before any row is written, and the message names the property to remove. So all
+tables are written in the same way.
 """
 
 from __future__ import annotations

@@ -229,9 +229,9 @@ class ReplacingTable(FileTable):
         Args:
             parts: files to add.
             rows: filter of the rows to remove.
-            keep: function that writes the rows to keep in the affected files to new files. Its arguments are the table's files,
-                and the files that may contain rows to remove. It is called again if another commit has changed these
-                files.
+            keep: function that writes the rows to keep in the affected files to new files. Its arguments are the
+                table's files, and the files that may contain rows to remove. It is called again if another commit has
+                changed these files.
             metadata: metadata of the commit.
             transaction: application and number. If the table has this transaction or a later transaction of the
                 application, the commit is skipped and None is returned.

@@ -169,7 +169,7 @@ class FileTable:
         transaction: tuple[str, int] | None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> int | None:
-        """Add files to the table in one commit; a repeated transaction (application, number) adds no files again.
+        """Add files to the table in one commit; a repeated transaction (application, number) adds no files.
 
         Return the version that the commit made, or None if the table has the transaction, or a later transaction of the
         same application.
@@ -472,7 +472,7 @@ def _commit_name(version: int) -> str:
 def _build_properties(
     identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
-    """Return the properties of one commit, which forbid delta-rs to retry the commit at a later version."""
+    """Return the properties of one commit; they prevent that delta-rs retries the commit at a later version."""
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
 
 

@@ -219,8 +219,8 @@ class Tables:
     def transactions(self, table: str) -> dict[str, int]:
         """Return the number of each application's last transaction; an empty mapping if the table does not exist.
 
-        Checkpoints of the log keep the numbers. The numbers do not expire with the history, unless a setting of the
-        table says otherwise.
+        Checkpoints of the log keep the numbers. The numbers do not expire with the history, unless the table
+        has a setting for their expiry.
 
         Raises:
             UserError: the log cannot be read.
