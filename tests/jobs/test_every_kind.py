@@ -251,9 +251,10 @@ SECTIONS: tuple[type[BaseModel], ...] = tuple(
     and issubclass(one, BaseModel)
     and one.__module__ == module.__name__
     and one.__name__ in {
-        *("Gate", "StudentT", "Huber", "Robust", "Adaptive", "Mode", "Imm", "Mmae", "Rls", "Lms", "Nlms"),
+        *("GateOptions", "StudentTOptions", "HuberOptions", "RobustOptions", "AdaptiveOptions"),
+        *("Mode", "Imm", "Mmae", "Rls", "Lms", "Nlms"),
         *("MixtureStep", "Mixture", "Duplicates", "Expiry", "Order", "Initial", "Unscented", "Smoothing"),
-        *("Storage", "Outputs"),
+        *("Storage", "OutputsSection"),
     }
 )  # fmt: skip
 NOT_SMOOTHED = {

@@ -27,6 +27,8 @@ from jobs.lineage.compatibility import (
 )
 from jobs.specs.loading import load_all
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.sections import Inputs, OutputsSection, Stream
+from jobs.specs.source import Source
 from jobs.state.encoding.routing import count_blocks
 from jobs.storage.positions import build_delta_position, build_topic_position
 from tests.conftest import ROOT
@@ -70,8 +72,9 @@ def asked(of: ModelSpec | None = None, **facts: Any) -> Deployed:
 def test_every_field_of_a_spec_has_a_rule() -> None:
     fields = set(ModelSpec.model_fields)
     named = {field for rule in RULES for field in rule.fields}
-    for section in ("stream", "source", "inputs", "outputs"):
-        parts = ModelSpec.model_json_schema()["$defs"][section.capitalize()]["properties"]
+    sections = {"stream": Stream, "source": Source, "inputs": Inputs, "outputs": OutputsSection}
+    for section, of in sections.items():
+        parts = of.model_fields
         fields = fields - {section} | {f"{section}.{part}" for part in parts}
     assert fields - named == set(), "say in compatibility.RULES what a restart may do with these fields"
     assert named - fields == set()
