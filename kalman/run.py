@@ -5,15 +5,23 @@ rows, so the keys of each round are a prefix of the previous round's keys, and a
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
+from kalman.long_series import LARGEST, SMALLEST, SeriesWalk, build_walk
 from kalman.types import Array, Filter, Rows, Step
 
 Integers = npt.NDArray[np.int64]
+
+FEW_KEYS, MANY_ROUNDS = 128, 4096
+"""At most so many keys in at least so many rounds are walked by compiled code, which takes a tenth of a second to start.
+
+A round of NumPy calls over so few keys takes as long as over one.
+"""
 
 
 class KeyStates(NamedTuple):
@@ -85,11 +93,23 @@ class Rounds(NamedTuple):
     keys: Integers
     order: Integers
     place: Integers
-    starts: list[int]
+    starts: Integers
 
-    def slices(self) -> list[slice]:
-        """Return the positions of the rows of each round."""
-        return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
+    def slices(self, stop: int | None = None) -> list[slice]:
+        """Return the positions of the rows of each round, or of the rounds before `stop`."""
+        starts = self.starts[: None if stop is None else stop + 1].tolist()
+        return [slice(a, b) for a, b in pairwise(starts)]
+
+    def find_long_tail(self) -> int | None:
+        """Return the first of the rounds that are many and of few keys each, at the end; None without such rounds."""
+        widths = np.diff(self.starts)
+        first = int(np.searchsorted(-widths, -FEW_KEYS))
+        return first if len(widths) - first >= MANY_ROUNDS else None
+
+    def list_places(self, key: int, first: int) -> Integers:
+        """Return the places of the rows of the key at a position in `keys`, from a round on."""
+        starts = self.starts[first:]
+        return starts[: int(np.searchsorted(-np.diff(starts), -key))] + key
 
 
 def build_rounds(key: Integers) -> Rounds:
@@ -110,7 +130,7 @@ def build_rounds(key: Integers) -> Rounds:
     place = starts[within] + np.repeat(rank, counts)
     order = np.empty(n, np.int64)
     order[place] = np.arange(n)
-    return Rounds(key[firsts][by_count], order, place, starts.tolist())
+    return Rounds(key[firsts][by_count], order, place, starts)
 
 
 def initial_states(model: Filter, keys: int) -> KeyStates:
@@ -123,13 +143,11 @@ def initial_states(model: Filter, keys: int) -> KeyStates:
 class Round(NamedTuple):
     """One applied round, as `run` passes it to `on_round`.
 
-    place  positions of the round's rows in the order of the rounds
-    keys   positions of the round's keys in `Rounds.keys`
+    place  positions of the round's rows in the order of the rounds; consecutive rows of one key may come as one round
     before (size, K) states before the rows, for a first row the initial state; valid during the call only
     """
 
-    place: slice
-    keys: slice
+    place: slice | Integers
     before: Array
     rows: Rows
     step: Step
@@ -160,27 +178,60 @@ def run(
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         states, outputs = run(model, states, part, unit, on_round)
         return states, spread_outputs(outputs, kept, late)
-    plan = build_rounds(rows.key)
-    time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
-    values = states.values[:, plan.keys]
-    event_time, count = states.event_time[plan.keys], states.count[plan.keys]
-    total = states.log_likelihood[plan.keys]
-    outputs = allocate_outputs(model, len(rows.key))
-    for part in plan.slices():
-        prefix = slice(0, part.stop - part.start)
+    work = _Run(model, states, rows, unit, on_round)
+    work.apply_all()
+    return work.collect_states(states), work.outputs if work.ordered else pick_outputs(work.outputs, work.plan.place)
+
+
+class _Run:
+    """The rows of one call of `run`, and what is known of their keys; arrays of rows are in the order of the rounds."""
+
+    def __init__(
+        self,
+        model: Filter,
+        states: KeyStates,
+        rows: SortedRows,
+        unit: float,
+        on_round: Callable[[Round], None] | None,
+    ) -> None:
+        self.model, self.unit, self.on_round = model, unit, on_round
+        self.plan = plan = build_rounds(rows.key)
+        self.ordered = len(plan.keys) <= 1
+        """Whether the rows are in the order of the rounds, as those of a single key are."""
+        self.time, self.y, self.u = rows.time, rows.y, rows.u
+        if not self.ordered:
+            self.time, self.y, self.u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
+        self.values = states.values[:, plan.keys]
+        self.event_time, self.count = states.event_time[plan.keys], states.count[plan.keys]
+        self.total = states.log_likelihood[plan.keys]
+        self.outputs = allocate_outputs(model, len(rows.key))
+
+    def apply_all(self) -> None:
+        """Apply all rows: in rounds of many keys, and key by key where few keys have many rows."""
+        plan, first, walk = self.plan, self.plan.find_long_tail(), None
+        if first is not None:
+            missing = bool(np.isnan(self.y[:, plan.starts[first] :]).any())
+            walk = build_walk(self.model, missing)
+        for part in plan.slices(None if walk is None else first):
+            self.apply_round(part, slice(0, part.stop - part.start))
+        if first is not None and walk is not None:
+            for key in range(plan.starts[first + 1] - plan.starts[first]):
+                self._walk_key(key, plan.list_places(key, first), walk)
+
+    def apply_round(self, part: slice, prefix: slice) -> None:
+        """Apply a row of each of the keys at positions `prefix`; part: positions of the rows."""
+        model, time, event_time, count, total = self.model, self.time, self.event_time, self.count, self.total
+        outputs, values = self.outputs, self.values
         first = count[prefix] == 0
-        dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
-        taken = Rows(dt, first, y[:, part], u[:, part])
+        dt = np.where(first, 0, time[part] - event_time[prefix]) / self.unit
+        taken = Rows(dt, first, self.y[:, part], self.u[:, part])
         before, impossible = begin_states(model, values[:, prefix], taken)
         after, step = model.step(before, taken)
         if impossible is not None and impossible.any():
             after, step = _keep_states(values[:, prefix], after, step, impossible)
-        if on_round is not None:
-            on_round(Round(part, prefix, before, taken, step))
-        outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
-        outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = step[:3]
-        for name, value in step.extra.items():
-            outputs.extra[name][:, part] = value
+        if self.on_round is not None:
+            self.on_round(Round(part, before, taken, step))
+        self._put_outputs(part, after, step)
         good = step.flag == 0
         if good.all():
             event_time[prefix] = time[part]
@@ -191,14 +242,58 @@ def run(
             count[prefix] += good
             total[prefix] += np.where(good, step.log_likelihood, 0.0)
         values[:, prefix] = after
-    after_all = KeyStates(
-        states.values.copy(), states.event_time.copy(), states.count.copy(), states.log_likelihood.copy()
-    )
-    after_all.values[:, plan.keys] = values
-    after_all.event_time[plan.keys] = event_time
-    after_all.count[plan.keys] = count
-    after_all.log_likelihood[plan.keys] = total
-    return after_all, pick_outputs(outputs, plan.place)
+
+    def _put_outputs(self, part: slice | Integers, after: Array, step: Step) -> None:
+        outputs = self.outputs
+        outputs.mean[:, part], outputs.covariance[:, part] = self.model.moments(after)
+        outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = step[:3]
+        for name, value in step.extra.items():
+            outputs.extra[name][:, part] = value
+
+    def _walk_key(self, key: int, places: Integers, walk: SeriesWalk) -> None:
+        """Apply the rows of a key at these places, those that are in order by compiled code."""
+        at, size, others = 0, SMALLEST, 0
+        while at < len(places):
+            state, done = np.ascontiguousarray(self.values[:, key]), 0
+            # where an eighth of the rows are not in order, compiled code does not pay
+            if self.count[key] and others <= SMALLEST + at // 8 and walk.is_clear(state):
+                done = self._walk_rows(key, state, places[at : at + size], walk)
+                at += done
+            if done == size or at == len(places):
+                size = min(2 * size, LARGEST)
+                continue
+            self.apply_round(slice(places[at], places[at] + 1), slice(key, key + 1))
+            at, size, others = at + 1, SMALLEST, others + 1
+
+    def _walk_rows(self, key: int, state: Array, places: Integers, walk: SeriesWalk) -> int:
+        """Apply the rows of a key at these places up to one that is not in order; return how many were applied."""
+        part = slice(places[0], places[-1] + 1) if self.ordered else places
+        time = self.time[part]
+        dt = np.diff(time, prepend=self.event_time[key]) / self.unit
+        taken = Rows(dt, np.zeros(len(dt), bool), self.y[:, part], self.u[:, part])
+        after, step = walk.apply(state, taken)
+        done = after.shape[1]
+        if not done:
+            return 0
+        part = slice(places[0], places[done - 1] + 1) if self.ordered else places[:done]
+        if self.on_round is not None:
+            before = np.concatenate([state[:, None], after[:, :-1]], axis=1)
+            self.on_round(Round(part, before, Rows(*(a[..., :done] for a in taken)), step))
+        self._put_outputs(part, after, step)
+        self.values[:, key] = after[:, -1]
+        self.event_time[key] = time[done - 1]
+        self.count[key] += done
+        # one sum after another, as by rounds
+        self.total[key] = np.cumsum(np.concatenate([self.total[key : key + 1], step.log_likelihood]))[-1]
+        return done
+
+    def collect_states(self, states: KeyStates) -> KeyStates:
+        """Return the states of all keys, given the states before the rows."""
+        found = KeyStates(*(a.copy() for a in states))
+        keys = self.plan.keys
+        found.values[:, keys], found.event_time[keys] = self.values, self.event_time
+        found.count[keys], found.log_likelihood[keys] = self.count, self.total
+        return found
 
 
 def begin_states(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters import gaussian_programs as programs
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.prediction import Prediction
 from kalman.filters.sigma_points import PointRule
 from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
@@ -20,7 +21,7 @@ from kalman.filters.update import mask_present
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Vector
 from kalman.linalg.packing import pack, packed_index, packed_size, unpack, unpack_symmetric
-from kalman.linalg.program import Program
+from kalman.linalg.program import Program, Recorded
 from kalman.models import angles
 from kalman.models.columns import Cell, Cells, find_columns, require_numbers, resolve
 from kalman.models.functions import FunctionObservation, FunctionProcess
@@ -216,6 +217,26 @@ class GaussianFilter(StateLayout):
             return
         target.leave(state, self._flag_rows(rows, moved, seen, sound, innovation, total))
 
+    def build_clear_step(self, missing: bool) -> ClearStep | None:
+        """Return the step of rows in order, None with functions; missing: whether components may be missing."""
+        if isinstance(self.process, FunctionProcess) or isinstance(self.observation, FunctionObservation):
+            return None
+        prediction = programs.predict_program(self, False).recorded
+        *prior, sound = prediction.outputs
+        own, (dt, *u) = prediction.inputs[self.gaussian_size : self.size], prediction.inputs[self.size :]
+        recorded, conditions = self._record_clear_update(missing, prediction, [*prior, *own], dt, u)
+        return ClearStep(recorded, [*conditions, ("greater_equal", sound)])
+
+    def _record_clear_update(
+        self, missing: bool, prediction: Recorded, prior: Vector, dt: Entry, u: Vector
+    ) -> tuple[Recorded, list[tuple[str, Entry]]]:
+        """Return prediction and update of a row in order as a `ClearStep` has them, and the update's conditions."""
+        recorded = programs.update_program(self, missing).recorded.follow(prediction, [*prior, *u])
+        *outputs, total, innovation, sound = recorded.outputs
+        end = self.gaussian_size
+        outputs = [*outputs[:end], *prior[end:], *outputs[end:]]
+        return recorded._replace(outputs=outputs), list_conditions(total, innovation, sound)
+
     def _flag_rows(
         self,
         rows: Rows,
@@ -362,6 +383,11 @@ class GaussianFilter(StateLayout):
 def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
     """Run a program on inputs (K,) and write the results into outputs (K,)."""
     program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
+
+
+def list_conditions(total: Entry, innovation: Entry, sound: Entry) -> list[tuple[str, Entry]]:
+    """Return the conditions of a `ClearStep` on the checks of an update."""
+    return [("isfinite", total), ("greater", innovation), ("greater_equal", sound)]
 
 
 def _compute_deviations(packed: Array, n: int) -> Array:

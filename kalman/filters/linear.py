@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.diffuse import compute_whole_covariance, project_columns, split, split_rows
 from kalman.filters.diffuse import predict as predict_diffuse
 from kalman.filters.recursions import choose, congruence, predict
@@ -227,6 +228,15 @@ class LinearFilter(StateLayout):
         guard = self.guard(u, prior.values, first)
         summed = self.bound_variance_terms(state, rows)
         target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
+
+    def build_clear_step(self, missing: bool) -> ClearStep:
+        """Return the step of rows in order; missing: whether components may be missing."""
+        recorded = build_step_program(self, missing, False, False).recorded
+        *outputs, total, lowest = recorded.outputs
+        conditions = [("isfinite", total), ("greater_equal", lowest)]
+        return ClearStep(
+            recorded._replace(outputs=outputs), conditions, self.places.get("diffuse", slice(0, 0))
+        )
 
     def bound_variance_terms(self, state: Array, rows: Rows) -> list[Entry]:
         """Return n bounds on the size of the terms that each predicted variance sums.

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.state_layout import StateLayout, StepTarget, step_in_blocks
 from kalman.filters.update import Present, mask_present
 from kalman.linalg.entries import Entry, Vector
-from kalman.linalg.program import Program, Symbol, Tape
+from kalman.linalg.program import Program, Recorded, Symbol, Tape
 from kalman.types import Array, Rows, Step
 
 
@@ -44,6 +45,14 @@ class ProgramFilter(StateLayout):
         y: (m, K) measurements; u: (c, K) controls.
         """
         return np.zeros(y.shape[1], np.uint8)
+
+    def build_clear_step(self, missing: bool) -> ClearStep | None:
+        """Return the step of rows in order, None where `codes` may refuse rows; missing: some lack components."""
+        if type(self).codes is not ProgramFilter.codes:
+            return None
+        operations, inputs, (*outputs, check) = _build_program(self, missing).recorded
+        inputs = [*inputs[: self.size], Tape().symbol(), *inputs[self.size :]]  # dt, which the step ignores
+        return ClearStep(Recorded(operations, inputs, outputs), [("isfinite", check)])
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and the rows' `Step`."""

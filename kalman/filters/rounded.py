@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
+from kalman.filters.clear_step import ClearStep, build_clear_step
 from kalman.filters.state_layout import Passing
+from kalman.linalg.compiled import ROUND
+from kalman.linalg.program import Recorded, Symbol, Tape
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step
@@ -47,6 +50,19 @@ class RoundedFilter(Passing):
             np.where(lost, flags.OVERFLOW, step.flag).astype(np.uint8),
             {name: np.where(lost, np.nan, values) for name, values in step.extra.items()},
         )
+
+    def build_clear_step(self, missing: bool) -> ClearStep | None:
+        """Return the inner filter's step with the state rounded; a row beyond the range is not in order."""
+        step = build_clear_step(self.inner, missing)
+        if step is None:
+            return None
+        tape, (operations, inputs, outputs) = Tape(), step.recorded
+        rounded = [
+            tape.note(ROUND, (a,), False) if isinstance(a, Symbol) else a for a in outputs[: self.size]
+        ]
+        recorded = Recorded([*operations, *tape.operations], inputs, [*rounded, *outputs[self.size :]])
+        limits = [("isfinite", entry) for entry in rounded]
+        return step._replace(recorded=recorded, conditions=[*step.conditions, *limits])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kalman.filters.clear_step import ClearStep, build_clear_step
 from kalman.filters.own_parameters import find_key_parameters
 from kalman.filters.state_layout import Passing, unwrap_filter
 from kalman.types import Array, Filter, ModelError, Rows, Step
@@ -30,6 +31,15 @@ class StateOutput(Passing):
         after, step = self.inner.step(state, rows)
         kept = after[: unwrap_filter(self.inner).size].copy()
         return after, step._replace(extra={**step.extra, OUTPUT: kept})
+
+    def build_clear_step(self, missing: bool) -> ClearStep | None:
+        """Return the inner filter's step with the innermost filter's state as the last output."""
+        step = build_clear_step(self.inner, missing)
+        if step is None:
+            return None
+        outputs = step.recorded.outputs
+        state = outputs[: unwrap_filter(self.inner).size]
+        return step._replace(recorded=step.recorded._replace(outputs=[*outputs, *state]))
 
 
 def follows_from_moments(model: Filter) -> bool:

@@ -7,7 +7,7 @@ keys and twice as fast over 100,000 keys (measured in docs/decisions/0002).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -84,19 +84,54 @@ class Symbol(NDArrayOperatorsMixin):
         return self.tape.note("where", args, truth)
 
 
+class Recorded(NamedTuple):
+    """Recorded operations in their order, with the symbols of the inputs, and the outputs (symbols or numbers)."""
+
+    operations: Sequence[Operation]
+    inputs: Sequence["Symbol"]
+    outputs: Sequence[Any]
+
+    def select(self) -> list[Operation]:
+        """Return the operations that the outputs depend on, in their order; inputs depend on nothing."""
+        given = {id(a) for a in self.inputs}
+        needed = {id(a) for a in self.outputs if isinstance(a, Symbol)} - given
+        found: list[Operation] = []
+        for operation in reversed(self.operations):
+            if id(operation[2]) in needed:
+                found.append(operation)
+                needed.update(id(a) for a in operation[1] if isinstance(a, Symbol) and id(a) not in given)
+        return found[::-1]
+
+    def follow(self, earlier: "Recorded", given: Sequence[Any]) -> "Recorded":
+        """Return both records as one; given: values of `earlier`, or numbers, for the first inputs of this record.
+
+        The inputs are those of `earlier`, then the others of this record.
+        """
+        known = {id(symbol): value for symbol, value in zip(self.inputs, given, strict=False)}
+
+        def replace(a: Any) -> Any:
+            return known.get(id(a), a)
+
+        own = [(name, tuple(map(replace, args)), result) for name, args, result in self.operations]
+        inputs = [*earlier.inputs, *self.inputs[len(given) :]]
+        return Recorded([*earlier.operations, *own], inputs, [replace(a) for a in self.outputs])
+
+
 COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "isnan", "isfinite"}
 
 
 class Program:
     """A straight-line program of NumPy calls that computes output rows (K,) from input rows (K,)."""
 
-    def __init__(self, tape: Tape, inputs: Sequence[Symbol], outputs: Sequence[Any]) -> None:
-        """Compile the program; outputs: symbols (also inputs) or numbers."""
+    def __init__(self, tape: Tape | Recorded, inputs: Sequence[Symbol], outputs: Sequence[Any]) -> None:
+        """Compile the program; outputs: symbols (also inputs) or numbers; an input may be a result of the tape."""
+        self.recorded = Recorded(tape.operations, inputs, outputs)
+        operations = self.recorded.select()
         names: dict[int, str] = {id(symbol): f"i{k}" for k, symbol in enumerate(inputs)}
         arguments = list(names.values())
         last = {
             id(a): at
-            for at, (_, args, _) in enumerate(tape.operations)
+            for at, (_, args, _) in enumerate(operations)
             for a in args
             if isinstance(a, Symbol)
         }
@@ -104,14 +139,11 @@ class Program:
         for k, output in enumerate(outputs):
             if isinstance(output, Symbol) and id(output) not in names:
                 rows.setdefault(id(output), f"o{k}")
-        needed = self._find_needed(tape, outputs)
         free: list[str] = []
         self.buffers = 0
         lines: list[str] = []
         functions: dict[str, Any] = {}
-        for at, (function, args, result) in enumerate(tape.operations):
-            if id(result) not in needed:
-                continue
+        for at, (function, args, result) in enumerate(operations):
             calls = function == "call"
             if calls:
                 functions[f"f{at}"] = args[0]
@@ -144,21 +176,12 @@ class Program:
                 lines.append(f"o{k}[:] = {name}")
         arguments += [*(f"b{i}" for i in range(self.buffers)), *(f"o{k}" for k in range(len(outputs)))]
         self.source = f"def line({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
-        named = {name for name, _, _ in tape.operations} - {"call", "item"}
+        named = {name for name, _, _ in operations} - {"call", "item"}
         scope: dict[str, Any] = {name: getattr(np, name) for name in named} | functions
         scope.update(inf=np.inf, nan=np.nan)
         # exec is safe: the source has only operation names, generated variable names and numbers
         exec(compile(self.source, "<straight line>", "exec"), scope)
         self._line = scope["line"]
-
-    @staticmethod
-    def _find_needed(tape: Tape, outputs: Sequence[Any]) -> set[int]:
-        """Return the ids of the results that the outputs depend on."""
-        needed = {id(a) for a in outputs if isinstance(a, Symbol)}
-        for _, args, result in reversed(tape.operations):
-            if id(result) in needed:
-                needed.update(id(a) for a in args if isinstance(a, Symbol))
-        return needed
 
     def __call__(
         self, inputs: Sequence[Any], buffers: Iterable[np.ndarray], outputs: Iterable[np.ndarray]

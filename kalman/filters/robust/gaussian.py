@@ -17,7 +17,7 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters import gaussian_programs as programs
-from kalman.filters.gaussian import GaussianFilter, run_program
+from kalman.filters.gaussian import GaussianFilter, list_conditions, run_program
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.step import (
@@ -35,7 +35,7 @@ from kalman.filters.state_layout import StepTarget
 from kalman.filters.update import mask_present
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Vector, plus, times
-from kalman.linalg.program import Program, Tape
+from kalman.linalg.program import Program, Recorded, Tape
 from kalman.models.columns import Cell, resolve
 from kalman.models.functions import FunctionProcess
 from kalman.types import Array, Rows
@@ -91,6 +91,17 @@ class RobustGaussianFilter(GaussianFilter):
         places = [range(self.own_places[name].start, self.own_places[name].stop) for name in self.learned]
         state[[row for rows in places for row in rows]] = parameters
         return state
+
+    def _record_clear_update(
+        self, missing: bool, prediction: Recorded, prior: Vector, dt: Entry, u: Vector
+    ) -> tuple[Recorded, list[tuple[str, Entry]]]:
+        """Return prediction and update of a row in order as a `ClearStep` has them, and the update's conditions."""
+        program = update_program(self, missing)
+        recorded, at = program.recorded.follow(prediction, [*prior, dt, False, *u]), self.size + 2
+        total, innovation, sound, gated = recorded.outputs[at : at + 4]
+        outputs = [*recorded.outputs[:at], *recorded.outputs[at + 4 :]]
+        conditions = [*list_conditions(total, innovation, sound), ("equal", gated)]
+        return recorded._replace(outputs=outputs), conditions
 
     def _step_block(self, state: Array, rows: Rows, target: StepTarget) -> None:
         """Compute one block; the key of a gated row is flagged, and only the counters in its state change."""

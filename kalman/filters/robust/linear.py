@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.diffuse import BELOW, fold_finite_columns, project_columns
 from kalman.filters.linear import LinearFilter, Parts, build_linear
 from kalman.filters.prediction import Prediction
@@ -160,6 +161,15 @@ class RobustLinearFilter(StateLayout):
         target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
         target.nis[outside] = nis[outside]
         target.state[self.base.size :, outside] = counters[:, outside]
+
+    def build_clear_step(self, missing: bool) -> ClearStep:
+        """Return the step of rows in order; missing: whether components may be missing."""
+        recorded, at = build_step_program(self, missing, False, False).recorded, self.size + 2
+        total, lowest, gated = recorded.outputs[at : at + 3]
+        outputs = [*recorded.outputs[:at], *recorded.outputs[at + 3 :]]
+        conditions = [("isfinite", total), ("greater_equal", lowest), ("equal", gated)]
+        place = self.base.places.get("diffuse", slice(0, 0))
+        return ClearStep(recorded._replace(outputs=outputs), conditions, place)
 
     def step_entries(
         self,
