@@ -32,9 +32,9 @@ class Parts(NamedTuple):
     """The three parts of a step, each with its inputs and outputs.
 
     The inputs of the walked part are the state, the row, and the outputs of the known part. Its outputs are the state
-    after the row, entries for the late part (with 1.0 for true and 0.0 for false), and whether the row may be in order.
-    The inputs of the late part are the row, the outputs of the known part, and those of the walked part. Its outputs
-    are log-likelihood, NIS, extra outputs, and the conditions that it decides.
+    after the row, entries that the late part needs (1.0 for true and 0.0 for false), and whether the row may be in
+    order. The inputs of the late part are the row, the outputs of the known part, and these entries. Its outputs are
+    those of the step behind the state, and the conditions that it decides.
     """
 
     known: Recorded
@@ -42,16 +42,51 @@ class Parts(NamedTuple):
     late: Recorded
 
 
+class CutStep:
+    """A step in three parts, of which the walked one is compiled."""
+
+    def __init__(self, parts: Parts, size: int, undecided: int) -> None:
+        """Compile the parts; size: number of the state's entries; undecided: of conditions in the late part."""
+        self._parts, self._size, self._undecided = parts, size, undecided
+        self._known = Program(*_unpack(parts.known)) if parts.known.outputs else None
+        self._walk = Walk(parts.walked, size)
+        self._late = Program(*_unpack(parts.late)) if parts.late.outputs else None
+
+    def apply(self, state: Array, row: list[Any]) -> tuple[Array, Array]:
+        """Apply rows to a state (size,) until one is not in order.
+
+        Returns the states after the n applied rows (size, n), and the other outputs (d, n).
+
+        Args: row: for each input of a row an array (N,), of truth values for a mask.
+        """
+        known, walked, late = self._parts
+        given, n = list(row), len(row[0])
+        with np.errstate(all="ignore"):
+            if self._known is not None:
+                computed = np.empty((len(known.outputs), n))
+                self._known(given, np.empty((self._known.buffers, n)), computed)
+                given += [*computed]
+            results = np.empty((len(walked.outputs) - 1, n))
+            n = self._walk(state.copy(), [np.ascontiguousarray(a, float) for a in given], results)
+            if self._late is None:
+                return results[:, :n], np.empty((0, n))
+            symbols = late.inputs[len(given) :]
+            crossing = [
+                a != 0.0 if b.boolean else a for a, b in zip(results[self._size :, :n], symbols, strict=True)
+            ]
+            final = np.empty((len(late.outputs), n))
+            self._late([a[:n] for a in given] + crossing, np.empty((self._late.buffers, n)), final)
+        clear = final[len(final) - self._undecided :].all(axis=0)
+        n = n if clear.all() else int(clear.argmin())
+        return results[: self._size, :n], final[: len(final) - self._undecided, :n]
+
+
 class SeriesWalk:
     """The compiled step of a filter, for rows that are in order."""
 
-    def __init__(self, model: Filter, step: ClearStep, parts: Parts) -> None:
-        """Compile the parts of a step."""
-        self._model, self._diffuse, self._parts = model, step.diffuse, parts
-        self._known = Program(*_unpack(parts.known)) if parts.known.outputs else None
-        self._walk = Walk(parts.walked, model.size)
-        self._late = Program(*_unpack(parts.late))
-        self._masked = len(parts.known.inputs) > 1 + model.controls + model.measurements
+    def __init__(self, model: Filter, step: ClearStep, cut: CutStep) -> None:
+        self._model, self._diffuse, self._cut = model, step.diffuse, cut
+        self._masked = len(step.recorded.inputs) > model.size + 1 + model.controls + model.measurements
 
     def is_clear(self, state: Array) -> bool:
         """Return whether a state (size,) has no diffuse part."""
@@ -66,36 +101,15 @@ class SeriesWalk:
         """
         plain = np.isfinite(rows.dt) & ~np.isinf(rows.y).any(axis=0) & np.isfinite(rows.u).all(axis=0)
         n = len(plain) if plain.all() else int(plain.argmin())
-        given = [rows.dt[:n], *rows.u[:, :n], *rows.y[:, :n]]
-        given += [~np.isnan(y[:n]) for y in rows.y] if self._masked else []
-        with np.errstate(all="ignore"):
-            return self._apply_plain(state.copy(), given, n)
-
-    def _apply_plain(self, state: Array, given: list[Any], n: int) -> Walked:
-        known, walked, late = self._parts
-        if self._known is not None:
-            computed = np.empty((len(known.outputs), n))
-            self._known(given, np.empty((self._known.buffers, n)), computed)
-            given += [*computed]
-        results = np.empty((len(walked.outputs) - 1, n))
-        n = self._walk(state, [np.ascontiguousarray(a, float) for a in given], results)
-        size = self._model.size
-        crossing = [
-            a != 0.0 if symbol.boolean else a
-            for a, symbol in zip(results[:, :n], late.inputs[len(given) :], strict=True)
-        ]
-        final = np.empty((len(late.outputs), n))
-        self._late([a[:n] for a in given] + crossing, np.empty((self._late.buffers, n)), final)
-        names = self._model.outputs
-        at = 2 + sum(names.values())
-        wrong = ~final[at:].all(axis=0)
-        n = int(wrong.argmax()) if wrong.any() else n
+        row = [rows.dt[:n], *rows.u[:, :n], *rows.y[:, :n]]
+        row += [~np.isnan(y[:n]) for y in rows.y] if self._masked else []
+        after, found = self._cut.apply(state, row)
         extra, begin = {}, 2
-        for name, width in names.items():
-            extra[name] = final[begin : begin + width, :n]
+        for name, width in self._model.outputs.items():
+            extra[name] = found[begin : begin + width]
             begin += width
-        step = Step(final[0, :n], final[1, :n], np.full(n, flags.WELL, np.uint8), extra)
-        return Walked(results[:size, :n], step)
+        step = Step(found[0], found[1], np.full(after.shape[1], flags.WELL, np.uint8), extra)
+        return Walked(after, step)
 
 
 @lru_cache(maxsize=64)
@@ -104,15 +118,24 @@ def build_walk(model: Filter, missing: bool) -> SeriesWalk | None:
 
     None where llvmlite is not installed, and for a kind of filter whose state depends on more than compiled operations.
     """
+    step = build_clear_step(model, missing)
+    cut = None if step is None else compile_step(step, model.size)
+    return None if step is None or cut is None else SeriesWalk(model, step, cut)
+
+
+def compile_step(step: ClearStep, size: int) -> CutStep | None:
+    """Return the compiled step, None where `build_walk` is None; size: number of the state's entries."""
     if load_llvm() is None:
         return None
-    step = build_clear_step(model, missing)
-    parts = None if step is None else split_step(step, model.size)
-    return None if step is None or parts is None else SeriesWalk(model, step, parts)
+    found = split_step(step, size)
+    return None if found is None else CutStep(found[0], size, found[1])
 
 
-def split_step(step: ClearStep, size: int) -> Parts | None:
-    """Return the parts of a step, or None if the state after a row depends on operations that are not compiled."""
+def split_step(step: ClearStep, size: int) -> tuple[Parts, int] | None:
+    """Return the parts of a step, and how many conditions the late part decides.
+
+    None if the state after a row depends on operations that are not compiled, or is too long to compile.
+    """
     operations, inputs, outputs = step.recorded
     tape = Tape()
     tape.operations = [*operations]
@@ -148,12 +171,12 @@ def split_step(step: ClearStep, size: int) -> Parts | None:
     walked = Recorded(tape.operations, [*inputs[:size], *known], [*after, *sent, clear])
     if len(walked.select()) > LONGEST:
         return None
-    states = [Tape().symbol() for _ in after]  # the late part reads crossing entries alone
-    return Parts(
+    parts = Parts(
         Recorded(tape.operations, row, list(computed.values())),
         walked,
-        Recorded(tape.operations, [*known, *states, *crossing.values()], [*outputs[size:], *decided]),
+        Recorded(tape.operations, [*known, *crossing.values()], [*outputs[size:], *decided]),
     )
+    return parts, len(decided)
 
 
 def _note_conditions(tape: Tape, step: ClearStep, size: int) -> list[Symbol]:

@@ -18,7 +18,7 @@ from kalman.types import Array, Filter, Rows, Step
 Integers = npt.NDArray[np.int64]
 
 FEW_KEYS, MANY_ROUNDS = 128, 4096
-"""At most so many keys in at least so many rounds are walked by compiled code, which takes a tenth of a second to start.
+"""At most so many keys in at least so many rounds are walked by compiled code, which takes 0.1 s to start.
 
 A round of NumPy calls over so few keys takes as long as over one.
 """
@@ -180,7 +180,9 @@ def run(
         return states, spread_outputs(outputs, kept, late)
     work = _Run(model, states, rows, unit, on_round)
     work.apply_all()
-    return work.collect_states(states), work.outputs if work.ordered else pick_outputs(work.outputs, work.plan.place)
+    return work.collect_states(states), work.outputs if work.ordered else pick_outputs(
+        work.outputs, work.plan.place
+    )
 
 
 class _Run:
@@ -221,7 +223,7 @@ class _Run:
     def apply_round(self, part: slice, prefix: slice) -> None:
         """Apply a row of each of the keys at positions `prefix`; part: positions of the rows."""
         model, time, event_time, count, total = self.model, self.time, self.event_time, self.count, self.total
-        outputs, values = self.outputs, self.values
+        values = self.values
         first = count[prefix] == 0
         dt = np.where(first, 0, time[part] - event_time[prefix]) / self.unit
         taken = Rows(dt, first, self.y[:, part], self.u[:, part])
@@ -278,7 +280,8 @@ class _Run:
         part = slice(places[0], places[done - 1] + 1) if self.ordered else places[:done]
         if self.on_round is not None:
             before = np.concatenate([state[:, None], after[:, :-1]], axis=1)
-            self.on_round(Round(part, before, Rows(*(a[..., :done] for a in taken)), step))
+            dt, first, y, u = taken
+            self.on_round(Round(part, before, Rows(dt[:done], first[:done], y[:, :done], u[:, :done]), step))
         self._put_outputs(part, after, step)
         self.values[:, key] = after[:, -1]
         self.event_time[key] = time[done - 1]
@@ -289,7 +292,8 @@ class _Run:
 
     def collect_states(self, states: KeyStates) -> KeyStates:
         """Return the states of all keys, given the states before the rows."""
-        found = KeyStates(*(a.copy() for a in states))
+        values, event_time, count, total = states
+        found = KeyStates(values.copy(), event_time.copy(), count.copy(), total.copy())
         keys = self.plan.keys
         found.values[:, keys], found.event_time[keys] = self.values, self.event_time
         found.count[keys], found.log_likelihood[keys] = self.count, self.total

@@ -93,10 +93,10 @@ class RowFigures:
         flag = np.concatenate([taken.step.flag for taken in self._waiting])
         found = compute_row_figures(self._model, before[: self._model.size], rows, flag, list(self._found))
         at = 0
-        for place in (taken.place for taken in self._waiting):
-            width = place.stop - place.start
+        for taken in self._waiting:
+            width = len(taken.rows.dt)
             for name, values in found.items():
-                self._found[name][:, place] = values[:, at : at + width]
+                self._found[name][:, taken.place] = values[:, at : at + width]
             at += width
         self._waiting, self._size = [], 0
 

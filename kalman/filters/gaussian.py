@@ -181,6 +181,15 @@ class GaussianFilter(StateLayout):
             run_program(programs.build_back_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + n * n].reshape(n, n, keys), out[n + n * n :])
 
+    def record_clear_prediction(self) -> Recorded | None:
+        """Return `prediction` of a row in order, None with a function for the process.
+
+        Inputs: state, dt, u. Outputs: mean, gain by rows, packed rest.
+        """
+        return (
+            None if isinstance(self.process, FunctionProcess) else programs.build_back_program(self).recorded
+        )
+
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).
 

@@ -7,6 +7,7 @@ are compiled: + - * / sqrt, comparisons, selections. llvmlite is optional; witho
 """
 
 import ctypes
+import importlib
 import struct
 from collections.abc import Sequence
 from functools import cache
@@ -37,7 +38,18 @@ LOGICAL = {
     "logical_xor": "xor",
 }
 CALLED = {"sqrt": "sqrt", "absolute": "fabs", "fabs": "fabs"}
-OTHERS = {"negative", "square", "isnan", "isfinite", "maximum", "minimum", "invert", "logical_not", "where"}
+OTHERS = {
+    "negative",
+    "square",
+    "isnan",
+    "isfinite",
+    "maximum",
+    "minimum",
+    "copysign",
+    "invert",
+    "logical_not",
+    "where",
+}
 ROUND = "round to float32"
 """The name of an operation that is no NumPy function: the nearest number that float32 can hold."""
 COMPILED = {*BINARY, *COMPARED, *LOGICAL, *CALLED, *OTHERS, ROUND}
@@ -46,9 +58,12 @@ COMPILED = {*BINARY, *COMPARED, *LOGICAL, *CALLED, *OTHERS, ROUND}
 
 @cache
 def load_llvm() -> Any:
-    """Return the module `llvmlite.binding`, ready to compile for this machine, or None if llvmlite is not installed."""
+    """Return the module `llvmlite.binding`, ready to compile for this machine, or None if llvmlite is not installed.
+
+    It is loaded when the first long series is filtered, since it is larger than all other modules together.
+    """
     try:
-        from llvmlite import binding  # pyright: ignore[reportMissingImports]
+        binding = importlib.import_module("llvmlite.binding")
     except ImportError:
         return None
     binding.initialize_native_target()
@@ -65,6 +80,7 @@ class Walk:
 
     def __init__(self, recorded: Recorded, size: int) -> None:
         """Compile the record; size: number of the state's entries. Needs `load_llvm`."""
+        self._counts = len(recorded.inputs) - size, len(recorded.outputs) - 1
         llvm = load_llvm()
         module = llvm.parse_assembly(_write_walk(recorded, size))
         machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
@@ -77,14 +93,18 @@ class Walk:
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, pointer, pointer, pointer)
         self._walk = kind(self._engine.get_function_address("walk"))
 
-    def __call__(self, state: np.ndarray, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> int:
+    def __call__(self, state: np.ndarray, inputs: Sequence[np.ndarray], outputs: np.ndarray) -> int:
         """Apply rows until one is not in order; return how many were applied.
 
         Args:
             state: (size,) the state before the rows; afterwards the state after the applied rows.
             inputs: one contiguous float64 array (N,) for each input after the state's entries.
-            outputs: one such array for each output but the last, the state's entries after each row first.
+            outputs: (d, N) contiguous rows for the outputs but the last, the state's entries after each row first.
         """
+        if (len(inputs), len(outputs)) != self._counts:
+            raise ValueError(
+                f"{len(inputs)} inputs and {len(outputs)} outputs were given, not {self._counts}"
+            )
         given = (ctypes.c_void_p * len(inputs))(*(a.ctypes.data for a in inputs))
         results = (ctypes.c_void_p * len(outputs))(*(a.ctypes.data for a in outputs))
         return int(self._walk(len(outputs[0]), given, results, state.ctypes.data))
@@ -144,6 +164,7 @@ def _write_walk(recorded: Recorded, size: int) -> str:
         "}",
         "declare double @llvm.sqrt.f64(double)",
         "declare double @llvm.fabs.f64(double)",
+        "declare double @llvm.copysign.f64(double, double)",
     ]
     return "\n".join(lines)
 
@@ -178,6 +199,8 @@ def _write_operation(name: str, operation: Operation, names: dict[int, str]) -> 
         return [f"%{name} = {LOGICAL[function]} i1 {read(args[0], True)}, {read(args[1], True)}"]
     if function in CALLED:
         return [f"%{name} = call double @llvm.{CALLED[function]}.f64(double {read(args[0])})"]
+    if function == "copysign":
+        return [f"%{name} = call double @llvm.copysign.f64(double {read(args[0])}, double {read(args[1])})"]
     if function in ("invert", "logical_not"):
         return [f"%{name} = xor i1 {read(args[0], True)}, true"]
     if function == "where":

@@ -88,7 +88,7 @@ class Recorded(NamedTuple):
     """Recorded operations in their order, with the symbols of the inputs, and the outputs (symbols or numbers)."""
 
     operations: Sequence[Operation]
-    inputs: Sequence["Symbol"]
+    inputs: Sequence[Any]
     outputs: Sequence[Any]
 
     def select(self) -> list[Operation]:
@@ -130,10 +130,7 @@ class Program:
         names: dict[int, str] = {id(symbol): f"i{k}" for k, symbol in enumerate(inputs)}
         arguments = list(names.values())
         last = {
-            id(a): at
-            for at, (_, args, _) in enumerate(operations)
-            for a in args
-            if isinstance(a, Symbol)
+            id(a): at for at, (_, args, _) in enumerate(operations) for a in args if isinstance(a, Symbol)
         }
         rows: dict[int, str] = {}
         for k, output in enumerate(outputs):

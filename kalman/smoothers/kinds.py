@@ -1,12 +1,14 @@
 """The backward pass of each kind of filter."""
 
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol, cast
 
 from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unwrap_rounding
 from kalman.filters.sliding_likelihood import drop_sliding
+from kalman.long_series import CutStep, compile_step
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import LinearSmoother
 from kalman.smoothers.modes import build_mode_smoother
@@ -35,6 +37,29 @@ class Smoother(Protocol):
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return the array before the rows, given `later` after them and the states `before` them."""
         ...
+
+
+class CompiledBack(NamedTuple):
+    """A compiled step back over rows in order, of an array that starts with the smoothed mean and covariance.
+
+    missing: whether the rows have masks of the components that are present; size: number of the state's entries that
+    it reads; diffuse: place of the diffuse part in a state, which is zero before a row in order
+    """
+
+    cut: CutStep
+    missing: bool
+    size: int
+    diffuse: slice
+
+
+@lru_cache(maxsize=16)
+def compile_back(backwards: Smoother, missing: bool) -> CompiledBack | None:
+    """Return the compiled step back over rows in order, or None where it cannot be compiled."""
+    if not isinstance(backwards, LinearSmoother | CrossSmoother):
+        return None
+    step, model = backwards.build_clear_back(missing), cast(Filter, backwards.model)
+    cut = None if step is None else compile_step(step, len(step.recorded.outputs))
+    return None if step is None or cut is None else CompiledBack(cut, missing, model.size, step.diffuse)
 
 
 def select_smoothed_part(model: Filter) -> Filter:

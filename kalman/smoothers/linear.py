@@ -13,16 +13,18 @@ References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Durbin and 
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.linear import LinearFilter
 from kalman.filters.retrodiction import compute_back_gain, compute_covariance_back, retrodict_mean
 from kalman.filters.state_layout import BLOCK
-from kalman.linalg.entries import plus
-from kalman.linalg.packing import packed_size
-from kalman.linalg.program import Program, Tape
-from kalman.smoothers.moments import MomentSmoother, run_program
+from kalman.linalg.entries import dot, plus
+from kalman.linalg.packing import packed_index, packed_size
+from kalman.linalg.program import Program, Recorded, Tape
+from kalman.smoothers.moments import LOST, MomentSmoother, run_program
 from kalman.types import Array, Rows
 
 KEPT = 1e-2
@@ -79,10 +81,31 @@ class LinearSmoother:
         """Return a mask (K,) of keys for which P - P N P keeps its digits or a state has diffuse columns."""
         variances = before[self._moments.variances]
         kept: np.ndarray = np.all(earlier[self._moments.variances] >= KEPT * variances, axis=0)
-        kept &= (variances * earlier[-len(variances) :]).sum(axis=0) <= LARGEST
+        kept &= dot([*variances], [*earlier[-len(variances) :]]) <= LARGEST
         if self.model.diffuse:
             kept |= (before[self.model.places["diffuse"]] != 0.0).any(axis=0)
         return kept
+
+    def build_clear_back(self, missing: bool) -> ClearStep:
+        """Return the step back over a row in order; missing: whether components may be missing.
+
+        Its inputs are the array, the state before the row, dt, control, measurement and masks.
+        """
+        model, depth = self.model, len(self.begin(self.model.initial(1))) - self._width
+        back, smoothed = self._moments.record_clear_back(missing)
+        at = model.size + 1 + model.controls + model.measurements
+        row, carried, masks = back.inputs[:at], back.inputs[at : at + depth], back.inputs[at + depth :]
+        before = row[: model.size]
+        both = smoothed.follow(back, [*before, *back.outputs])
+        states = _build_states_program(model).recorded.follow(both, row[: model.size + 1 + model.controls])
+        place = model.places.get("diffuse", slice(0, 0))
+        variances = [before[i] for i in self._moments.variances]
+        largest = back.outputs[-len(variances) :]
+        chosen = _record_choice(len(variances)).follow(
+            states, [*variances, *largest, *both.outputs, *states.outputs]
+        )
+        inputs = [*states.inputs[len(both.inputs) :], *carried, *row, *masks]
+        return ClearStep(Recorded(chosen.operations, inputs, [*chosen.outputs, *back.outputs]), [], place)
 
     def step_states_back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return mean and packed covariance before the rows from those after the rows, by a sum of squares."""
@@ -111,3 +134,22 @@ def _build_states_program(model: LinearFilter) -> Program:
     spread = [plus(a, q) for a, q in zip(later[n:], Q, strict=True)]
     mean = retrodict_mean(parts.m, prior.m, G, later[:n])
     return Program(tape, [*state, dt, *u, *later], [*mean, *compute_covariance_back(parts.P, F, G, spread)])
+
+
+def _record_choice(n: int) -> Recorded:
+    """Return the choice between the smoothed states of both passes, as `back` makes it.
+
+    Inputs: n variances before the row, n numbers `largest`, mean and packed covariance by moments, and by a sum of
+    squares.
+    """
+    tape, width = Tape(), n + packed_size(n)
+    variances, largest, moments, squares = (tape.symbols(count) for count in (n, n, width, width))
+    kept: Any = np.less_equal(dot(variances, largest), LARGEST)
+    first = list(moments)
+    for i, variance in enumerate(variances):
+        place = n + packed_index(i, i)
+        first[place] = np.maximum(moments[place], 0.0)
+        kept = kept & np.greater_equal(moments[place], LOST * variance)
+        kept = kept & np.greater_equal(first[place], KEPT * variance)
+    chosen = [np.where(kept, a, b) for a, b in zip(first, squares, strict=True)]
+    return Recorded(tape.operations, [*variances, *largest, *moments, *squares], chosen)

@@ -36,7 +36,7 @@ from kalman.filters.state_layout import BLOCK
 from kalman.filters.update import Scalar, find_trusted, mask_present
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, unpack_symmetric
-from kalman.linalg.program import Program, Tape
+from kalman.linalg.program import Program, Recorded, Tape
 from kalman.types import Array, Rows
 
 UNDETERMINED = 1e-6
@@ -112,6 +112,14 @@ class MomentSmoother:
     def extra(self, later: Array) -> dict[str, Array]:
         """Return an empty mapping: the smoother has no outputs beside mean and covariance."""
         return {}
+
+    def record_clear_back(self, missing: bool) -> tuple[Recorded, Recorded]:
+        """Return the records of `back` and `smoothed` for a row in order; missing: some rows lack components.
+
+        Inputs of the first: state, dt, control, measurement, moments, masks; of the second: state, moments.
+        """
+        back = _build_back_program(self.model, missing, False, False)
+        return back.recorded, _build_smoothed_program(self.model, False).recorded
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return the moments before the rows, about the states `before` (size, K) the rows."""

@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kalman import flags
 from kalman.linalg.packing import packed_size
 from kalman.run import (
     Integers,
@@ -23,9 +22,10 @@ from kalman.run import (
     run,
     spread_outputs,
 )
+from kalman.smoothers.backward import BackwardPass, FilteredRows
 from kalman.smoothers.checkpoints import Footprint, KeySection, split_sections
 from kalman.smoothers.kinds import Smoother, build_smoother, select_smoothed_part
-from kalman.types import Array, Filter, Rows
+from kalman.types import Array, Filter
 
 ROOM = 64 * 2**20
 """Bytes for the current states and results, beside the rows; a key with many rows may need more."""
@@ -256,21 +256,12 @@ class _Filtered:
         plan = build_rounds(self._rows.key)
         y, u = self._rows.y[:, plan.order], self._rows.u[:, plan.order]
         values, later = self.states.values[: self._size, plan.keys], whole[:, active[plan.keys]]
-        mean, covariance = np.empty_like(self.outputs.mean), np.empty_like(self.outputs.covariance)
-        extra = {name: np.empty((len(a), len(plan.place))) for name, a in backwards.extra(later).items()}
-        for place in reversed(plan.slices()):
-            keys = slice(0, place.stop - place.start)
-            mean[:, place], covariance[:, place] = backwards.smoothed(values[:, keys], later[:, keys])
-            for name, value in backwards.extra(later[:, keys]).items():
-                extra[name][:, place] = value
-            before = self._before[:, place].copy()
-            rows = Rows(self._dt[place], self._first[place], y[:, place], u[:, place])
-            earlier = backwards.back(before, rows, later[:, keys])
-            later[:, keys] = np.where(self._flag[place] == flags.WELL, earlier, later[:, keys])
-            values[:, keys] = before
-        whole[:, active[plan.keys]] = later
-        extra = {name: array[:, plan.place] for name, array in extra.items()}
-        return Smoothed(mean[:, plan.place], covariance[:, plan.place], extra)
+        filtered = FilteredRows(self._before, self._dt, self._first, self._flag, y, u)
+        work = BackwardPass(backwards, plan, filtered, values, later)
+        work.run()
+        whole[:, active[plan.keys]] = work.later
+        extra = {name: array[:, plan.place] for name, array in work.extra.items()}
+        return Smoothed(work.mean[:, plan.place], work.covariance[:, plan.place], extra)
 
 
 def _put(part: KeyStates, whole: KeyStates, where: Integers) -> None:

@@ -4,12 +4,15 @@ References: Rauch, Tung and Striebel (1965); for non-linear models Särkkä (200
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from kalman.filters.clear_step import ClearStep
 from kalman.filters.prediction import Smoothable
 from kalman.filters.retrodiction import Retrodiction, carry_covariance_back, retrodict_mean
 from kalman.linalg.packing import packed_size
+from kalman.linalg.program import Recorded, Tape
 from kalman.types import Array, Rows
 
 
@@ -43,6 +46,29 @@ class CrossSmoother:
             covariance = carry_covariance_back(back, [*later[n:]])
         earlier = np.array([np.broadcast_to(a, before.shape[1:]) for a in (*mean, *covariance)])
         return np.where(rows.first, later, earlier)
+
+    def build_clear_back(self, missing: bool) -> ClearStep | None:
+        """Return the step back over a row in order; missing: whether the rows have masks, which the step ignores.
+
+        Its inputs are the array, the state before the row, dt, control, measurement and masks. None where the
+        prediction calls Python functions.
+        """
+        record = getattr(self.model, "record_clear_prediction", None)
+        predicted = None if record is None else record()
+        if predicted is None:
+            return None
+        model: Any = self.model
+        tape, n = Tape(), len(model.states)
+        m, later = tape.symbols(n), tape.symbols(n + packed_size(n))
+        expected, gain, rest = tape.symbols(n), tape.symbols(n * n), tape.symbols(packed_size(n))
+        back = Retrodiction([gain[i * n : (i + 1) * n] for i in range(n)], rest)
+        mean = retrodict_mean(m, expected, back.G, later[:n])
+        outputs = [*mean, *carry_covariance_back(back, later[n:])]
+        carried = Recorded(tape.operations, [*m, *expected, *gain, *rest, *later], outputs)
+        whole = carried.follow(predicted, [*predicted.inputs[:n], *predicted.outputs])
+        unused = Tape().symbols(model.measurements * (2 if missing else 1))
+        inputs = [*whole.inputs[-len(later) :], *predicted.inputs, *unused]
+        return ClearStep(Recorded(whole.operations, inputs, whole.outputs), [])
 
 
 def _count_states(depth: int) -> int:

@@ -35,7 +35,7 @@ from kalman.filters.update import Scalar, mask_present, update
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Matrix, Vector, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_index
-from kalman.linalg.program import Program, Symbol, Tape
+from kalman.linalg.program import Program, Recorded, Symbol, Tape
 from kalman.models import definition as definitions
 from kalman.models.columns import resolve
 from kalman.models.structure import Values
@@ -273,20 +273,34 @@ class RobustLinearFilter(StateLayout):
                 "a robust or adaptive filter with a diffuse start cannot be smoothed",
                 "give a mean and a covariance",
             )
-        parts = self.base.split(list(state[: self.base.size]), False)
-        prior = self._predict_parts(parts, rows.dt, list(rows.u), False)
-        F, Q, _ = self.base.process.transition(rows.dt, list(rows.u), parts.values)
-        (fading,) = resolve([self.robust.fading], list(rows.u))
-        more = minus(squared(fading), 1.0)
-        if not is_zero(more):  # covariance added by fading counts as noise
-            Q = [plus(times(more, a), q) for a, q in zip(congruence(F, parts.P), Q, strict=True)]
-        back = retrodict(parts.P, F, Q, prior.P)
+        mean, G, rest = self._predict_back(list(state), rows.dt, list(rows.u))
         shape = rows.dt.shape
 
         def array(entries: Vector) -> Array:
             return np.array([np.broadcast_to(a, shape) for a in entries])
 
-        return Prediction(array(prior.m), np.array([array(row) for row in back.G]), array(back.rest))
+        return Prediction(array(mean), np.array([array(row) for row in G]), array(rest))
+
+    def record_clear_prediction(self) -> Recorded | None:
+        """Return `prediction` of a row in order; inputs: state, dt, u; outputs: mean, gain by rows, packed rest."""
+        if self.base.diffuse:
+            return None
+        tape = Tape()
+        state, dt, u = tape.symbols(self.size), tape.symbol(), tape.symbols(self.controls)
+        mean, G, rest = self._predict_back(state, dt, u)
+        return Recorded(tape.operations, [*state, dt, *u], [*mean, *(a for row in G for a in row), *rest])
+
+    def _predict_back(self, state: Vector, dt: Array, u: Vector) -> tuple[Vector, Matrix, Vector]:
+        """Return the predicted mean, and gain and rest of the retrodiction, in entries."""
+        parts = self.base.split(state[: self.base.size], False)
+        prior = self._predict_parts(parts, dt, u, False)
+        F, Q, _ = self.base.process.transition(dt, u, parts.values)
+        (fading,) = resolve([self.robust.fading], u)
+        more = minus(squared(fading), 1.0)
+        if not is_zero(more):  # covariance added by fading counts as noise
+            Q = [plus(times(more, a), q) for a, q in zip(congruence(F, parts.P), Q, strict=True)]
+        back = retrodict(parts.P, F, Q, prior.P)
+        return prior.m, back.G, back.rest
 
     def _predict_parts(self, parts: Parts, dt: Array, u: Vector, first: Any) -> Parts:
         """Return the parts just before the measurement, P = alpha^2 F P F' + Q (Simon 2006, section 7.4)."""
