@@ -17,8 +17,8 @@ import numpy as np
 
 from kalman.linalg.program import Operation, Recorded, Symbol
 
-LONGEST = 12_000
-"""Maximum number of operations to compile, since the time to compile them grows faster than their number."""
+LONGEST = 60_000
+"""Maximum number of operations to compile, which takes some ten seconds."""
 
 BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv", "true_divide": "fdiv"}
 COMPARED = {
