@@ -12,7 +12,7 @@ from scipy.special import chdtrc, chdtri
 from kalman.evaluation.row_figures import INNOVATION, RowFigures
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
-from kalman.run import Integers, KeyStates, Outputs, SortedRows, build_rounds, run
+from kalman.run import Integers, KeyStates, Outputs, SortedRows, run
 from kalman.types import Array, Filter
 
 
@@ -35,14 +35,6 @@ class LjungBox(NamedTuple):
     statistic: Array
     p_value: Array
     count: Integers
-
-
-class Running(NamedTuple):
-    """Exponentially weighted sums (K,) of NIS, of its components, and of the variances of NIS."""
-
-    nis: Array
-    components: Array
-    variance: Array
 
 
 class Watch(RowFigures):
@@ -152,51 +144,6 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: i
         statistic *= count * (count + 2.0)
         p_value = np.where((count > lags) & (power > 0.0), chdtrc(max(1, lags - fitted), statistic), np.nan)
     return LjungBox(np.where(np.isfinite(p_value), statistic, np.nan), p_value, count)
-
-
-def begin_running(keys: int) -> Running:
-    """Return the running NIS of keys without rows."""
-    return Running(np.zeros(keys), np.zeros(keys), np.zeros(keys))
-
-
-def add_running(running: Running, nis: Array, components: Array, forgetting: float) -> Running:
-    """Return the running NIS of K keys after one row each; a row whose NIS is NaN changes nothing.
-
-    forgetting: factor in (0, 1] by which each row reduces the weight of older rows; 0.95 is a memory of 20 rows.
-    """
-    weight = [forgetting, forgetting, forgetting * forgetting]
-    added = [nis, components, 2.0 * np.asarray(components, float)]
-    seen = np.isfinite(nis)
-    return Running(*(np.where(seen, w * a + b, a) for w, a, b in zip(weight, running, added, strict=True)))
-
-
-def judge_running(running: Running, probability: float = 0.95) -> Consistency:
-    """Return the weighted NIS per component of each key, and its bounds.
-
-    A weighted sum of chi-squares is approximated by a scaled chi-square of the same mean and variance
-    (Satterthwaite 1946).
-    """
-    with np.errstate(all="ignore"):
-        degrees = 2.0 * running.components**2 / running.variance
-        low, high = mean_bounds(1, degrees, probability)
-        return Consistency(running.nis / running.components, low, high, degrees)
-
-
-def running_consistency(
-    key: Integers, nis: Array, components: Integers, forgetting: float = 0.95, probability: float = 0.95
-) -> Consistency:
-    """Return the running NIS and its bounds after each of N rows, sorted by key and time."""
-    plan = build_rounds(key)
-    values, degrees = nis[plan.order], components[plan.order].astype(float)
-    state = begin_running(len(plan.keys))
-    after = np.empty((3, len(key)))
-    for part in plan.slices():
-        here = part.stop - part.start
-        moved = add_running(Running(*(a[:here] for a in state)), values[part], degrees[part], forgetting)
-        after[:, part] = moved
-        for whole, new in zip(state, moved, strict=True):
-            whole[:here] = new
-    return judge_running(Running(*after[:, plan.place]), probability)
 
 
 def _list_diagonal_indices(size: int) -> set[int]:

@@ -8,23 +8,19 @@ from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
 from kalman.evaluation.diagnostics import (
-    add_running,
-    begin_running,
     consistency,
     coverage,
     innovations,
-    judge_running,
     ljung_box,
     mean_bounds,
     nees,
-    running_consistency,
 )
 from kalman.evaluation.forecast import forecast
 from kalman.smoothers.smooth import smooth
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.models.test_columns import definition as columns_definition
 from tests.kalman.models.test_columns import random_inputs
-from tests.kalman.support.models import random_definition, random_rows, same
+from tests.kalman.support.models import random_definition, random_rows
 from tests.kalman.support.oracles import UNIT, corrections, full, run_one, transition_of
 from tests.kalman.test_run import keep
 
@@ -145,28 +141,6 @@ def test_simulated_keys_are_as_consistent_as_they_should_be(n):
     assert 0.03 < (ljung_box(key, white[0], keys).p_value < 0.05).mean() < 0.07
     wrong, _ = innovate({**definition, "observation": {"R": (4 * np.eye(n // 2)).tolist()}}, rows, keys)
     assert consistency(key, wrong.nis, count, keys).outside().mean() > 0.9
-    after = running_consistency(key, outputs.nis, count)
-    assert 0.03 < after.outside()[np.tile(np.arange(length), keys) > 20].mean() < 0.07
-
-
-def test_running_consistency_is_the_weighted_sum_and_resumes_from_its_state():
-    rng = np.random.default_rng(2)
-    key = np.repeat([0, 1, 2], [7, 3, 5])
-    nis = rng.chisquare(2, 15)
-    nis[[2, 8]] = np.nan
-    count = rng.integers(1, 3, 15)
-    after = running_consistency(key, nis, count, forgetting=0.9)
-    own = np.flatnonzero((key == 2) & np.isfinite(nis))
-    weights = 0.9 ** np.arange(len(own))[::-1]
-    expected = (weights * nis[own]).sum() / (weights * count[own]).sum()
-    assert after.ratio[-1] == pytest.approx(expected, rel=1e-12)
-    degrees = 2 * (weights * count[own]).sum() ** 2 / (2 * weights**2 * count[own]).sum()
-    assert after.low[-1] == pytest.approx(chi2.ppf(0.025, degrees) / degrees, rel=1e-9)
-    state = begin_running(1)
-    for i in own:
-        state = add_running(state, nis[i : i + 1], count[i : i + 1].astype(float), 0.9)
-    same(judge_running(state).ratio, after.ratio[-1:])
-    assert np.isnan(running_consistency(key[:1], np.array([np.nan]), count[:1]).ratio[0])
 
 
 def test_late_and_flagged_rows_have_no_innovation():
