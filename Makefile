@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-all test-slow test-slow-share soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
+.PHONY: help setup demo demo-kafka cluster test test-all test-slow test-slow-share soak mutants bench bench-quick bench-filters bench-journeys docs lint format airflow lock sbom audit clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,12 +96,19 @@ bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an h
 	$(BIN)/python -m benchmarks.run $(if $(WORKS),--only $(WORKS))
 	$(BIN)/python -m benchmarks.picture
 
-bench-quick: $(BENCH) ## The same in three minutes, for a look
+bench-quick: $(BENCH) ## The same in four minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick
 	$(BIN)/python -m benchmarks.suites.landing --quick --runs 1 --output /tmp/landing-quick.json
+	$(BIN)/python -m benchmarks.suites.journeys --scale 0.01 --runs 1 --alone --only journey series floor \
+		--output /tmp/journeys-quick.json
 
 bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
 	$(BIN)/python -m benchmarks.suites.filters
+
+# WORKS="journey floor" measures these groups alone and keeps the results of the others; SCALE=0.01 is a small trial.
+bench-journeys: $(BENCH) ## Measure whole cold commands, as a person waits for them (an hour; keep the machine quiet)
+	$(BIN)/python -m benchmarks.suites.journeys $(if $(WORKS),--only $(WORKS)) \
+		$(if $(SCALE),--scale $(SCALE) --output /tmp/journeys-small.json)
 
 docs: setup ## Build the guide as a site in ./site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

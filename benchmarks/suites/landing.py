@@ -13,22 +13,19 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from benchmarks import results
+from benchmarks.contenders.copies import build_copy
+from benchmarks.workloads.processes import run_process
+from benchmarks.workloads.readings import write_readings
 
 SPEC = """
 name: landing
@@ -40,28 +37,6 @@ states: [level]
 process: {kind: random_walk, variance: 1.0}
 observation: {R: [[1.0]]}
 initial: {diffuse: true}
-"""
-COPY = """
-import sys
-from glob import glob
-from deltalake import write_deltalake
-from pyarrow import csv, parquet
-for path in sorted(glob(sys.argv[1] + "/*")):
-    table = csv.read_csv(path) if path.endswith(".csv") else parquet.read_table(path)
-    write_deltalake(sys.argv[2], table, mode="append")
-"""
-SPARK = """
-import sys
-from jobs.core.settings import Settings
-from jobs.spark.session import spark_session
-spark = spark_session(Settings.load(sys.argv[2]), "copy")
-rows = spark.read.csv(sys.argv[1], header=True, schema="sensor string, at timestamp, value double, other double")
-rows.write.format("delta").save(sys.argv[2])
-"""
-POLARS = """
-import sys
-import polars
-polars.read_csv(sys.argv[1] + "/*.csv", try_parse_dates=True).write_delta(sys.argv[2])
 """
 
 
@@ -80,19 +55,15 @@ class Case(NamedTuple):
         draw = np.random.default_rng(self.files)
         for number in range(self.files):
             rows = np.arange(self.rows)
-            seconds = np.datetime64("2024-01-01", "s") + (rows // 100 + number * self.rows)
-            columns = {
-                "sensor": pa.array(np.char.add("sensor-", (rows % 100).astype(str))),
-                "at": pa.array(seconds.astype("datetime64[us]"), pa.timestamp("us", "UTC")),
-                "value": pa.array(draw.normal(20.0, 5.0, self.rows).round(6)),
-                "other": pa.array(draw.normal(0.0, 1.0, self.rows).round(4)),
-            }
-            path = folder / f"rows-{number:05}{self.ending}"
-            if self.ending == ".parquet":
-                pq.write_table(pa.table(columns), path)
-                continue
-            columns["at"] = pa.array(np.char.add(seconds.astype(str), "Z"))
-            pyarrow.csv.write_csv(pa.table(columns), path)
+            write_readings(
+                folder / f"rows-{number:05}{self.ending}",
+                pa.array(np.char.add("sensor-", (rows % 100).astype(str))),
+                np.datetime64("2024-01-01", "s") + (rows // 100 + number * self.rows),
+                {
+                    "value": draw.normal(20.0, 5.0, self.rows).round(6),
+                    "other": draw.normal(0.0, 1.0, self.rows).round(4),
+                },
+            )
 
 
 def cases(share: float) -> list[Case]:
@@ -120,48 +91,16 @@ def command_of(contender: str, files: Path, table: Path) -> list[str]:
             "--input",
             str(files),
         ]
-    code = {"copy": COPY, "spark": SPARK, "polars": POLARS}[contender]
-    return [sys.executable, "-c", code, str(files), str(table)]
+    return build_copy(contender, files, table)
 
 
 def run(contender: str, files: Path, folder: Path) -> tuple[float, float]:
     """Return seconds and MB of memory of a new process, its children included."""
     table = folder / "warehouse"
     shutil.rmtree(table, ignore_errors=True)
-    own = {
-        "KALMAN_WAREHOUSE": str(table),
-        "KALMAN_MODELS": str(folder),
-        "PYTHONPATH": str(results.ROOT),
-    }
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        command_of(contender, files, table),
-        env={**os.environ, **own},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    peaks: dict[int, int] = {}
-    watcher = threading.Thread(target=_watch, args=(process, peaks))
-    watcher.start()
-    _, said = process.communicate()
-    seconds = time.perf_counter() - began
-    watcher.join()
-    if process.returncode:
-        raise RuntimeError(f"{contender}: {said.decode(errors='replace')[-2000:]}")
-    return seconds, sum(peaks.values()) / 1e6
-
-
-def _watch(process: subprocess.Popen[bytes], peaks: dict[int, int]) -> None:
-    """Record the peak of private memory of each process in a tree, until the process ends."""
-    while process.poll() is None:
-        try:
-            of = psutil.Process(process.pid)
-            for one in (of, *of.children(recursive=True)):
-                there = one.memory_full_info()
-                peaks[one.pid] = max(peaks.get(one.pid, 0), there.uss)
-        except psutil.Error:
-            pass
-        time.sleep(0.05)
+    own = {"KALMAN_WAREHOUSE": str(table), "KALMAN_MODELS": str(folder)}
+    taken = run_process(command_of(contender, files, table), own)
+    return taken.seconds, taken.memory_mb
 
 
 def measure(share: float, runs: int) -> Iterator[dict[str, Any]]:

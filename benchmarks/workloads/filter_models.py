@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+TREND = Path(__file__).parents[1] / "models" / "trend.yaml"
 STEP, DRAG, RANGE = 0.1, 0.02, 30.0
 POINTS = {"alpha": 1.0, "beta": 0.0, "kappa": 1.0}
 """Sigma points whose weights are positive for four states, the same for both libraries."""
@@ -41,6 +44,23 @@ def linear(dimensions: int) -> Model:
         np.diag([10.0, 1.0] * dimensions),
     )
     return Model(_definition("linear", *matrices), *matrices)
+
+
+def build_trend() -> Model:
+    """Build the model of `benchmarks/models/trend.yaml`, with the matrices for rows one unit of time apart."""
+    definition = yaml.safe_load(TREND.read_text())
+    process, initial = definition["process"], definition["initial"]
+    level, slope = process["level_variance"], process["slope_variance"]
+    observation = definition["observation"]
+    return Model(
+        definition,
+        np.array([[1.0, 1.0], [0.0, 1.0]]),
+        np.array([[level + slope / 3, slope / 2], [slope / 2, slope]]),
+        np.array(observation["H"]),
+        np.array(observation["R"]),
+        np.array(initial["mean"]),
+        np.array(initial["covariance"]),
+    )
 
 
 def tracked(kind: str) -> Model:

@@ -12,20 +12,28 @@ from pathlib import Path
 
 
 class Verbs:
-    """The verbs of a model: its spec, its warehouse and the verbs' output are in `folder`."""
+    """The verbs of a model: its spec, its warehouse and the verbs' output are in `folder`.
 
-    def __init__(self, folder: Path, model: str, spec: str, **environment: str) -> None:
+    Without a spec, a verb has to write it.
+    """
+
+    def __init__(self, folder: Path, model: str, spec: str | None, **environment: str) -> None:
         self.folder, self.model = folder, model
         self.warehouse = folder / "warehouse"
         models = folder / "models"
         models.mkdir()
-        (models / f"{model}.yaml").write_text(spec)
-        self._environment = {
+        if spec is not None:
+            (models / f"{model}.yaml").write_text(spec)
+        self.environment = {
             **os.environ,
             "KALMAN_MODELS": str(models),
             "KALMAN_WAREHOUSE": str(self.warehouse),
             **environment,
         }
+
+    def build_command(self, verb: str, *options: str) -> list[str]:
+        """Build the command line of a verb of the model."""
+        return [sys.executable, "-m", "jobs.cli", verb, "--model", self.model, *options]
 
     def finish(self, verb: str, *options: str) -> None:
         """Run a verb to its end.
@@ -51,8 +59,8 @@ class Verbs:
     def _start(self, verb: str, *options: str) -> subprocess.Popen[bytes]:
         with self._log(verb).open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "jobs.cli", verb, "--model", self.model, *options],
-                env=self._environment,
+                self.build_command(verb, *options),
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
