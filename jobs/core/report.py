@@ -16,8 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from jobs.core.errors import RUN_FAILED
-from jobs.core.redaction import redact_secrets
+from jobs.core.errors import RUN_FAILED, redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable that names the file for a command's report. Airflow's operator sets the variable."""

@@ -33,7 +33,7 @@ from jobs.storage.table_rows import UTC_MICROSECONDS, read_column_types, read_ta
 from jobs.storage.tables import estimates as estimates_table
 from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import read_all_records
+from jobs.supervision.progress import read_all_records
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]

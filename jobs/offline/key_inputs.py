@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.checking import ParsedRows
 from jobs.landing.file_rows import read_all
-from jobs.landing.raw_rows import RawRows, reject
+from jobs.landing.raw_rows import RawRows, reject, take_columns
 from jobs.landing.values.keys import assign_codes, find_places, join_codes
 from jobs.landing.values.number_reading import build_rules, parse_numbers
-from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 

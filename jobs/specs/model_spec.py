@@ -44,10 +44,9 @@ from jobs.specs.filter_options import (
     Rls,
     RobustOptions,
 )
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.functions import find_refusal, list_function_fields, list_functions
 from jobs.specs.migration import Migrate, Upgrade
-from jobs.specs.monitor import Monitor, Readings
+from jobs.specs.monitor import ForecastSkill, Monitor, Readings
 from jobs.specs.problems import Problem, SpecError, find_line, invalid, suggest_key, suggest_word
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit, TimeRange
@@ -539,7 +538,7 @@ class ModelSpec(SpecSection):
 
     @property
     def timed(self) -> bool:
-        """Return whether the stream needs the event-time operator (`jobs.streaming.operators.processor`)."""
+        """Return whether the stream needs the event-time operator (`jobs.streaming.processors`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.errors import UserError, show
-from jobs.core.redaction import HIDDEN, redact_secrets, show_name, show_names
+from jobs.core.errors import HIDDEN, UserError, redact_secrets, show, show_name, show_names
 from jobs.core.report import Report
 from jobs.landing.csv_parquet import read
 
