@@ -18,17 +18,18 @@ from typing import TextIO
 HIDDEN = "***"
 _NAMES = "secret|passw|token|access.?key|account.?key|private.?key|api.?key|fernet|credential|jaas|sql_alchemy_conn"
 _NAMED = re.compile(_NAMES, re.I)
+# Names are matched from their first letter only, and possessively: else the time grows with the square of a text.
 _LOOKS_SECRET = [
     (re.compile(pattern, flags), shown)
     for pattern, shown, flags in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
         # A user's password in an address.
-        (r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
+        (r"((?<=[a-z0-9+.-])://[^\s/:@]*+:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
         # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon counts as plain English, not as
         # a secret.
-        (rf"([\w.-]*(?:{_NAMES})[\w.-]*[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
+        (rf"((?<![\w.-])[\w.-]*(?:{_NAMES})[\w.-]*+[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
         (
-            rf"((?i:[\w.-]*(?:{_NAMES})[\w.-]*)[\"']?:\s?[\"']?)(?=[^\s\"',;]*[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
+            rf"((?i:(?<![\w.-])[\w.-]*(?:{_NAMES})[\w.-]*+)[\"']?:\s?[\"']?)(?=[^\s\"',;0-9A-Z_+/=!$%^&-]*+[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
             rf"\1{HIDDEN}",
             0,
         ),

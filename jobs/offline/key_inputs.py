@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +93,15 @@ def refuse_rows(
     raise UserError(f"{file}: row {at + 1} ({row}): {why}{more}; {need}")
 
 
+def refuse_inputs(spec: ModelSpec) -> NoReturn:
+    """Refuse a file of inputs for a model without inputs.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or omit the option")
+
+
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
     """Append the inputs of each row's key to the row's controls; a row whose key has no inputs is rejected.
 
@@ -107,7 +116,7 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
     """
     if spec.inputs is None:
         if file is not None:
-            raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or omit the option")
+            refuse_inputs(spec)
         return rows
     if file is None:
         raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")

@@ -95,12 +95,12 @@ NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "
 
 _OF_READERS = ("_line", "_bytes", "_corrupt")
 """Columns that the file readers add to the columns of a file."""
-_NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
+_NAME, LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
 
 
 def is_model_name(text: str) -> bool:
     """Return whether a text is a valid model name. Folders of the model's tables have the same name."""
-    return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
+    return len(text) <= LONGEST_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def _allow_several(schema: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def _allow_several(schema: dict[str, Any]) -> None:
 class ModelSpec(SpecSection):
     """The spec of one model: its data, its filter, and how the model is run."""
 
-    name: str = Field(pattern=_NAME, max_length=_LONGEST_NAME, description="lower-case letters, digits and _")
+    name: str = Field(pattern=_NAME, max_length=LONGEST_NAME, description="lower-case letters, digits and _")
     version: int = Field(
         ge=1,
         le=2**31 - 1,
