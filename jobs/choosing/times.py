@@ -331,6 +331,8 @@ def _is_rising(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
     if (steps >= 0).mean() >= ENOUGH:
         return True
     landed = values[1:][np.diff(file) == 0][steps < 0]
+    if not landed.size:  # the other steps are from or to a missing number
+        return False
     return bool((steps >= 0).mean() > 0.5 and (landed <= np.nanquantile(values, NEAR_START)).mean() >= ENOUGH)
 
 

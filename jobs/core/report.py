@@ -51,7 +51,10 @@ def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Return a duration as text, rounded down, in the largest unit of which it contains at least two, such as `3 h`."""
+    """Return a duration as text, such as `3 h`: rounded down to the largest of d, h, min and s with at least two.
+
+    Less than two minutes are in seconds; a negative duration is `0 s`.
+    """
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"

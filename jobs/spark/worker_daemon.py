@@ -27,7 +27,6 @@ MODULES = (
     "jobs.snapshots.state_rows",
     "jobs.streaming.estimate_files",
     "jobs.streaming.processors",
-    "jobs.streaming.processors",
 )
 """The modules that a worker of a stream or a batch pass needs; these modules import all others."""
 

@@ -252,12 +252,15 @@ class BucketStates(Blocks):
         self._mark = self._read_mark()
         self._token = b"" if self._mark is None else self._mark.token
         found = self._from_copy(route, len(present))
-        return present, self.read(present) if found is None else found
+        return present, self._read_blocks(present, self._mark) if found is None else found
 
     @step(STATE_READ)
     def read(self, numbers: Ints) -> Records:
         """Read blocks by their ordered numbers, with their changes; return their records ordered by route."""
-        mark = self._read_mark()
+        return self._read_blocks(numbers, self._read_mark())
+
+    def _read_blocks(self, numbers: Ints, mark: Mark | None) -> Records:
+        """Read blocks as `read` does, with the mark that the store has."""
         if mark is None or mark.kept == 0:
             return super().read(numbers)
         known = Entries.of(self.store.items()).states(self.state)
