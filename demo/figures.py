@@ -172,7 +172,13 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
         clipped = np.clip(one.normalised[seen], -5, 5)
         if clipped.size:
             right.hist(
-                clipped, 40, (-5, 5), density=True, orientation="horizontal", color=MEASURED, alpha=0.7
+                clipped,
+                bins=40,
+                range=(-5, 5),
+                density=True,
+                orientation="horizontal",
+                color=MEASURED,
+                alpha=0.7,
             )
         right.plot(np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), x, color=INK, linewidth=1.0)
         right.set_title("against N(0, 1)", fontweight="normal", fontsize=9)

@@ -13,7 +13,7 @@ from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.loading import load_all, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
-from jobs.supervision.progress_log import progress_of
+from jobs.supervision.progress import progress_of
 
 __all__ = [
     "ModelSpec",

@@ -17,7 +17,7 @@ from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.choosing.comparing import ModelComparison
+    from jobs.choosing.ranking import ModelComparison
 
 
 @command
@@ -46,7 +46,7 @@ def run(
     Raises:
         UserError: the models have no rows or measurements in common, or one of them cannot be fitted.
     """
-    from jobs.choosing.comparing import check_comparable, compare, list_columns
+    from jobs.choosing.ranking import check_comparable, compare, list_columns
     from jobs.landing.file_rows import read_rows
     from jobs.state.kernel import load_checked_spec
 
@@ -63,7 +63,7 @@ def run(
         wide = specs[0].model_copy(update={"control": [*specs[0].control, *more], "files": files})
         source, what = read_rows(wide, input), input
     else:
-        from jobs.choosing.comparing import read_landed_rows
+        from jobs.choosing.ranking import read_landed_rows
         from jobs.storage.tables import need_measurements
         from jobs.storage.warehouse import Tables
 

@@ -20,8 +20,7 @@ def run(settings: Settings) -> Report:
     from jobs.core.settings import find_local_path
     from jobs.spark.doctor import find_java_problem
     from jobs.spark.jars import list_jars, store_jars
-    from jobs.storage.object_files import probe_store
-    from jobs.storage.settings import is_in_s3
+    from jobs.storage.object_files import is_in_s3, probe_store
 
     problem = find_java_problem()
     if problem:

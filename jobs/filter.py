@@ -59,9 +59,8 @@ def run(
     from jobs.landing.file_rows import describe_dialects, list_input_files, read_rows
     from jobs.landing.reading import list_endings
     from jobs.landing.remarks import list_remarks
-    from jobs.offline.filtering import check_target, filter_rows, write
+    from jobs.offline.filtering import build_prior, check_target, filter_rows, write
     from jobs.offline.key_inputs import join_file
-    from jobs.offline.prior import build_prior
     from jobs.snapshots.learned import find_learned_parameters
     from jobs.state.encoding import arrow
     from jobs.state.kernel import load_checked_spec

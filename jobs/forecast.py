@@ -142,11 +142,9 @@ def _forecast_rows(
     """Filter the rows of a file, and forecast each key from its newest row."""
     from jobs.landing.checking import parse
     from jobs.landing.file_rows import read_rows
-    from jobs.offline.ahead import read_future
-    from jobs.offline.filtering import check_target
-    from jobs.offline.forecasting import forecast_keys, write_forecasts
+    from jobs.offline.ahead import forecast_keys, read_future, write_forecasts
+    from jobs.offline.filtering import build_prior, check_target
     from jobs.offline.key_inputs import join_file
-    from jobs.offline.prior import build_prior
     from jobs.snapshots.learned import find_learned_parameters
 
     assert request.output is not None
@@ -169,9 +167,8 @@ def _forecast_rows(
 def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
     from jobs.core.times import now
-    from jobs.offline.ahead import forecast_ahead, read_future
+    from jobs.offline.ahead import forecast_ahead, read_future, write_forecasts
     from jobs.offline.filtering import check_target
-    from jobs.offline.forecasting import write_forecasts
     from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
 
     assert request.output is not None

@@ -43,9 +43,9 @@ def run(
         UserError: the spec has no such section, nothing is live, another monitor runs, there is no such export, or a
             query failed.
     """
-    from jobs.downstream.monitor import MonitorQueries
     from jobs.downstream.over_history import monitor_history
     from jobs.downstream.queries import MONITOR
+    from jobs.downstream.rule_exports import MonitorQueries
     from jobs.downstream.runner import start_exclusive_run
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session

@@ -76,7 +76,7 @@ def run(
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
     from jobs.offline.estimate_series import read_file_series, read_warehouse_series
-    from jobs.offline.quantity import find_measuring
+    from jobs.state.kernel import find_measuring
 
     if input is not None:
         what, series = Path(input).name, read_file_series(spec, parse_path(input), measured, key or [], keys)

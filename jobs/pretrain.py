@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateResult
     from jobs.batch.learning import LearningResult
-    from jobs.batch.learning_summary import Summary
     from jobs.batch.new_keys import Offer
-    from jobs.batch.pretraining import PretrainedSnapshot
+    from jobs.batch.pretraining import PretrainedSnapshot, Summary
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
 
@@ -69,8 +68,7 @@ def run(
     """
     from jobs.batch import new_keys
     from jobs.batch.estimating import estimate_reflected
-    from jobs.batch.learning_summary import summarize_learning
-    from jobs.batch.pretraining import pretrain_snapshot
+    from jobs.batch.pretraining import pretrain_snapshot, summarize_learning
     from jobs.lineage.generations import DeployedModel
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.job_labels import build_task_counter
@@ -223,7 +221,7 @@ def _format_snapshot(manifest: Manifest, waiting: int) -> list[str]:
 
 
 def _format_learned(learned: LearningResult) -> list[str]:
-    from jobs.batch.learning_summary import TOLD
+    from jobs.batch.pretraining import TOLD
     from kalman.models.groups import GROUPS
 
     values = ", ".join(

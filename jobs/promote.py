@@ -41,7 +41,7 @@ def run(
     from jobs.lineage.generations import SHADOW
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
-    from jobs.upgrades.comparison.decision import format_comparison, format_refusal
+    from jobs.upgrades.decision import format_comparison, format_refusal
 
     spec = load_spec(model, settings.models)
     name = spec.name

@@ -159,7 +159,7 @@ def _report_comparison(
     from jobs.insight.comparison_page import compare
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
-    from jobs.upgrades.comparison.decision import format_comparison
+    from jobs.upgrades.decision import format_comparison
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)

@@ -83,7 +83,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 def _list_advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
-    from jobs.insight.advice import advise, measure_stream
+    from jobs.insight.status import advise, measure_stream
     from jobs.specs.loading import load_spec
 
     found: list[str] = []
@@ -102,7 +102,7 @@ def _build_table(root: str, data: list[dict[str, Any]], advice: list[str]) -> An
     from rich.console import Group
     from rich.table import Table
 
-    from jobs.downstream.status import build_downstream_table
+    from jobs.downstream.queries import build_downstream_table
     from jobs.insight.status import ENDED
 
     table = Table(title=f"warehouse {root}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

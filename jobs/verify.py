@@ -100,7 +100,7 @@ def parse_share(text: str) -> int:
 def _report_nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
     """Report, before Spark starts, that no generation is live; the table gets no run."""
     from jobs.supervision.metrics import write_verification
-    from jobs.verification.findings import NOTHING, Findings
+    from jobs.verification.runs import NOTHING, Findings
     from jobs.verification.verifier import Result, choose_exit_code
 
     found = Findings()
@@ -117,7 +117,7 @@ def _report_nothing_live(model: str, metrics_file: str | None, seconds: float) -
 
 
 def _report(model: str, result: Result, seconds: float) -> Report:
-    from jobs.verification.findings import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, format_difference
+    from jobs.verification.runs import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, format_difference
     from jobs.verification.verifier import choose_exit_code
 
     found, counts = result.findings, result.findings.counts

@@ -27,8 +27,7 @@ from jobs.core.settings import Settings  # noqa: E402
 from jobs.offline.estimate_pictures import draw_keys  # noqa: E402
 from jobs.offline.estimate_series import read_file_series  # noqa: E402
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
-from jobs.offline.quantity import find_measuring  # noqa: E402
-from jobs.state.kernel import load_checked_spec  # noqa: E402
+from jobs.state.kernel import find_measuring, load_checked_spec  # noqa: E402
 from kalman.evaluation.forecast import forecast  # noqa: E402
 from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402
 

@@ -95,14 +95,14 @@ def imported_on_import(path: Path) -> list[str]:
     return found
 
 
-def long_functions(path: Path, longest: int = LONGEST) -> list[tuple[str, int]]:
+def long_functions(path: Path, longest: int = LONGEST, whole: bool = False) -> list[tuple[str, int]]:
     """Return the functions of a file that have more lines than `longest`, with their lines.
 
-    The options that a `@command` or an `@answer` declares do not count: they are the help that a user reads.
+    The options that a `@command` or an `@answer` declares count only if `whole`: they are the help that a user reads.
     """
     found = []
     for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
-        first = one.body[0].lineno if is_command(one) else one.lineno
+        first = one.body[0].lineno if is_command(one) and not whole else one.lineno
         count = (one.end_lineno or first) - first + 1
         if count > longest:
             found.append((one.name, count))
@@ -114,14 +114,14 @@ def is_command(one: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(name, ast.Name) and name.id in ("command", "answer") for name in one.decorator_list)
 
 
-def wide_functions(path: Path, most: int = MOST_PARAMETERS) -> list[tuple[str, int]]:
+def wide_functions(path: Path, most: int = MOST_PARAMETERS, whole: bool = False) -> list[tuple[str, int]]:
     """Return the functions of a file that have more parameters than `most`, `self` and `cls` not counted.
 
-    The parameters of a `@command` or an `@answer` are a verb's options: their number is the user's, not the caller's.
+    The parameters of a `@command` or an `@answer` count only if `whole`: they are a verb's options, which a user gives.
     """
     found = []
     for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
-        if is_command(one):
+        if is_command(one) and not whole:
             continue
         given = [*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs]
         count = len([each for each in given if each.arg not in ("self", "cls")])
@@ -235,17 +235,6 @@ def verb_first(paths: list[Path]) -> float:
     return sum(found) / max(len(found), 1)
 
 
-def commands_over(paths: list[Path]) -> tuple[int, int]:
-    """Return the number of commands and answers over the limits of lines, and of parameters, of functions."""
-    longer = wider = 0
-    for path in paths:
-        for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
-            if is_command(one):
-                longer += (one.end_lineno or one.lineno) - one.lineno + 1 > LONGEST
-                wider += len([*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs]) > MOST_PARAMETERS
-    return longer, wider
-
-
 def repeated_classes(paths: list[Path]) -> list[str]:
     """Return the names shared by several classes."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
@@ -327,12 +316,11 @@ def figures(root: Path) -> Iterator[tuple[str, str]]:
     in_rooms = [path for path in inside if len(path.relative_to(root).parts) > 2]
     yield "imports inside functions", f"{sum(map(len, inside.values()))} in {len(inside)} files"
     yield "  of these in rooms", f"{sum(len(inside[path]) for path in in_rooms)} in {len(in_rooms)} files"
-    longer, wider = commands_over(every)
-    yield (
-        f"functions over {LONGEST} lines",
-        f"{sum(len(long_functions(path)) for path in every)} + {longer} commands",
-    )
+    long = sum(len(long_functions(path)) for path in every)
+    longer = sum(len(long_functions(path, whole=True)) for path in every) - long
+    yield f"functions over {LONGEST} lines", f"{long} + {longer} commands"
     wide = sum(len(wide_functions(path)) for path in every)
+    wider = sum(len(wide_functions(path, whole=True)) for path in every) - wide
     yield f"functions over {MOST_PARAMETERS} parameters", f"{wide} + {wider} commands"
     yield "functions with warehouse and spec", str(taking(every, "warehouse", "spec"))
     yield "function names that begin with a verb", f"{verb_first(every):.0%}"

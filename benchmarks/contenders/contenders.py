@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from jobs.state.encoding.estimates import EstimateFormat
-    from jobs.streaming.operators.estimate_files import EstimateRows
+    from jobs.streaming.estimate_files import EstimateRows
 
 PARTITIONS = CORES
 KEYS_A_BLOCK = 256
@@ -57,7 +57,7 @@ def ours_in_files(frame: DataFrame, work: Work) -> DataFrame:
 def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFrame, EstimateFormat]:
     """Return the operator's packets and its estimate format; `writer`: None, or `files`."""
     import kalman
-    from jobs.spark.user_functions import ship
+    from jobs.snapshots.model_runtime import ship
     from jobs.state.block_format import build_state_format
     from jobs.state.encoding.estimates import estimate_format
     from jobs.state.encoding.keys import build_key_kind
@@ -65,8 +65,8 @@ def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFram
     from jobs.state.encoding.routing import make_routing
     from jobs.state.encoding.rows import build_row_format, pack_rows
     from jobs.state.plan import Plan
-    from jobs.streaming.operators.estimate_files import EstimateWriter
-    from jobs.streaming.operators.processor import FilterProcessor
+    from jobs.streaming.estimate_files import EstimateWriter
+    from jobs.streaming.processors import FilterProcessor
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
@@ -91,7 +91,7 @@ def _rows_of(spark: SparkSession, out: EstimateFormat) -> EstimateRows:
     from pyspark.sql.types import StructType
 
     from jobs.state.encoding.estimates import estimate_schema
-    from jobs.streaming.operators.estimate_files import EstimateRows
+    from jobs.streaming.estimate_files import EstimateRows
 
     columns = f"{estimate_schema(out, True)}, model_version int, generation string, source_range string"
     schema = StructType.fromDDL(columns)
@@ -117,8 +117,8 @@ def committed_files(
     from jobs.state.encoding.estimates import estimate_format
     from jobs.state.encoding.keys import build_key_kind
     from jobs.storage.table_log import FileTable
-    from jobs.streaming.operators.estimate_files import PROPERTY, EstimateTarget
-    from jobs.streaming.sinks.written_files import list_written_parts
+    from jobs.streaming.estimate_files import PROPERTY, EstimateTarget
+    from jobs.streaming.written_files import list_written_parts
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})

@@ -26,8 +26,7 @@ from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import build_row_format
 from jobs.state.event_time_bucket import EventTimeBucket
-from jobs.state.event_time_policy import EventTimePolicy, Stores
-from jobs.state.plan import Plan
+from jobs.state.plan import EventTimePolicy, Plan, Stores
 from jobs.state.reorder_buffer import build_waiting_format
 from jobs.state.spark_values import decode_stored, to_text
 from kalman import build

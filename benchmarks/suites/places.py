@@ -25,7 +25,7 @@ from jobs.core.settings import Settings
 from jobs.lineage.generation_checkpoint import ReachedCommits
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.kafka import SERVERS, TopicWatch
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.streaming.micro_batch import MicroBatchWriter
 
 BATCHES, ROWS, WARM_UP = 25, 500, 5
 WHOLE = "micro-batch"

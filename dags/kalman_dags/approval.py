@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.core.report import format_number
-from jobs.upgrades.comparison.answers import ANSWERS, Answer
+from jobs.specs.migration import ANSWERS, Answer
 from kalman_dags.places import find_model_page, report_page
 
 BLUE_GREEN = "blue-green"

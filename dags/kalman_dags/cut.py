@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-FORMER = {"from": "first", "to": "last"}
-"""The names of these fields in the form of `estimate` until release 0.2."""
-
 
 def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | None) -> str:
     """Return the last version of the measurements in the history: from the form, or else from the landing.
@@ -59,17 +56,12 @@ def learn_from(
 
 def first(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the first event time that a run of `estimate` estimates, ISO 8601; empty: all rows before its end."""
-    return _end(_select_given("from", params, dag_run), dag_run, dag_run.data_interval_start)
+    return _end(params["from"], dag_run, dag_run.data_interval_start)
 
 
 def last(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the end (exclusive) of the event times that a run of `estimate` estimates, ISO 8601; empty: all rows."""
-    return _end(_select_given("to", params, dag_run), dag_run, dag_run.data_interval_end)
-
-
-def _select_given(name: str, params: Mapping[str, Any], dag_run: Any) -> str | None:
-    """Return an instant of the form by its present or former name; the former name is accepted for one release."""
-    return params[name] or (getattr(dag_run, "conf", None) or {}).get(FORMER[name])
+    return _end(params["to"], dag_run, dag_run.data_interval_end)
 
 
 def _end(given: str | None, dag_run: Any, end: datetime | None) -> str:

@@ -21,7 +21,7 @@ from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.core.report import REPORT_FILE
 from jobs.spark.conf import build_spark_conf
 from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
-from jobs.storage.settings import build_store_conf
+from jobs.storage.object_files import build_store_conf
 from kalman_dags.asset_events import tell
 from kalman_dags.dag_defaults import LONGEST
 from kalman_dags.outcome import VerbOutcome, read_outcome

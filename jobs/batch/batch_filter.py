@@ -13,11 +13,10 @@ from pyspark.sql import functions as F
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, build_state_rows
 from jobs.state.block_format import build_state_layout
-from jobs.state.distinct import build_bucket_worker
 from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.state.encoding.keys import build_key_text
 from jobs.state.encoding.routing import make_routing
-from jobs.state.encoding.rows import KeyedRows, RowFormat, pack_rows
+from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, pack_rows
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import find_storage_dtype

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.state.distinct import remove_duplicates
 from jobs.state.encoding.estimates import (
     ROWS_A_PACKET,
     EstimateFormat,
@@ -21,7 +20,7 @@ from jobs.state.encoding.estimates import (
 from jobs.state.encoding.keys import match
 from jobs.state.encoding.packets import NEVER, Layout, Records, RowPacket, join_records
 from jobs.state.encoding.routing import compute_buckets
-from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
+from jobs.state.encoding.rows import KeyedRows, RowFormat, remove_duplicates, unpack_rows
 from jobs.state.expiry import split_lives_from
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import find_without_state

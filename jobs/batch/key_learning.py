@@ -24,9 +24,8 @@ from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
 from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, build_state_rows
 from jobs.specs.model_spec import Learn
-from jobs.state.distinct import build_bucket_worker
 from jobs.state.encoding.keys import KeyKind, build_key_array
-from jobs.state.encoding.rows import KeyedRows
+from jobs.state.encoding.rows import KeyedRows, build_bucket_worker
 from jobs.state.key_groups import group_keys
 from kalman.learning.em import Learner
 from kalman.learning.key_fits import FitOutcome, KeyFit, Population

@@ -21,10 +21,9 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import format_count, format_names
 from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
-from jobs.state.distinct import build_bucket_worker
 from jobs.state.encoding.packets import Layout, PacketColumn, Records
 from jobs.state.encoding.row_order import find_starts
-from jobs.state.encoding.rows import KeyedRows
+from jobs.state.encoding.rows import KeyedRows, build_bucket_worker
 from jobs.state.key_groups import format_group_name, group_keys
 from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning

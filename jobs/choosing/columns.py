@@ -16,8 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import InputTable
-from jobs.choosing.time_parts import find_parts, join_given_parts
-from jobs.choosing.times import HINT, TimeColumn, convert_to_times
+from jobs.choosing.times import HINT, TimeColumn, convert_to_times, find_parts, join_given_parts
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.core.times import load_zone

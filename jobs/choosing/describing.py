@@ -19,10 +19,9 @@ from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
 from jobs.landing.checking import ParsedRows, parse
 from jobs.landing.file_rows import describe_dialect, list_input_files, read_first_rows
-from jobs.landing.raw_rows import RawRows
+from jobs.landing.raw_rows import RawRows, take_columns
 from jobs.landing.reading import ALWAYS_READ, list_endings
 from jobs.landing.remarks import list_remarks
-from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5

@@ -13,8 +13,7 @@ from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.rhythm import Rhythm, Season, find_season
 from jobs.choosing.samples import FEWEST, SampledSeries, sample_series
-from jobs.choosing.search import Final, StructureChoice, finish, search
-from jobs.choosing.structures import list_structures
+from jobs.choosing.search import Final, StructureChoice, finish, list_structures, search
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -22,15 +21,15 @@ from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
 from jobs.landing.checking import build_payloads, parse
 from jobs.landing.file_rows import list_input_files
+from jobs.landing.raw_rows import take_columns
 from jobs.landing.reading import ALWAYS_READ, select_reader
 from jobs.landing.remarks import find_absent_notes
 from jobs.landing.values.rejected import describe_clock_changes, explain_reason
-from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.filtering import ModelFit, compute_nis_ratio, order_accepted_rows, select_unflagged_nis
 from jobs.offline.filtering import fit as fit_of
-from jobs.offline.quantity import project_states
 from jobs.state.encoding import arrow
 from jobs.state.encoding.keys import ALL_ROWS
+from jobs.state.kernel import project_states
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.row_figures import INNOVATION
 from kalman.linalg.packing import unpack

@@ -12,7 +12,7 @@ from typing import Any
 from jobs.choosing.model_finding import ModelFinding
 from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import format_span
-from jobs.choosing.structures import LEVEL
+from jobs.choosing.search import LEVEL
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.landing.values.number_reading import format_setting

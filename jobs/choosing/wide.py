@@ -10,10 +10,9 @@ import numpy as np
 
 from jobs.choosing.columns import Wishes, convert_to_numbers
 from jobs.choosing.table import InputTable
-from jobs.choosing.time_parts import find_parts
-from jobs.choosing.times import TimeColumn, convert_to_times
+from jobs.choosing.times import TimeColumn, convert_to_times, find_parts
 from jobs.core.times import MONTH_NAME
-from jobs.landing.shapes.wide_files import HOUR_NAME, build_long_rows, find_wide_columns
+from jobs.landing.wide_files import HOUR_NAME, build_long_rows, find_wide_columns
 from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Wide
 from jobs.state.encoding import arrow

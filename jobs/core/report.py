@@ -16,8 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from jobs.core.errors import RUN_FAILED
-from jobs.core.redaction import redact_secrets
+from jobs.core.errors import RUN_FAILED, redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable that names the file for a command's report. Airflow's operator sets the variable."""
@@ -52,7 +51,10 @@ def format_rate(count: float, seconds: float, noun: str = "rows") -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Return a duration as text, rounded down, in the largest unit of which it contains at least two, such as `3 h`."""
+    """Return a duration as text, such as `3 h`: rounded down to the largest of d, h, min and s with at least two.
+
+    Less than two minutes are in seconds; a negative duration is `0 s`.
+    """
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"

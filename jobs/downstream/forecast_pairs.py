@@ -23,8 +23,8 @@ from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import INPUTS, InputsTable
 from jobs.offline.horizon import count_section_steps
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import ForecastSkill
 from jobs.state.encoding.arrow import build_matrix
 from jobs.state.encoding.keys import KeyKind, build_key_kind, build_key_text
 from jobs.state.encoding.packets import MEASURED

@@ -32,11 +32,11 @@ from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
+from jobs.snapshots.model_runtime import ship
 from jobs.snapshots.verified_rows import read_rows
-from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import ForecastSkill
 from jobs.state.encoding.keys import build_key_columns, build_key_kind
 from jobs.state.encoding.packets import MEASURED
 from jobs.storage.checkpoints import Checkpoint

@@ -38,11 +38,10 @@ from jobs.downstream.rules import NEVER
 from jobs.downstream.windows import Windows
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
-from jobs.spark.user_functions import ship
+from jobs.snapshots.model_runtime import ship
 from jobs.spark.warehouse import Warehouse, format_ddl
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.monitor import Monitor
+from jobs.specs.monitor import ForecastSkill, Monitor
 from jobs.state.encoding.keys import build_key_kind
 from jobs.state.encoding.packets import MEASURED
 from jobs.storage.tables import alerts_history, estimates_history, forecast_skill_history, windows_history

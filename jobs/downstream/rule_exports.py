@@ -1,10 +1,10 @@
-"""Export the states of a monitor's rules, and let the query of changed rules begin with these states."""
+"""Watch the live estimates by windows and rules, and export the states of rules for a changed monitor."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,29 +14,45 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.downstream.queries import MONITOR, Query, export_file, find_query, list_queries, open_adopted_file
+from jobs.core.report import Report
+from jobs.downstream.queries import (
+    MONITOR,
+    Query,
+    export_file,
+    find_query,
+    list_queries,
+    open_adopted_file,
+    read_application,
+)
 from jobs.downstream.rule_operator import (
     KIND,
+    Alerts,
     RulePlan,
     build_function_rules,
     build_rules,
+    fix_bucket_count,
     list_function_readings,
+    start_rules,
 )
 from jobs.downstream.rules import NEVER, Field
+from jobs.downstream.runner import LiveQueries
 from jobs.downstream.views import Begin, SeenPosition, follow_view, parse_view, read_view
+from jobs.downstream.windows import Windows
+from jobs.spark.kafka import read_topic
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
-from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns
+from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns, build_key_kind
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_buckets
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.checkpoints import CHECKPOINTS, Checkpoint
-from jobs.storage.tables import rule_states
+from jobs.storage.tables import estimates, rule_states
 from jobs.streaming.exporting import read_state_variable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 STATES = (
@@ -116,9 +132,9 @@ def build_rule_state_rows(plan: RulePlan, rules: Sequence[Rule], records: Record
                 integers[f"{rule.name}.{name}"] = records.arrays[name][place]
             numbers[f"{rule.name}.{_LAST}"] = records.arrays[_LAST][place]
             continue
-        for field in own.fields:
-            into = numbers if field.type == "float64" else integers
-            into[own.place(field)] = records.arrays[own.place(field)]
+        for one in own.fields:
+            into = numbers if one.type == "float64" else integers
+            into[own.place(one)] = records.arrays[own.place(one)]
     assert records.text is not None
     time = records.arrays["time"]
     at = pa.array(time, pa.timestamp("us", "UTC"), mask=time == NEVER)
@@ -390,3 +406,74 @@ def _build_packer(
                 )
 
     return pack
+
+
+@dataclass
+class MonitorQueries(LiveQueries):
+    """One run of a monitor."""
+
+    monitor: Monitor
+    adopted: str | None = None
+    """Export of rule states with which new rules begin (`jobs.downstream.rule_exports`)."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """Differences between the rules and the adopted states' rules."""
+    windows: Windows | None = None
+    alerts: Alerts | None = None
+
+    label = "the monitor"
+
+    def start(self) -> list[StreamingQuery]:
+        """Start a query for the windows and one for the rules."""
+        spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
+        for given in (monitor.kafka, monitor.windows_kafka):
+            if given is not None:
+                read_topic(warehouse.spark, given.topic)
+        queries = []
+        for query in list_queries(spec, MONITOR):
+            if query.part == "windows":
+                self.windows = self.windows or Windows(
+                    warehouse, spec, monitor, read_application(warehouse, query)
+                )
+                sink, rows = self.windows, self.source(query)
+            else:
+                if self.alerts is None:
+                    kind = build_key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
+                    self.alerts = Alerts(warehouse, spec, monitor, read_application(warehouse, query), kind)
+                sink = self.alerts
+                with_states = adopt(warehouse, spec, query, self.adopted)
+                begin, seeds = (None, None) if with_states is None else with_states[:2]
+                if with_states is not None:
+                    self.notes = with_states.changes.lines()
+                source = self.source(query, begin=begin)
+                rows = start_rules(
+                    spec, monitor, source, fix_bucket_count(warehouse, spec, query.name), seeds
+                )
+            queries.append(self.start_query(rows, query, sink))
+        return queries
+
+    def format_progress(self) -> str:
+        """Return the numbers of rows added to windows, and of alerts raised and cleared, as text."""
+        parts = []
+        if self.windows is not None:
+            parts.append(f"{self.windows.rows:,} rows in windows")
+        if self.alerts is not None:
+            parts.append(f"{self.alerts.raised:,} alerts raised, {self.alerts.cleared:,} cleared")
+        return ", ".join(parts)
+
+    def report(self, seconds: float) -> Report:
+        """Return the report of this run."""
+        lines, data = [*self.notes], {}
+        if self.windows is not None:
+            rows, late = self.windows.rows, self.windows.late
+            lines.append(f"added {rows:,} rows to the windows of {self.spec.name}, {late:,} were late")
+            data |= {"window_rows": rows, "late": late}
+        if self.alerts is not None:
+            lines.append(f"raised {self.alerts.raised:,} alerts and cleared {self.alerts.cleared:,}")
+            data |= {
+                "raised": self.alerts.raised,
+                "cleared": self.alerts.cleared,
+                "failed": self.alerts.failed,
+            }
+            if self.alerts.failed:
+                lines.append(f"functions of rules failed at {self.alerts.failed:,} rows, which they left out")
+        return Report(lines, {"model": self.spec.name, **data, "seconds": seconds})

@@ -34,7 +34,7 @@ from jobs.downstream.rules import (
     raise_silence_alerts,
 )
 from jobs.downstream.windows import build_reading_column, check_columns
-from jobs.spark.user_functions import ship_named
+from jobs.snapshots.model_runtime import ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule, parse_field_type
@@ -43,7 +43,7 @@ from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_reco
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import RowFormat, build_row_packer, read_times, select_columns, unpack_rows
 from jobs.storage.tables import alerts
-from jobs.streaming.sinks.publishing import TopicSink, add_ordinals, write_to_sink
+from jobs.streaming.publishing import TopicSink, add_ordinals, write_to_sink
 from kalman.models.named import Named
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from jobs.core.errors import UserError
 from jobs.core.times import parse_duration_us
 from jobs.downstream.aggregates import WindowAggregate, accumulate, compute_aggregates, merge_accumulators
 from jobs.downstream.views import combine_conditions
-from jobs.spark.user_functions import ship_named
+from jobs.snapshots.model_runtime import ship_named
 from jobs.spark.warehouse import Warehouse, format_ddl, set_transaction
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Window
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_rows import convert_time
 from jobs.storage.tables import windows, windows_open
-from jobs.streaming.sinks.publishing import TopicSink, add_ordinals, write_to_sink
+from jobs.streaming.publishing import TopicSink, add_ordinals, write_to_sink
 from kalman.models.named import Named
 
 if TYPE_CHECKING:

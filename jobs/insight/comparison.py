@@ -15,15 +15,15 @@ from jobs.lineage.generations import Generation, read_origin_manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import build_in_condition, open_queries
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.common_rows import (
+from jobs.upgrades.common_rows import (
     SIDES,
     CommonRows,
     count_unequal_rows,
     keep_paired_sums,
     open_common_rows,
 )
-from jobs.upgrades.comparison.decision import VersionComparison, decide
-from jobs.upgrades.comparison.statistics import (
+from jobs.upgrades.decision import VersionComparison, decide
+from jobs.upgrades.statistics import (
     VersionSums,
     compute_time_course,
     is_same_model,

@@ -21,11 +21,11 @@ from jobs.core.report import convert_to_json, format_count, format_number
 from jobs.insight.comparison import ComparisonContent, gather
 from jobs.insight.index import report_files
 from jobs.lineage.generations import Generation, read_origin_manifest
+from jobs.specs.migration import Answer
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import REPORTS
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.answers import Answer
-from jobs.upgrades.comparison.decision import VersionComparison, answer_text, format_gain
+from jobs.upgrades.decision import VersionComparison, answer_text, format_gain
 
 if can_draw():
     from jobs.insight import pictures as drawing

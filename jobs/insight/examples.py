@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.offline.quantity import find_measured_direction
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_integers, find_distinct_values, to_numpy
+from jobs.state.kernel import find_measured_direction
 from jobs.storage.queries import Queries, build_in_condition, quote_name
 from jobs.storage.tables import measurements
-from jobs.upgrades.comparison.common_rows import build_key_text_sql, build_micros_sql
+from jobs.upgrades.common_rows import build_key_text_sql, build_micros_sql
 
 Floats = NDArray[np.float64]
 ROWS_SHOWN = 400

@@ -33,7 +33,7 @@ from jobs.storage.table_rows import UTC_MICROSECONDS, read_column_types, read_ta
 from jobs.storage.tables import estimates as estimates_table
 from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import read_all_records
+from jobs.supervision.progress import read_all_records
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
@@ -155,6 +155,8 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     known = list(catalog.generations(model))
     specs = _read_specs(known, catalog.manifests(model))
     estimates = _find_estimates(root, model, catalog.lineage(model))
+    if estimates is not None and wanted:
+        _check_keys(root, model, estimates, wanted)
     first = None if estimates is None else _find_span(root, estimates)
     live = catalog.live(model)
     spec = deployed if live is None else specs.get(live.generation, deployed)
@@ -167,9 +169,6 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         )
     sums = _Sums(root, estimates, spec, *first)
     keys = sums.keys()
-    lost = [key for key in wanted if key not in set(keys.key)]
-    if lost:
-        raise UserError(f"--key {lost[0]}: model {model} has no estimate of it, such as of {keys.key[0]}")
     chosen = [*((key, "asked for") for key in wanted), *choose_keys(keys)]
     snapshot, learned = _find_learned(root, model, known)
     return Health(
@@ -205,6 +204,23 @@ def _find_estimates(root: str, model: str, lineage: Sequence[LineageSegment]) ->
     if read_column_types(root, estimates_history(model)):
         return open_estimates(root, estimates_history(model))
     return None
+
+
+def _check_keys(root: str, model: str, estimates: EstimatesTable, wanted: Sequence[str]) -> None:
+    """Check, before all rows are read, that each wanted key has an estimate; a table without rows passes.
+
+    Raises:
+        UserError: a wanted key has no estimate.
+    """
+    with open_queries(root) as queries:
+        rows = build_counted_query(queries, estimates, ["key"])
+        is_wanted = build_in_condition(quote_name("key"), wanted)
+        found = queries.run(f"SELECT DISTINCT key FROM ({rows}) AS counted WHERE {is_wanted}")
+        lost = sorted(set(wanted) - set(found["key"].to_pylist()), key=wanted.index)
+        if lost:
+            known = queries.run(f"SELECT min(key) AS key FROM ({rows}) AS counted")["key"][0].as_py()
+            if known is not None:
+                raise UserError(f"--key {lost[0]}: model {model} has no estimate of it, such as of {known}")
 
 
 def _convert_to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:

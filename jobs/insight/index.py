@@ -11,7 +11,7 @@ from jobs.core.report import format_count
 from jobs.lineage.catalog import Catalog
 from jobs.storage.files import REPORTS, SmallFiles, open_files
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import read_all_records
+from jobs.supervision.progress import read_all_records
 
 HEALTH, INDEX = "health.html", "index.html"
 

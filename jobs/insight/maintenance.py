@@ -35,7 +35,7 @@ from jobs.storage.table_rows import measure_files, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, latest, list_history_tables
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.progress_log import ProgressLog, format_table_name
+from jobs.supervision.progress import ProgressLog, format_table_name
 
 if TYPE_CHECKING:
     from jobs.insight.retention_plan import RetentionPlan

@@ -39,7 +39,7 @@ from jobs.offline.plots import (
     shorten_name,
 )
 from jobs.state.encoding.keys import format_key
-from jobs.upgrades.comparison.statistics import VersionSums
+from jobs.upgrades.statistics import VersionSums
 
 Floats = NDArray[np.float64]
 LINES = [("estimate, 95 % band", ESTIMATE, "-")]

@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.landing.raw_rows import RawRows, join_parts, reject
-from jobs.landing.values.clock_changes import ClockChanges
+from jobs.landing.raw_rows import RawRows, join_parts, reject, take_columns
 from jobs.landing.values.keys import assign_id_codes, assign_key_codes, convert_key
 from jobs.landing.values.number_reading import build_rules, parse_numbers
-from jobs.landing.values.spec_columns import take_columns
 from jobs.landing.values.times import (
     AFTER_LANDING,
     BEFORE_RANGE,
+    ClockChanges,
     Times,
     find_times,
     is_after_landing,

@@ -26,11 +26,11 @@ from jobs.landing.landed_files import (
     read_file_state,
     stamp_of,
 )
+from jobs.landing.raw_rows import build_salt
 from jobs.landing.reading import cut_file_pieces, read_spec_schema
 from jobs.landing.target_table import LandingTables, prepare
 from jobs.landing.text_lines import is_text
 from jobs.landing.values.keys import derive_key_types
-from jobs.landing.values.spec_columns import build_salt
 from jobs.landing.values.times import read_now_us
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import (

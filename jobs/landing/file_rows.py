@@ -28,10 +28,9 @@ from jobs.landing.json_rows import (
 )
 from jobs.landing.json_rows import list_json_parts as json_parts
 from jobs.landing.json_rows import read_part as read_documents
-from jobs.landing.raw_rows import RawRows, join_parts
+from jobs.landing.raw_rows import RawRows, join_parts, take_columns
 from jobs.landing.reading import ALWAYS_READ, list_endings, read_keyed_schema, select_reader
-from jobs.landing.shapes.wide_files import describe_wide
-from jobs.landing.values.spec_columns import take_columns
+from jobs.landing.wide_files import describe_wide
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

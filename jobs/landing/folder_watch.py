@@ -30,10 +30,10 @@ from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 from jobs.landing.file_landing import ChangedFile, FileLanding, Landed, keep_whole_file, land_all
 from jobs.landing.landed_files import read_file_state
+from jobs.landing.raw_rows import build_salt
 from jobs.landing.reading import ALWAYS_READ, list_endings
 from jobs.landing.remarks import build_row_data, describe_accepted, describe_rejected
 from jobs.landing.values.rejected import explain_reasons
-from jobs.landing.values.spec_columns import build_salt
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.lineage.leases import stream_lock

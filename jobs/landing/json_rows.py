@@ -33,10 +33,9 @@ from jobs.landing.file_parts import (
     read_lines,
     report_unreadable,
 )
-from jobs.landing.raw_rows import RawRows, join_parts
-from jobs.landing.shapes.json_values import BEGINNING, describe_members, read_row_texts
-from jobs.landing.shapes.json_values import spans_lines as values_span_lines
-from jobs.landing.values.spec_columns import add_key_to_document
+from jobs.landing.json_values import BEGINNING, describe_members, read_row_texts
+from jobs.landing.json_values import spans_lines as values_span_lines
+from jobs.landing.raw_rows import RawRows, add_key_to_document, join_parts
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.state.encoding.arrow import load_compute

@@ -19,11 +19,10 @@ from jobs.landing.json_rows import FORMATS as JSON_FORMATS
 from jobs.landing.json_rows import infer_json_schema, is_json, parse_documents
 from jobs.landing.json_rows import list_json_parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
-from jobs.landing.raw_rows import RawRows
+from jobs.landing.raw_rows import RawRows, add_key, add_key_to_schema, build_spec_schema
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import build_text_schema, get_line_pattern, is_text
 from jobs.landing.text_lines import read_part as read_text
-from jobs.landing.values.spec_columns import add_key, add_key_to_schema, build_spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 

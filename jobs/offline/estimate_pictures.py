@@ -28,8 +28,8 @@ from jobs.offline.plots import (
     format_date_axis,
     join_title,
 )
-from jobs.offline.quantity import LinearMeasuring, project_states
 from jobs.state.encoding.keys import ONLY, format_key
+from jobs.state.kernel import LinearMeasuring, project_states
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.core.times import MAX_US, TimeParser, load_zone, parse_duration_us
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec, takes_steps
+from jobs.specs.monitor import ForecastSkill
 
 Ints = NDArray[np.int64]
 MAX_FORECASTS = 50_000_000

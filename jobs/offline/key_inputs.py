@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.checking import ParsedRows
 from jobs.landing.file_rows import read_all
-from jobs.landing.raw_rows import RawRows, reject
+from jobs.landing.raw_rows import RawRows, reject, take_columns
 from jobs.landing.values.keys import assign_codes, find_places, join_codes
 from jobs.landing.values.number_reading import build_rules, parse_numbers
-from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 
@@ -94,6 +93,15 @@ def refuse_rows(
     raise UserError(f"{file}: row {at + 1} ({row}): {why}{more}; {need}")
 
 
+def refuse_inputs(spec: ModelSpec) -> NoReturn:
+    """Refuse a file of inputs for a model without inputs.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or omit the option")
+
+
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
     """Append the inputs of each row's key to the row's controls; a row whose key has no inputs is rejected.
 
@@ -108,7 +116,7 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
     """
     if spec.inputs is None:
         if file is not None:
-            raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or omit the option")
+            refuse_inputs(spec)
         return rows
     if file is None:
         raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")

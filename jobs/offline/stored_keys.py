@@ -21,13 +21,13 @@ from jobs.core.errors import UserError
 from jobs.landing.raw_rows import RawRows
 from jobs.lineage.generations import find_live
 from jobs.offline.ahead import ForecastKeys
-from jobs.offline.key_inputs import find_key_inputs, parse_file_inputs, read_inputs
-from jobs.offline.prior import read_learned_begin
+from jobs.offline.filtering import read_learned_begin
+from jobs.offline.key_inputs import find_key_inputs, parse_file_inputs, read_inputs, refuse_inputs
 from jobs.snapshots.learned import NONE, STATE, LearnedParameters, find_learned_parameters, read_snapshot_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.state.encoding import arrow
-from jobs.state.encoding.key_texts import split_keys
+from jobs.state.encoding.table_columns import split_keys
 from jobs.storage.table_rows import find_write_time, read_column_types, read_table
 from jobs.storage.tables import latest, measurements
 from jobs.storage.warehouse import Tables, find_home
@@ -256,7 +256,7 @@ def _read_inputs(
     """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN for a key without inputs."""
     if spec.inputs is None:
         if file is not None:
-            raise UserError(f"--inputs: {spec.name} takes none: omit the option")
+            refuse_inputs(spec)
         return np.empty((0, size))
     table = read_inputs(spec, file) if file is not None else _read_inputs_table(root, spec)
     u, known = find_key_inputs(spec, table, names)

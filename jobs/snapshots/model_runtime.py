@@ -1,12 +1,19 @@
-"""The runtime form of a model: its filter and formats, and the initial state of its stream."""
+"""The runtime form of a model: filter, formats, the files of its functions, and the stream's initial state.
+
+Specs, fingerprints and the data sent to workers contain only the names of the functions `module:function`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -15,8 +22,8 @@ import kalman
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.state_rows import pack_seeds
-from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
+from jobs.specs.functions import list_functions
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.state.block_format import StateFormat, build_state_format
@@ -25,14 +32,15 @@ from jobs.state.encoding.keys import KeyKind, build_key_kind
 from jobs.state.encoding.packets import NEVER
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import RowFormat, build_row_format
-from jobs.state.event_time_policy import EventTimePolicy
 from jobs.state.key_groups import GroupBegin, group_begin
+from jobs.state.plan import EventTimePolicy
 from jobs.state.reorder_buffer import build_waiting_format
 from jobs.state.row_ids import build_ids_format
 from jobs.storage.measurements_table import create_new_keys_table, new_keys
 from jobs.storage.tables import measurements
 from kalman.filters.rounded import find_storage_dtype
 from kalman.filters.state_output import StateOutput, follows_from_moments
+from kalman.models.named import find, find_module_file
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -40,6 +48,58 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from jobs.storage.checkpoints import Checkpoint
+
+
+def list_function_files(names: Iterable[str], folder: str | None) -> list[Path]:
+    """Return the files with the modules of the named functions, except modules of installed packages.
+
+    A package is zipped in a temporary folder. If a module imports other modules from its folder, these are not
+    included; the modules must then be made a package.
+
+    Raises:
+        ModelError: a function does not exist.
+    """
+    files: dict[Path, None] = {}
+    for name in names:
+        find(name, folder)
+        file = find_module_file(name, folder)
+        if file is not None and not _is_installed(file):
+            files[file] = None
+    return [_zip_package(file) if file.is_dir() else file for file in files]
+
+
+def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
+    """Send the files of a definition's functions to the session's workers.
+
+    Raises:
+        ModelError: a function does not exist.
+    """
+    ship_named(spark, list_functions(definition), definition.get("folder"))
+
+
+def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
+    """Send the files of the named functions to the session's workers, as `ship` does.
+
+    Raises:
+        ModelError: a function does not exist.
+    """
+    for file in list_function_files(names, folder):
+        spark.sparkContext.addPyFile(str(file))
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether a file is installed in the Python environment that the workers share."""
+    own = Path(__file__).resolve().parents[2]
+    paths = sysconfig.get_paths()
+    places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places += [own / "kalman", own / "jobs"]
+    return any(file.resolve().is_relative_to(place) for place in places)
+
+
+def _zip_package(package: Path) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="kalman-functions-"))
+    archive = shutil.make_archive(str(place / package.name), "zip", package.parent, package.name)
+    return Path(archive)
 
 
 @dataclass(frozen=True)

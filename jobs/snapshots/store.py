@@ -10,8 +10,7 @@ from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, verified_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, build_manifest_row, find, read_manifests
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_files import measure_stored, write_states
-from jobs.snapshots.state_rows import StateRows
+from jobs.snapshots.state_rows import StateRows, measure_stored, write_states
 from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import choose_codegen
@@ -22,7 +21,7 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots.state_files import Measured
+    from jobs.snapshots.state_rows import Measured
     from jobs.snapshots.waiting_rows import Held
 
 

@@ -21,8 +21,7 @@ from jobs.spark.conf import build_quick_java_conf, build_spark_conf, set_local_p
 from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
 from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.object_files import ensure_probed
-from jobs.storage.settings import build_store_conf
+from jobs.storage.object_files import build_store_conf, ensure_probed
 from jobs.storage.table_rows import measure_files
 from jobs.storage.tables import measurements
 

@@ -25,9 +25,8 @@ MODULES = (
     "jobs.state.encoding.estimates",
     "jobs.batch.batch_filter",
     "jobs.snapshots.state_rows",
-    "jobs.streaming.operators.estimate_files",
-    "jobs.streaming.operators.processor",
-    "jobs.streaming.operators.wrappers",
+    "jobs.streaming.estimate_files",
+    "jobs.streaming.processors",
 )
 """The modules that a worker of a stream or a batch pass needs; these modules import all others."""
 

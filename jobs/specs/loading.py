@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.core.errors import extract_first_line
+from jobs.core.errors import extract_first_line, show_name
 from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
-from jobs.specs.model_spec import EARLIER, ModelSpec
+from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word
 
 LARGEST = 256 * 1024
@@ -32,6 +32,15 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
         return _load(Path(text).expanduser())
     folder = Path(models_dir or "models")
+    if len(text) > LONGEST_NAME:
+        raise SpecError(
+            Problem(
+                str(folder),
+                "",
+                f"the name of a model has up to {LONGEST_NAME} characters, and '{show_name(text)}' has {len(text):,}",
+                "give the name of a file in this folder",
+            )
+        )
     path = folder / f"{text}.yaml"
     if not _is_file(path):
         if _is_there(path):

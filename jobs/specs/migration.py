@@ -1,7 +1,11 @@
-"""The sections `migrate` and `upgrade` of a model spec: how and when states pass from one version to another."""
+"""The sections `migrate` and `upgrade` of a model spec: how and when states pass from one version to another.
+
+The answers of a comparison, on which an upgrade decides, are here because Airflow imports them without NumPy.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -164,3 +168,20 @@ class Upgrade(SpecSection):
     automatic: bool = Field(
         default=False, description="true: a scheduled upgrade whose comparison is good needs no approval"
     )
+
+
+class Answer(StrEnum):
+    """The answer of a comparison."""
+
+    BETTER = "better"
+    NOT_WORSE = "not worse"
+    WORSE = "worse"
+    UNKNOWN = "not enough to tell"
+
+
+ANSWERS: dict[str, str] = {
+    Answer.BETTER: "the new version predicts better",
+    Answer.NOT_WORSE: "the new version predicts no worse than is allowed",
+    Answer.WORSE: "the new version predicts worse",
+    Answer.UNKNOWN: "not enough to tell whether the new version predicts better or worse",
+}

@@ -44,10 +44,9 @@ from jobs.specs.filter_options import (
     Rls,
     RobustOptions,
 )
-from jobs.specs.forecast import ForecastSkill
 from jobs.specs.functions import find_refusal, list_function_fields, list_functions
 from jobs.specs.migration import Migrate, Upgrade
-from jobs.specs.monitor import Monitor, Readings
+from jobs.specs.monitor import ForecastSkill, Monitor, Readings
 from jobs.specs.problems import Problem, SpecError, find_line, invalid, suggest_key, suggest_word
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit, TimeRange
@@ -96,12 +95,12 @@ NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "
 
 _OF_READERS = ("_line", "_bytes", "_corrupt")
 """Columns that the file readers add to the columns of a file."""
-_NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
+_NAME, LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
 
 
 def is_model_name(text: str) -> bool:
     """Return whether a text is a valid model name. Folders of the model's tables have the same name."""
-    return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
+    return len(text) <= LONGEST_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def _allow_several(schema: dict[str, Any]) -> None:
@@ -117,7 +116,7 @@ def _allow_several(schema: dict[str, Any]) -> None:
 class ModelSpec(SpecSection):
     """The spec of one model: its data, its filter, and how the model is run."""
 
-    name: str = Field(pattern=_NAME, max_length=_LONGEST_NAME, description="lower-case letters, digits and _")
+    name: str = Field(pattern=_NAME, max_length=LONGEST_NAME, description="lower-case letters, digits and _")
     version: int = Field(
         ge=1,
         le=2**31 - 1,
@@ -539,7 +538,7 @@ class ModelSpec(SpecSection):
 
     @property
     def timed(self) -> bool:
-        """Return whether the stream needs the event-time operator (`jobs.streaming.operators.processor`)."""
+        """Return whether the stream needs the event-time operator (`jobs.streaming.processors`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property

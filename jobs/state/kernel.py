@@ -1,9 +1,13 @@
-"""Check a model spec with the numerics, for the checks that the package `specs` cannot make without them."""
+"""Check a model spec with the numerics, and find the linear map from its states to its measurements."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 import kalman
 from jobs.specs.loading import load_spec
@@ -52,3 +56,47 @@ def _suggest_word(field: str, problem: str, remedy: str) -> str:
     written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
     word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
     return suggest_word(word, listed[1].split(", ")) if listed else ""
+
+
+Floats = NDArray[np.float64]
+
+
+def find_measured_direction(spec: ModelSpec) -> Floats | None:
+    """Return the first row of H (n,); None if this row is not constant."""
+    observation = spec.definition().get("observation") or {}
+    if "h" in observation or observation.get("offset"):
+        return None
+    H = observation.get("H")
+    if H is None:
+        return np.eye(1, len(spec.states))[0] if len(spec.states) == len(spec.measurement) else None
+    try:
+        row = np.array(H[0], np.float64)
+    except (TypeError, ValueError):
+        return None
+    return row if row.shape == (len(spec.states),) else None
+
+
+class LinearMeasuring(NamedTuple):
+    """The constant matrix H (m, n) and offset (m,) by which the states give the measurements."""
+
+    H: Floats
+    offset: Floats
+
+
+def find_measuring(spec: ModelSpec) -> LinearMeasuring | None:
+    """Return the constant map from states to measurements; None if the map depends on the row or is not linear."""
+    kernel: Any = kalman.build(spec.definition())
+    try:
+        H = np.array(kernel.H, float)
+        offset = np.array(kernel.offset or np.zeros(len(H)), float)
+    except (AttributeError, TypeError, ValueError, kalman.ModelError):
+        return None
+    return LinearMeasuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
+
+
+def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
+    """Return mean and variance (N,) of h x + offset without measurement noise; only states with h != 0 are used."""
+    used = np.flatnonzero(h)
+    part = covariance[:, used[:, None], used]
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN: no band is drawn
+        return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])

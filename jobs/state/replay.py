@@ -20,12 +20,13 @@ from jobs.state.encoding.keys import match
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records, StateVariable, merge_records
 from jobs.state.encoding.row_order import find_repeated, find_starts, order_rows
 from jobs.state.encoding.rows import KeyedRows
-from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.filter_step import gather, put
 from jobs.state.key_states import BucketStates, Copies
 from jobs.state.plan import (
+    EventTimePolicy,
     Packet,
     Plan,
+    Stores,
     build_duplicate_packet,
     build_output_packets,
     build_row_packet,

@@ -23,8 +23,8 @@ Indices = NDArray[np.int64]
 class RowFilter(NamedTuple):
     """A filter, the model's unit of time in microseconds, and the names of extra outputs.
 
-    beside: names of extra outputs (`jobs.state.encoding.extras.COMPUTED`). All of these except the state's index need a
-    second prediction of each row, which is computed once.
+    beside: names of extra outputs (`jobs.state.encoding.table_columns.COMPUTED`). All of these except the state's index
+    need a second prediction of each row, which is computed once.
     """
 
     kernel: Filter

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from jobs.state.block_format import StateFormat, build_format
 from jobs.state.block_store import Blocks
-from jobs.state.bucket_clock import LastSeenIndex
-from jobs.state.distinct import build_marks, select_rows
 from jobs.state.encoding.keys import KeyKind, match
 from jobs.state.encoding.packets import (
     NEVER,
@@ -29,10 +27,17 @@ from jobs.state.encoding.packets import (
     merge_records,
 )
 from jobs.state.encoding.row_order import Marks, find_resent, find_starts
-from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, sort_by_key
-from jobs.state.event_time_policy import Stores
+from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, build_marks, select_rows, sort_by_key
 from jobs.state.filter_step import find_newest_times
-from jobs.state.plan import Packet, Plan, build_duplicate_packet, find_without_state, select_row_records
+from jobs.state.plan import (
+    Packet,
+    Plan,
+    Stores,
+    build_duplicate_packet,
+    find_without_state,
+    select_row_records,
+)
+from jobs.state.reorder_buffer import LastSeenIndex
 from kalman.run import Outputs
 
 if TYPE_CHECKING:

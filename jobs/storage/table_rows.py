@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.settings import find_local_path, refuse_misread
 from jobs.storage.columns import UTC_MICROSECONDS
-from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import build_delta_options, is_in_s3
+from jobs.storage.object_files import ObjectFiles, build_delta_options, is_in_s3
 
 _compute: Any = pc
 

@@ -31,10 +31,10 @@ from jobs.storage.positions import describe, rank
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.exporting import export, find_last_whole_batch
+from jobs.streaming.micro_batch import StreamTotals
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import build_recorder
-from jobs.streaming.sinks.micro_batch import StreamTotals
 from jobs.supervision.batch_profile import build_profile_table
 from jobs.supervision.driver_log import STOPPED, DriverIdentity
 from jobs.supervision.metrics import LOOPBACK, Metrics

@@ -29,9 +29,9 @@ from jobs.snapshots.waiting_rows import Held, extract_from_parts
 from jobs.spark.hadoop_files import ENCODED, convert_path
 from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
-from jobs.state.bucket_clock import Clock
-from jobs.state.changes import Entries
 from jobs.state.encoding.packets import NEVER, StateVariable
+from jobs.state.key_states import Entries
+from jobs.state.reorder_buffer import Clock
 from jobs.state.spark_values import decode_stored
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates

@@ -21,9 +21,16 @@ from pyspark.accumulators import AccumulatorParam
 
 from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, Into, Seconds, add_seconds, time_batches
 from jobs.state.encoding.rows import Packer
-from jobs.streaming.operators.wrappers import DelegatingProcessor
-from jobs.supervision.batch_profile import Lap, Profile, Profiled, average_profiles, compute_profile
-from jobs.supervision.job_times import Job, JobTimes
+from jobs.streaming.processors import DelegatingProcessor
+from jobs.supervision.batch_profile import (
+    Job,
+    JobTimes,
+    Lap,
+    Profile,
+    Profiled,
+    average_profiles,
+    compute_profile,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

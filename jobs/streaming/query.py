@@ -14,8 +14,7 @@ from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generation_checkpoint import ReachedCommits
 from jobs.lineage.generations import DeployedModel, Generation, read_position
-from jobs.lineage.inputs_table import InputPins, join_of
-from jobs.lineage.joined_inputs import join_inputs
+from jobs.lineage.inputs_table import InputPins, join_inputs, join_of
 from jobs.snapshots import store
 from jobs.snapshots.model_runtime import (
     ModelRuntime,
@@ -35,15 +34,20 @@ from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import VERSION
 from jobs.storage.tables import latest, measurements, refuse_absent
+from jobs.streaming.estimate_files import EstimateWriter
 from jobs.streaming.exporting import read_states
-from jobs.streaming.operators.estimate_files import EstimateWriter
-from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
-from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
+from jobs.streaming.latest_states import Latest, build_ended_states
+from jobs.streaming.micro_batch import MicroBatchWriter, StreamTotals
+from jobs.streaming.processors import (
+    EventTimeProcessor,
+    FilterProcessor,
+    KeyImporter,
+    PassThroughRejects,
+    pack_messages,
+)
 from jobs.streaming.profiler import profiler
-from jobs.streaming.sinks.latest_states import Latest, build_ended_states
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter, StreamTotals
-from jobs.streaming.sinks.publishing import Publisher, open_sinks
-from jobs.streaming.sinks.written_files import EstimateFiles
+from jobs.streaming.publishing import Publisher, open_sinks
+from jobs.streaming.written_files import EstimateFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.source import Sinks
-    from jobs.state.event_time_policy import EventTimePolicy
+    from jobs.state.plan import EventTimePolicy
 
 
 def start_query(

@@ -17,14 +17,13 @@ from jobs.core.errors import extract_first_line
 from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.profiler import profiler
-from jobs.supervision.progress import Lag, build_lag_meter, has_executed, record
-from jobs.supervision.progress_log import ProgressLog, Writer
+from jobs.supervision.progress import Lag, ProgressLog, Writer, build_lag_meter, has_executed, record
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.lineage.generations import Generation
-    from jobs.streaming.sinks.micro_batch import StreamTotals
+    from jobs.streaming.micro_batch import StreamTotals
 
 PERIOD = 1.0
 FINISH_SECONDS = 10.0

@@ -18,7 +18,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
-from jobs.upgrades.comparison.decision import VersionComparison
+from jobs.upgrades.decision import VersionComparison
 from jobs.upgrades.migration.apply import format_change
 from jobs.upgrades.migration.migrating import migrate
 from jobs.upgrades.migration.versions import MigrationStep, find_path_forward

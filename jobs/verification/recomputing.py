@@ -25,7 +25,6 @@ from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
-from jobs.verification.findings import COUNTS, SHOWN, Findings, describe_difference, sum_findings
 from jobs.verification.matching import (
     Bools,
     CodedRows,
@@ -37,6 +36,7 @@ from jobs.verification.matching import (
     match_fates,
     number_elements,
 )
+from jobs.verification.runs import COUNTS, SHOWN, Findings, describe_difference, sum_findings
 from kalman.filters.numerics import NUMERICS, may_differ
 from kalman.flags import FLAGS
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states

@@ -43,9 +43,9 @@ from jobs.upgrades.migration.versions import (
     read_known_versions,
 )
 from jobs.verification import gathering
-from jobs.verification.findings import Findings, describe_difference
 from jobs.verification.gathering import CannotVerify, KeySample
 from jobs.verification.recomputing import Kind, check_states, collect_findings
+from jobs.verification.runs import Findings, describe_difference
 from kalman.filters.numerics import may_differ
 from kalman.types import Filter
 
@@ -191,7 +191,7 @@ def _recompute_migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> 
             f"{name}: the migration that made it from {source.snapshot_id} is not the one that the specs have now"
         )
     migrating.ship_functions(warehouse, steps)
-    states = apply_migration(StateRows.of(gathering.read_states(warehouse, source)), migration).frame
+    states = apply_migration(StateRows.of(gathering.read_snapshot_states(warehouse, source)), migration).frame
     rekey = build_rekey(warehouse, steps, migration.target)
     return states if rekey is None else merge_rows(rekey_rows(states, rekey), rekey)
 

@@ -23,15 +23,16 @@ from jobs.snapshots.model_runtime import ModelRuntime, hash_meaning, is_importin
 from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.extras import find_extra_widths
 from jobs.state.encoding.packets import NEVER
+from jobs.state.encoding.table_columns import find_extra_widths
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import new_keys
 from jobs.storage.tables import estimates
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, find_chain
-from jobs.verification.ends import End, copy_state, end_of, forget
-from jobs.verification.findings import (
+from jobs.verification.gathering import ALL, CannotVerify, End, KeySample, Sources, copy_state, end_of, forget
+from jobs.verification.recomputing import Kind, Recipe, check, collect_findings
+from jobs.verification.runs import (
     DIFFERENT,
     EQUAL,
     NOT_VERIFIED,
@@ -40,8 +41,6 @@ from jobs.verification.findings import (
     describe_difference,
     sum_findings,
 )
-from jobs.verification.gathering import ALL, CannotVerify, KeySample, Sources
-from jobs.verification.recomputing import Kind, Recipe, check, collect_findings
 from kalman.filters.numerics import NUMERICS
 from kalman.filters.rounded import find_storage_dtype
 
@@ -312,7 +311,9 @@ class SegmentCheck:
         warehouse = sources.warehouse
         parts = [
             gathering.convert_rows(sources, self._add_inputs(rows)),
-            gathering.convert_states(Kind.SEED, gathering.read_states(warehouse, self.manifest), runtime),
+            gathering.convert_states(
+                Kind.SEED, gathering.read_snapshot_states(warehouse, self.manifest), runtime
+            ),
             gathering.read_refused_rows(sources),
             gathering.read_estimates(sources, self.recipe.estimates.extra),
         ]

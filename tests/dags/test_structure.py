@@ -204,9 +204,6 @@ def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> No
     form = {"from": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
     expected = ["tiny", "2013-09-01T00:00:00Z", "2013-10-02T00:00:00+00:00", "none", "--smooth"]
     assert rendered(**form) == expected
-    # The field's name before: a run that was triggered with it is as it was.
-    run.conf = {"first": "2013-09-01T00:00:00Z"}
-    assert rendered(snapshot="none", smooth=True) == expected
     assert {outlet.uri for outlet in task.outlets} == {"kalman://history/tiny"}
 
 

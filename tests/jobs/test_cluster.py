@@ -159,7 +159,7 @@ if "jobs.spark.worker_daemon" in words:
 
     from pyspark import TaskContext
 
-    from jobs.streaming.operators.processor import FilterProcessor
+    from jobs.streaming.processors import FilterProcessor
 
     handle = FilterProcessor.handleInputRows
 

@@ -29,7 +29,7 @@ from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import build_row_packer, encode_tick
 from jobs.state.kernel import load_checked_spec
 from jobs.state.plan import Plan as StreamPlan
-from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
+from jobs.streaming.processors import EventTimeProcessor, FilterProcessor
 from kalman.building.registry import FILTERS
 from kalman.filters.rounded import find_storage_dtype
 from kalman.models.structures import STRUCTURES

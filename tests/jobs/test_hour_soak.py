@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from benchmarks.results import commit, machine
-from jobs.supervision.progress_log import progress_of
+from jobs.supervision.progress import progress_of
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 from tests.jobs.support.processes import Driver
 

@@ -16,7 +16,7 @@ MUTATED = (
     "jobs/offline",
     "jobs/upgrades/migration/state_map.py",
     "jobs/upgrades/migration/versions.py",
-    "jobs/upgrades/comparison/decision.py",
+    "jobs/upgrades/decision.py",
     "jobs/verification/matching.py",
 )
 """Folders and files. Code that only tests with Spark reach would count as not noticed: they are not run here."""

@@ -35,7 +35,7 @@ from jobs.storage.positions import Cut
 from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
-from jobs.upgrades import blue_green, context, modes
+from jobs.upgrades import context, modes
 from jobs.upgrades import modes as replacing
 from jobs.upgrades.context import UpgradeContext
 from tests.protocol import world
@@ -248,7 +248,7 @@ def upgrade(mode: str, drain: bool = False, to: int = 2) -> None:
         drain=drain,
     )
     with contextlib.ExitStack() as stack:
-        for module in (blue_green, replacing, context):
+        for module in (modes, replacing, context):
             for name, instead in (
                 ("migrate_live_state", migrated),
                 ("find_migration_steps", lambda context: []),

@@ -13,21 +13,20 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from jobs.lineage.inputs_table import InputsTable
-from jobs.lineage.joined_inputs import PROPERTY
+from jobs.lineage.inputs_table import PROPERTY, InputsTable
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.snapshots.model_runtime import hash_meaning
-from jobs.snapshots.state_files import CommittedStates, Measured
+from jobs.snapshots.state_rows import CommittedStates, Measured
 from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
 from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SNAPSHOTS, SOURCE_RANGE, estimates, measurements
-from jobs.streaming.operators.estimate_files import PROPERTY as FILES_PROPERTY
-from jobs.streaming.operators.estimate_files import EstimateTarget
-from jobs.streaming.sinks.refused_rows import REASONS
-from jobs.streaming.sinks.written_files import EstimateFiles
+from jobs.streaming.estimate_files import PROPERTY as FILES_PROPERTY
+from jobs.streaming.estimate_files import EstimateTarget
+from jobs.streaming.refused_rows import REASONS
+from jobs.streaming.written_files import EstimateFiles
 from tests.protocol import memory_columns as F
 from tests.protocol import world
 from tests.protocol.memory_frame import Frame, parse_schema

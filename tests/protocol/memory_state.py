@@ -24,7 +24,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 
 from jobs.spark.conf import STATE_FORMAT
-from jobs.state.changes import CHANGES_FROM, MARK
+from jobs.state.key_states import CHANGES_FROM, MARK
 from tests.protocol import world
 from tests.protocol.memory_files import MemoryFiles
 

@@ -29,7 +29,7 @@ from jobs.landing import written_pieces
 from jobs.lineage import inputs_table as pins
 from jobs.lineage import leases
 from jobs.lineage.inputs_table import InputsTable
-from jobs.snapshots import model_runtime, state_files
+from jobs.snapshots import model_runtime, state_rows
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
@@ -40,11 +40,10 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.warehouse import Tables
-from jobs.streaming import exporting, query
+from jobs.streaming import exporting, query, refused_rows
 from jobs.streaming.driver import Driver
 from jobs.streaming.recorder import build_recorder
-from jobs.streaming.sinks import refused_rows
-from jobs.streaming.sinks.written_files import EstimateFiles
+from jobs.streaming.written_files import EstimateFiles
 from jobs.supervision import driver_log
 from jobs.supervision.driver_log import DriverIdentity
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
@@ -165,8 +164,8 @@ def _replacements() -> list[tuple[Any, Any]]:
         (query.build_operator, data_path.operator),
         (model_runtime.build_initial_state, data_path.initial_state),
         (model_runtime.read_offered_states, data_path.offered),
-        (state_files.write_states, data_path.write_states),
-        (state_files.measure_stored, data_path.measure_stored),
+        (state_rows.write_states, data_path.write_states),
+        (state_rows.measure_stored, data_path.measure_stored),
         (EstimateFiles, data_path.MemoryEstimateFiles),
         (exporting.read_states, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),

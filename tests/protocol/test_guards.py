@@ -14,8 +14,7 @@ import pytest
 from jobs.landing.file_landing import FileLanding
 from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
-from jobs.lineage.inputs_table import InputPins
-from jobs.lineage.joined_inputs import PROPERTY
+from jobs.lineage.inputs_table import PROPERTY, InputPins
 from jobs.snapshots import store
 from jobs.state.encoding.packets import OutputPacket
 from jobs.storage import table_log
@@ -24,8 +23,8 @@ from jobs.storage.part_files import PartFile
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_log import FileTable
 from jobs.streaming import exporting
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter
-from jobs.streaming.sinks.written_files import WrittenPart
+from jobs.streaming.micro_batch import MicroBatchWriter
+from jobs.streaming.written_files import WrittenPart
 from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios, world
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException
 from jobs.core.errors import RUN_FAILED
 from jobs.spark.conf import build_spark_conf
 from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
-from jobs.storage.settings import build_store_conf, store_variables
+from jobs.storage.object_files import build_store_conf, store_variables
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import format_log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, make_token

@@ -12,9 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError
 from jobs.core.input_files import get_known_inputs, know_inputs
 from jobs.landing.checking import build_columns_ddl, check_rows, refuse_types
-from jobs.landing.raw_rows import RawRows
+from jobs.landing.raw_rows import RawRows, build_spec_schema
 from jobs.landing.reading import select_reader
-from jobs.landing.values.spec_columns import build_spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import suggest_word
 from jobs.state.encoding import arrow

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
-from jobs.core.redaction import redact_secrets
+from jobs.core.errors import redact_secrets
 from jobs.core.report import format_count
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
 from jobs.core.time_readings import (
@@ -25,10 +25,9 @@ from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, load_zone
 from jobs.landing.csv_records import BLANK, COMMA, is_cut_number
 from jobs.landing.dialects import NAMES
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE
-from jobs.landing.values.clock_changes import ClockChanges, find_repeats
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_reading import find_setting, format_setting
-from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, read_now_us
+from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, find_repeats, read_now_us
 from jobs.specs.files import SEPARATORS
 from jobs.specs.model_spec import ModelSpec
 

@@ -10,12 +10,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.state.encoding.arrow import build_lists
-from jobs.state.encoding.extras import COMPUTED, build_extra_column, find_extra_type, find_extra_widths
-from jobs.state.encoding.key_texts import find_arrow_type, parse_key_columns
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import CONTROL, MEASURED, Layout, PacketColumn, Records
 from jobs.state.encoding.routing import compute_identities
 from jobs.state.encoding.rows import KeyedRows
+from jobs.state.encoding.table_columns import (
+    COMPUTED,
+    build_extra_column,
+    find_arrow_type,
+    find_extra_type,
+    find_extra_widths,
+    parse_key_columns,
+)
 from kalman.flags import FLAGS
 from kalman.run import Outputs
 

@@ -1,4 +1,4 @@
-"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack the rows as arrays.
+"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack them without duplicates.
 
 Spark passes rows to a keyed Python operator one tuple at a time; packed rows are passed as a few long values
 (docs/decisions/0052). The functions that run on the executors use only NumPy and Arrow.
@@ -37,7 +37,7 @@ from jobs.state.encoding.packets import (
     join_records,
 )
 from jobs.state.encoding.routing import Routing, compute_buckets
-from jobs.state.encoding.row_order import order_rows
+from jobs.state.encoding.row_order import Ints, Marks, find_repeated, find_resent, order_rows
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
     from jobs.specs.model_spec import ModelSpec
 
-Floats = NDArray[np.float64]
 
-Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function from batches of rows to batches of packets."""
@@ -83,7 +82,7 @@ class RowFormat(NamedTuple):
     """The columns of a measurement row, by name; `distinct` means that a key has at most one row per time.
 
     The last `inputs` controls are not in the measurements table. They are inputs of the key with the columns
-    `inputs_key`, and are joined to the row (`jobs.lineage.joined_inputs`).
+    `inputs_key`, and are joined to the row (`jobs.lineage.inputs_table`).
     """
 
     kind: KeyKind
@@ -335,3 +334,46 @@ def encode_tick(max_event_time: int) -> bytes:
 def find_max_event_time(ticks: Iterable[bytes]) -> int:
     """Return the maximum event time in the ticks; `NEVER` without ticks."""
     return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)
+
+
+def build_marks(keyed: KeyedRows) -> tuple[Marks, Ints]:
+    """Return the marks of the rows that have an id, and the positions of these rows among all rows."""
+    assert keyed.ids is not None
+    named = np.flatnonzero(keyed.ids.arrays["named"])
+    return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
+
+
+def remove_duplicates(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
+    """Return the rows without duplicates, if the format of the rows defines duplicates."""
+    if fmt.row_id is not None:
+        marks, named = build_marks(keyed)
+        repeats = np.zeros(len(keyed.rows.key), bool)
+        repeats[named] = find_resent(marks, fmt.row_id.within)
+    elif fmt.distinct:
+        repeats = find_repeated(keyed.rows)
+    else:
+        return keyed
+    return select_rows(keyed, np.flatnonzero(~repeats)) if repeats.any() else keyed
+
+
+def select_rows(keyed: KeyedRows, which: Ints) -> KeyedRows:
+    """Return the rows at positions `which`, in this order, and the keys that have any of these rows."""
+    rows = keyed.rows
+    present, code = np.unique(rows.key[which], return_inverse=True)
+    keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
+    ids = None if keyed.ids is None else keyed.ids.take(which)
+    return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)), ids)
+
+
+def build_bucket_worker(
+    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function over the packets of a partition that calls `work` with the rows of each bucket."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for payloads in group_by_bucket(batches):
+            keyed = remove_duplicates(unpack_rows(payloads, fmt), fmt)
+            if len(keyed.rows.key):
+                yield from work(keyed)
+
+    return over

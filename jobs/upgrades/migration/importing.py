@@ -22,8 +22,7 @@ from jobs.core.input_files import find_files, is_several_files, open_input, pars
 from jobs.core.report import format_count
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_files import measure_rows
-from jobs.snapshots.state_rows import STATE_ROWS, StateRows, map_of, restore_types
+from jobs.snapshots.state_rows import STATE_ROWS, StateRows, map_of, measure_rows, restore_types
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.hadoop_files import convert_path
 from jobs.spark.job_labels import label_jobs

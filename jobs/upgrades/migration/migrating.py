@@ -15,17 +15,17 @@ from jobs.core.errors import RUN_FAILED, UserError, extract_python_error
 from jobs.core.report import format_count
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots.manifests import GOOD, find, read_manifests
-from jobs.snapshots.state_files import measure_batches, read_stored_batches, read_stored_rows
+from jobs.snapshots.model_runtime import ship, ship_named
+from jobs.snapshots.state_rows import measure_batches, read_stored_batches, read_stored_rows
 from jobs.snapshots.store import find_whole, find_whole_states, write
 from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import read_waiting_rows
 from jobs.spark.job_labels import label_jobs
-from jobs.spark.user_functions import ship, ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.positions import is_in_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.streaming.sinks.refused_rows import build_rejected_rows, keep
+from jobs.streaming.refused_rows import build_rejected_rows, keep
 from jobs.upgrades.migration.apply import (
     NO_NUMBER,
     apply_migration,

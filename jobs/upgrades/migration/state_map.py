@@ -389,7 +389,8 @@ def find_wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     P = covariance.reshape(n, n, keys)
     finite = np.isfinite(mean).all(axis=0) & np.isfinite(P).all(axis=(0, 1))
     scale = np.abs(np.array([P[i, i] for i in range(n)])).max(axis=0)
-    skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity: the key is not finite
+        skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
     bad = ~finite | (skew > SYMMETRY * scale)
     good = np.flatnonzero(~bad)
     # The covariances are scaled to unit variances, so that the units of the states do not matter.

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import norm
 
 import kalman
-from jobs.batch.forecast_rows import FUTURE, ROWS, ForecastPlan, build_forecaster
+from jobs.batch.forecast_run import FUTURE, ROWS, ForecastPlan, build_forecaster
 from jobs.lineage.inputs_table import INPUTS
 from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import build_state_rows, find_state_extras_widths
@@ -122,7 +122,7 @@ def test_a_batch_that_is_cut_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     batch = snapshot_of(kernel, states_of(spec, kernel))
     plan = ForecastPlan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
     (whole,) = build_forecaster(plan)(iter([batch]))
-    monkeypatch.setattr("jobs.batch.forecast_rows.NUMBERS_AT_ONCE", 40)
+    monkeypatch.setattr("jobs.batch.forecast_run.NUMBERS_AT_ONCE", 40)
     cut = list(build_forecaster(plan)(iter([batch])))
     assert len(cut) > 1
     assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([whole]))

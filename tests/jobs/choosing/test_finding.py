@@ -11,7 +11,7 @@ import pytest
 
 import kalman
 from jobs.choosing.columns import Roles, Wishes, find_roles
-from jobs.choosing.keys import Keys, find_keys
+from jobs.choosing.finding import Keys, find_keys
 from jobs.choosing.model_finding import note_long_series
 from jobs.choosing.rhythm import find_rhythm, find_season, format_span
 from jobs.choosing.table import InputTable, read_table

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from jobs import filter, init
 from jobs.choosing.columns import Wishes, find_marks
-from jobs.choosing.finding import missing_values, note_left_out_texts
-from jobs.choosing.keys import Keys, find_keys
+from jobs.choosing.finding import Keys, find_keys, missing_values, note_left_out_texts
 from jobs.choosing.table import InputTable, read_table
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec

@@ -12,8 +12,15 @@ import kalman
 from jobs.choosing.ranking import choose, compute_standard_error, rank
 from jobs.choosing.rhythm import Rhythm
 from jobs.choosing.samples import Fitted, SplitRows, mark_held_out, predict, sample_series
-from jobs.choosing.search import fit_grid, fit_robust, search
-from jobs.choosing.structures import STUDENT_T, build_definition, compose, list_structures
+from jobs.choosing.search import (
+    STUDENT_T,
+    build_definition,
+    compose,
+    fit_grid,
+    fit_robust,
+    list_structures,
+    search,
+)
 
 DAY = 86_400_000_000
 DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.choosing import times
 from jobs.choosing.columns import Wishes
 from jobs.choosing.model_finding import find
 from jobs.choosing.table import InputTable
@@ -248,3 +249,9 @@ def test_rows_of_a_repeated_hour_are_no_repeats(tmp_path: Path) -> None:
     )
     assert found.rhythm.repeats == 0 and found.rhythm.step == 15 * 60_000_000
     assert any("4 rows in an hour that the clocks of Europe/Vienna repeat" in note for note in found.notes)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_rise_between_missing_ones_do_not_rise_without_a_warning() -> None:
+    values = np.array([1.0, 2.0, np.nan, np.nan, np.nan, 3.0])
+    assert not times._is_rising(values, np.zeros(6, np.int64))

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from jobs import filter as filter_verb
 from jobs import init
 from jobs.choosing.columns import Roles, Wishes, find_roles
-from jobs.choosing.finding import _refuse_time_apart, build_skeleton
-from jobs.choosing.keys import Keys, find_keys
+from jobs.choosing.finding import Keys, _refuse_time_apart, build_skeleton, find_keys
 from jobs.choosing.rhythm import find_rhythm, format_span
 from jobs.choosing.table import InputTable, read_table
 from jobs.core.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import monitor
 from jobs.core.progress import Progress
-from jobs.downstream.monitor import MonitorQueries
+from jobs.downstream.rule_exports import MonitorQueries
 from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_monitor import RACKS, READINGS, readings
 from tests.jobs.support.pipeline import Pipeline

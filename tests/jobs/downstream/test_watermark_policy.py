@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jobs import skill
-from jobs.specs.forecast import ForecastSkill
+from jobs.specs.monitor import ForecastSkill
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from jobs.insight.advice import StreamMeasures, TableFiles, advise, measure_stream
+from jobs.insight.status import StreamMeasures, TableFiles, advise, measure_stream
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, Generation

@@ -15,13 +15,12 @@ from jobs.core.report import convert_to_json
 from jobs.insight.comparison import ComparisonContent, choose_examples
 from jobs.insight.comparison_page import build_page
 from jobs.insight.examples import EstimateLine, Example
-from jobs.offline.quantity import find_measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.comparison.common_rows import SUMS
-from jobs.upgrades.comparison.decision import decide, format_comparison
-from jobs.upgrades.comparison.paired import Answer, Gain
-from jobs.upgrades.comparison.statistics import VersionSums, judge_keys
+from jobs.state.kernel import find_measured_direction
+from jobs.upgrades.common_rows import SUMS
+from jobs.upgrades.decision import decide, format_comparison
+from jobs.upgrades.statistics import Answer, Gain, VersionSums, judge_keys
 from tests.demo.test_report import page_of
 from tests.jobs.support.pipeline import random_walk_spec
 

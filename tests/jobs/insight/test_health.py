@@ -227,7 +227,7 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
     with pytest.raises(
         UserError, match="--key room-77: model rooms has no estimate of it, such as of room-0"
     ):
-        gather(str(tmp_path), "rooms", None, ["room-77"])
+        gather(str(tmp_path), "rooms", None, ["room-3", "room-77"])
 
 
 @pytest.mark.parametrize(("scale", "kind"), [(1.0, "good"), (3.0, "bad"), (0.3, "bad")])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
+from jobs.landing import json_values
 from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import (
     infer_json_schema,
@@ -21,7 +22,6 @@ from jobs.landing.json_rows import (
     read_part,
     spans_lines,
 )
-from jobs.landing.shapes import json_values
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
 from tests.jobs.support.pipeline import random_walk_spec

@@ -16,7 +16,7 @@ from jobs import filter as offline
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing import stored_columns
+from jobs.landing import csv_parquet
 from jobs.landing.csv_parquet import read
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -37,7 +37,7 @@ def table(rows: int = 3000) -> pa.Table:
 
 @pytest.mark.spark
 def test_orc_lands_as_parquet_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_columns, "ROWS_A_PART", 500)
+    monkeypatch.setattr(csv_parquet, "ROWS_A_PART", 500)
     whole = table()
     orc.write_table(whole, tmp_path / "rows.orc", stripe_size=1 << 10)
     pq.write_table(whole, tmp_path / "rows.parquet")

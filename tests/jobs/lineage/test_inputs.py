@@ -17,8 +17,7 @@ import pytest
 from jobs import filter as offline
 from jobs import inputs
 from jobs.core.errors import UserError
-from jobs.lineage.inputs_table import check_inputs
-from jobs.lineage.joined_inputs import build_inputs_layout, look_up, map_records
+from jobs.lineage.inputs_table import build_inputs_layout, check_inputs, look_up, map_records
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records

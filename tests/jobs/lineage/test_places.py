@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.lineage import hand_over
+from jobs.lineage import start_point
 from jobs.lineage.generations import LIVE, RETIRED, Generation, find_predecessor
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
@@ -139,7 +139,7 @@ def test_a_topic_s_snapshot_continues_where_every_partition_fits(spark: SparkSes
     warehouse.append(frame.withColumn("key", F.lit("k")), "estimates/walk")
 
     def found(**offsets: int) -> tuple[str | None, int | None, int | None]:
-        made = hand_over.find_continuation(warehouse, snapshot(**offsets))
+        made = start_point.find_continuation(warehouse, snapshot(**offsets))
         assert bool(made.why) is (made.missing != 0)
         return made.parent and made.parent[-1], made.batch, made.missing
 

@@ -10,7 +10,7 @@ import pytest
 from jobs import filter, forecast
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing.values.spec_columns import parse_name
+from jobs.landing.raw_rows import parse_name
 
 SPEC = """
 name: walk

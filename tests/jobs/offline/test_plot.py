@@ -21,7 +21,8 @@ from tests.conftest import RunCli
 
 pytest.importorskip("matplotlib").use("Agg")
 
-from jobs.offline import estimate_pictures, estimate_series, quantity  # noqa: E402
+from jobs.offline import estimate_pictures, estimate_series  # noqa: E402
+from jobs.state import kernel  # noqa: E402
 
 SPEC: dict[str, Any] = {
     "name": "climb",
@@ -107,7 +108,7 @@ def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_p
     offline.run(settings, "climb", str(tmp_path / "rows.csv"), str(out))
     spec = ModelSpec.model_validate(SPEC)
     series = estimate_series.read_file_series(spec, out, str(tmp_path / "rows.csv"), [], 2)
-    picture = estimate_pictures.draw_keys(spec, series, quantity.find_measuring(spec), "")
+    picture = estimate_pictures.draw_keys(spec, series, kernel.find_measuring(spec), "")
     drawn = [band.subfigs[0].axes[0] for band in picture.subfigs]
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in drawn]
     shares = [np.mean(one.nis[np.isfinite(one.nis)] < 3.841458820694124) for one in series]
@@ -194,7 +195,7 @@ def test_the_variance_of_what_is_measured():
     covariance, mean = factors @ factors.swapaxes(1, 2), rng.normal(size=(5, 3))
     covariance[0, 2, 2] = np.inf  # still diffuse, and not measured
     h = np.array([1.0, -2.0, 0.0])
-    seen, variance = quantity.project_states(mean, covariance, h, 4.0)
+    seen, variance = kernel.project_states(mean, covariance, h, 4.0)
     np.testing.assert_allclose(seen, [4.0 + m[0] - 2.0 * m[1] for m in mean], rtol=1e-14)
     brute = [P[0, 0] - 4.0 * P[0, 1] + 4.0 * P[1, 1] for P in covariance]
     np.testing.assert_allclose(variance, brute, rtol=1e-12)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.snapshots import store
-from jobs.snapshots.state_files import measure_rows, read_stored_rows
+from jobs.snapshots.state_rows import measure_rows, read_stored_rows
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from tests.jobs.snapshots.test_state_files import KEYS, made, manifest

@@ -38,7 +38,7 @@ from jobs.spark import session as spark_sessions
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.table_log import FileTable
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.streaming.micro_batch import MicroBatchWriter
 
 VARIABLE = "KALMAN_AIM"
 STATE_FORMAT = "KALMAN_STATE_FORMAT"

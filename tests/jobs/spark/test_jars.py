@@ -12,11 +12,11 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.spark import jars
-from jobs.spark.compiled import compute_source_digest
 from jobs.spark.jars import (
     COORDINATES,
     OPTIONAL,
     Coordinate,
+    compute_source_digest,
     fetch_jars,
     fetch_optional_jars,
     find_jar_folder,

@@ -11,7 +11,7 @@ import yaml
 
 from jobs.core.settings import Settings
 from jobs.filter import run
-from jobs.spark import user_functions
+from jobs.snapshots import model_runtime
 from jobs.specs import functions
 from jobs.specs.functions import list_functions
 from jobs.specs.loading import load_spec
@@ -127,7 +127,7 @@ class Context:
 def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = load_spec(spec_in(tmp_path / "models")).definition()
     spark: Any = Context()
-    user_functions.ship(spark, definition)
+    model_runtime.ship(spark, definition)
     assert spark.files == [str(tmp_path / "models" / "car_functions.py")]
 
     package = tmp_path / "models" / "car_package"
@@ -135,7 +135,7 @@ def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.
     (package / "__init__.py").write_text("")
     (package / "moves.py").write_text(FUNCTIONS)
     definition["modes"] = [{"process": {"f": "car_package.moves:move"}}]
-    files = user_functions.list_function_files(list_functions(definition), definition.get("folder"))
+    files = model_runtime.list_function_files(list_functions(definition), definition.get("folder"))
     assert len(files) == 2 and files[1].name == "car_package.zip"
     names = zipfile.ZipFile(files[1]).namelist()
     assert "car_package/moves.py" in names and "car_package/__init__.py" in names
@@ -146,7 +146,7 @@ def test_installed_functions_and_models_without_functions_ship_nothing() -> None
         {"process": {"f": "scipy.linalg:block_diag"}},
         {"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}},
     ):
-        assert user_functions.list_function_files(list_functions(definition), None) == []
+        assert model_runtime.list_function_files(list_functions(definition), None) == []
     assert list(functions.list_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
 
 

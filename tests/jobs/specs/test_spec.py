@@ -289,6 +289,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_spec(tmp_path / "folder.yaml")
 
 
+def test_a_name_that_no_model_can_have_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / f"{'a' * 64}.yaml").touch()
+    with pytest.raises(
+        SpecError, match=r"the name of a model has up to 64 characters, and 'a+\.\.\.' has 5,000;"
+    ):
+        load_spec("a" * 5000, tmp_path)
+
+
 def test_an_unknown_model_is_reported_with_the_known_ones() -> None:
     with pytest.raises(SpecError, match=r"there is no model 'nil'; did you mean 'nile'\?"):
         load_spec("nil", MODELS)

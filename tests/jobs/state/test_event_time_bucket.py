@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from jobs.state import key_states
-from jobs.state.changes import CHANGES_FROM, Entries
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.rows import RowFormat, RowId
 from jobs.state.event_time_bucket import EventTimeBucket
-from jobs.state.event_time_policy import Stores
-from jobs.state.plan import Packet, Plan
+from jobs.state.key_states import CHANGES_FROM, Entries
+from jobs.state.plan import Packet, Plan, Stores
 from jobs.state.row_ids import DuplicateIds
 from tests.jobs.support.event_time import INTEGER, SECOND, TEXT, DictStore, Row, keys_of, packet, plan_of
 

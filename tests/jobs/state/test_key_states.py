@@ -15,12 +15,11 @@ import pytest
 from jobs.state import key_states, local_copy
 from jobs.state.block_format import StateFormat, StateMismatch, build_state_format
 from jobs.state.block_store import Blocks
-from jobs.state.changes import CHANGES_FROM, MARK, Entries, Mark
 from jobs.state.encoding import sorted_run
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records, merge_records
 from jobs.state.encoding.routing import compute_blocks, compute_routes
-from jobs.state.key_states import BucketStates
+from jobs.state.key_states import CHANGES_FROM, MARK, BucketStates, Entries, Mark
 from jobs.state.local_copy import LocalCopy
 
 SIZE = 5

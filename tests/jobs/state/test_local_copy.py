@@ -16,9 +16,9 @@ import pytest
 
 from jobs.state import key_states, local_copy
 from jobs.state.block_store import Blocks
-from jobs.state.changes import MARK, Mark
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records, merge_records
+from jobs.state.key_states import MARK, Mark
 from jobs.state.local_copy import LocalCopy
 from tests.jobs.state.test_key_states import (
     KINDS,

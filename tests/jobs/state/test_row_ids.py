@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.state.bucket_clock import Clock, LastSeenIndex
-from jobs.state.distinct import remove_duplicates
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.row_order import Marks, find_resent
-from jobs.state.encoding.rows import RowFormat, RowId, sort_by_key
+from jobs.state.encoding.rows import RowFormat, RowId, remove_duplicates, sort_by_key
+from jobs.state.reorder_buffer import Clock, LastSeenIndex
 from jobs.state.row_ids import build_ids_layout
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.state.block_format import StateFormat
-from jobs.state.bucket_clock import Clock
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records, RowPacket, join_records
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import RowFormat, build_event_time_packer, find_max_event_time
-from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer
+from jobs.state.reorder_buffer import MANY, PARTS, Clock, ReorderBuffer
 from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from jobs.spark import jars
-from jobs.storage.settings import build_store_conf
+from jobs.storage.object_files import build_store_conf
 from tests.support import object_store
 from tests.support.gateways import JavaProcess, errors_of_any_process
 from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment

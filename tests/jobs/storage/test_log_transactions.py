@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
-from jobs.storage import log_transactions
+from jobs.storage import warehouse
 from jobs.storage.columns import parse_schema
 from jobs.storage.table_log import NO_HOOKS
 from jobs.storage.table_rows import build_location, open_log
@@ -118,7 +118,7 @@ def test_expired_transactions_count_as_the_library_says(root: str, setting: str)
 def test_a_log_that_is_removed_while_it_is_read_is_read_again(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, read, left = made(root), log_transactions._read_pointer, [2]
+    tables, read, left = made(root), warehouse._read_pointer, [2]
     files = tables.files("t/_delta_log")
     end(tables, Transaction("a", 1, now()))
 
@@ -131,10 +131,10 @@ def test_a_log_that_is_removed_while_it_is_read_is_read_again(
             for name in files.names(""):
                 if name[:20].isdigit() and not name.startswith(last):
                     files.remove(name)
-            return log_transactions._NONE
+            return warehouse._NONE
         return read(*arguments)
 
-    monkeypatch.setattr(log_transactions, "_read_pointer", overtaken)
+    monkeypatch.setattr(warehouse, "_read_pointer", overtaken)
     assert tables.transactions("t") == {"a": 5}
 
 

@@ -10,12 +10,11 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.lineage.joined_inputs import build_inputs_layout, map_records, read_copied_records
+from jobs.lineage.inputs_table import build_inputs_layout, map_records, read_copied_records
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_routes
-from jobs.storage.object_files import ObjectFiles
-from jobs.storage.settings import build_delta_options
+from jobs.storage.object_files import ObjectFiles, build_delta_options
 from jobs.storage.table_rows import find_write_time, measure_files, read_column_types, read_table
 from tests.support.object_store import BUCKET, ObjectStore, Proxy
 

@@ -15,8 +15,8 @@ import yaml
 from jobs import export
 from jobs.lineage import generations
 from jobs.lineage.live import latest_corrections, live_estimates
-from jobs.state.changes import CHANGES_FROM
 from jobs.state.encoding.packets import StateVariable
+from jobs.state.key_states import CHANGES_FROM
 from jobs.streaming import exporting
 from tests.fixtures.make_event_time import ORDERS, TARGET, sparse_days
 from tests.jobs.lineage.test_inputs import forget_the_last_commit

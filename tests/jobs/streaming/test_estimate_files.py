@@ -17,11 +17,11 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.key_texts import find_arrow_type, parse_key_columns
 from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_text
 from jobs.state.encoding.packets import OutputPacket, Records
+from jobs.state.encoding.table_columns import find_arrow_type, parse_key_columns
 from jobs.storage.part_files import parse_partition, remove_of
-from jobs.streaming.operators.estimate_files import (
+from jobs.streaming.estimate_files import (
     PROPERTY,
     EstimateRows,
     EstimateTarget,
@@ -30,7 +30,7 @@ from jobs.streaming.operators.estimate_files import (
     pass_unchanged,
     select_last_of_runs,
 )
-from jobs.streaming.sinks.written_files import list_written_parts
+from jobs.streaming.written_files import list_written_parts
 
 LIST = pa.list_(pa.float64())
 SCHEMA = pa.schema(
@@ -171,7 +171,7 @@ def test_files_are_read_in_the_order_of_the_packets(
         for one in list_written_parts(put_out(monkeypatch, told, attempt))  # type: ignore[arg-type]
         if one.kind == OutputPacket.ESTIMATES_FILE
     ]
-    monkeypatch.setattr("jobs.streaming.operators.estimate_files.ROWS_A_PACKET", cuts)
+    monkeypatch.setattr("jobs.streaming.estimate_files.ROWS_A_PACKET", cuts)
     columns = pa.schema([SCHEMA.field("mean"), SCHEMA.field("key")])
     numbers = [pa.RecordBatch.from_pydict({"id": [0, 3]})]
     for along, expected in ((pass_unchanged, [0, 1, 2, 3, 4] * 2), (select_last_of_runs, [1, 3, 4] * 2)):

@@ -14,8 +14,7 @@ from jobs.state.encoding.routing import compute_routes
 from jobs.state.encoding.rows import RowId, encode_tick
 from jobs.state.plan import Plan
 from jobs.state.spark_values import decode_stored
-from jobs.streaming.operators.processor import EventTimeProcessor, FilterProcessor
-from jobs.streaming.operators.wrappers import KeyImporter
+from jobs.streaming.processors import EventTimeProcessor, FilterProcessor, KeyImporter
 from tests.jobs.support.event_time import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7

@@ -15,7 +15,7 @@ from jobs import export, migrate
 from jobs.core.errors import UserError
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
-from jobs.supervision.progress_log import progress_of
+from jobs.supervision.progress import progress_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark.hadoop_files import HadoopFiles
 from jobs.storage.files import open_files
-from jobs.streaming.sinks.publishing import FolderSink, MicroBatch, _remove_others
+from jobs.streaming.publishing import FolderSink, MicroBatch, _remove_others
 
 pytestmark = pytest.mark.spark
 
@@ -153,7 +153,7 @@ def test_a_random_id_that_holds_the_mark_of_the_plan_is_of_other_rows(tmp_path: 
 def test_files_through_the_file_system_of_hadoop(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.streaming.sinks.publishing._open_files", HadoopFiles)
+    monkeypatch.setattr("jobs.streaming.publishing._open_files", HadoopFiles)
     folder = tmp_path / "handed"
     for epoch in (1, 2):
         publish(folder, rows_of(spark), epoch)

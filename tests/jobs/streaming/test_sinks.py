@@ -23,8 +23,8 @@ from jobs.lineage.live import live_latest
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.source import Sinks
 from jobs.storage.tables import estimates
-from jobs.streaming.operators.estimate_files import select_last_of_runs
-from jobs.streaming.sinks.publishing import MicroBatch, Publisher, open_sinks
+from jobs.streaming.estimate_files import select_last_of_runs
+from jobs.streaming.publishing import MicroBatch, Publisher, open_sinks
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -19,7 +19,7 @@ from jobs import export, verify
 from jobs.core.errors import ALREADY_RUNNING
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.streaming.micro_batch import MicroBatchWriter
 from tests.conftest import ROOT
 from tests.fixtures.make_format1 import KEYS, QUICK, days, walks
 from tests.jobs.support.former_driver import AT_ONCE, BEHIND, former_code, let_both_drive

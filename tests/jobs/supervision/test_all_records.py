@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from jobs.storage.warehouse import Tables
-from jobs.supervision.progress_log import read_all_records
+from jobs.supervision.progress import read_all_records
 
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
 

@@ -14,15 +14,18 @@ from jobs.supervision.batch_profile import (
     MEANING,
     REST,
     TO_DELTA,
+    Job,
     Lap,
     Profiled,
+    Stage,
     average_profiles,
     build_profile_table,
+    compute_covered_seconds,
     compute_profile,
     list_steps,
+    share_seconds,
     sort_steps,
 )
-from jobs.supervision.job_times import Job, Stage, compute_covered_seconds, share_seconds
 from tests.conftest import ROOT
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs import status
-from jobs.supervision import progress_log
-from jobs.supervision.progress_log import ProgressLog, Writer, progress_of
+from jobs.supervision import progress
+from jobs.supervision.progress import ProgressLog, Writer, progress_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -70,7 +70,7 @@ def test_progress_is_compacted_into_its_table_once(
         patch.setattr(ProgressLog, "_complete", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.compact()
-    assert not warehouse.exists(progress_log.format_table_name("other"))
+    assert not warehouse.exists(progress.format_table_name("other"))
     folder = next(name for name in mine.names() if name.startswith("fold-"))
     kept = Path(mine.path, folder)
     shutil.copytree(kept, streamed.folder / folder)
@@ -83,10 +83,10 @@ def test_progress_is_compacted_into_its_table_once(
     ]
     after = [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()]
     assert after == before
-    newest = progress_log.read_newest_record(warehouse, "other", "walk-g0001")
+    newest = progress.read_newest_record(warehouse, "other", "walk-g0001")
     assert newest is not None and newest["batch_id"] == 3
 
-    monkeypatch.setattr(progress_log, "PART_BYTES", 10)
+    monkeypatch.setattr(progress, "PART_BYTES", 10)
     writer = Writer(mine, "walk-g0001", 3)
     for batch in (4, 5, 6):
         writer.write(

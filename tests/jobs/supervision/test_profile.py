@@ -29,9 +29,10 @@ from jobs.supervision.batch_profile import (
     SHUFFLE,
     WAL,
     WRITE,
+    Job,
+    JobTimes,
 )
-from jobs.supervision.job_times import Job, JobTimes
-from jobs.supervision.progress_log import progress_of
+from jobs.supervision.progress import progress_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark

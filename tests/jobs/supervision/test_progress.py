@@ -15,8 +15,8 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.generations import Generation
+from jobs.streaming.micro_batch import StreamTotals
 from jobs.streaming.recorder import Recorder
-from jobs.streaming.sinks.micro_batch import StreamTotals
 from jobs.supervision.metrics import Metrics
 from jobs.supervision.progress import (
     COLUMNS,

@@ -17,8 +17,7 @@ from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.routing import compute_buckets, compute_routes
 from jobs.state.encoding.rows import RowFormat, select_ids
 from jobs.state.event_time_bucket import EventTimeBucket
-from jobs.state.event_time_policy import EventTimePolicy, Stores
-from jobs.state.plan import Plan
+from jobs.state.plan import EventTimePolicy, Plan, Stores
 from jobs.state.row_ids import build_ids_layout
 
 SECOND = 1_000_000

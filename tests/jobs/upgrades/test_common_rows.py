@@ -16,7 +16,7 @@ from jobs.state.encoding.keys import build_key_kind, build_key_text
 from jobs.storage.queries import open_queries
 from jobs.storage.tables import LATE_COPIES
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.common_rows import (
+from jobs.upgrades.common_rows import (
     BOTH,
     PAIRED,
     SUMS,
@@ -25,7 +25,7 @@ from jobs.upgrades.comparison.common_rows import (
     keep_paired_sums,
     open_common_rows,
 )
-from jobs.upgrades.comparison.statistics import judge_all_keys
+from jobs.upgrades.statistics import judge_all_keys
 from tests.jobs.support.pipeline import random_walk_spec
 
 Frame = Any

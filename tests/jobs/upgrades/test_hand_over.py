@@ -16,7 +16,7 @@ from jobs import rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import is_live, live_estimates
-from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.streaming.micro_batch import MicroBatchWriter
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -329,6 +329,12 @@ def test_a_state_is_wrong_by_its_mean(value: float) -> None:
     assert find_wrong_states(mean, np.tile(np.eye(2).reshape(4, 1), 4)).tolist() == [True, True, False, False]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_covariance_with_infinity_is_wrong_without_a_warning() -> None:
+    P = np.array([[np.inf, np.inf], [np.inf, 1.0]]).reshape(4, 1)
+    assert find_wrong_states(np.zeros((2, 1)), P).tolist() == [True]
+
+
 def test_new_states_that_begin_as_the_spec_says_keep_their_covariances() -> None:
     initial = {
         "mean": [1.0, 2.0, 3.0, 4.0],

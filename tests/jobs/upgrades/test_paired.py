@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.signal import lfilter
 from scipy.stats import t
 
-from jobs.upgrades.comparison.paired import (
+from jobs.upgrades.statistics import (
     BLOCKS,
     FREQUENCIES,
     LEVEL,

@@ -13,7 +13,7 @@ import pytest
 from jobs import promote, upgrade
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage.generations import read_live_lineage
-from jobs.upgrades.comparison.paired import BLOCKS, compute_gain
+from jobs.upgrades.statistics import BLOCKS, compute_gain
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec, streaming
 from tests.jobs.upgrades.test_paired import sums_of
 

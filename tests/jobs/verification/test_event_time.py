@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.state.bucket_clock import Clock
 from jobs.state.encoding.packets import NEVER, OutputPacket, Records
 from jobs.state.encoding.routing import compute_identities
+from jobs.state.reorder_buffer import Clock
 from jobs.verification.recomputing import Kind, Recipe, check
 from kalman.flags import FLAGS
 from tests.jobs.support.event_time import INTEGER, SECOND, EventTimeStream, Row, plan_of

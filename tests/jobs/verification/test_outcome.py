@@ -15,8 +15,16 @@ from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.generations import DeployedModel
 from jobs.supervision.metrics import write_verification
-from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, sum_findings
-from jobs.verification.runs import VerificationRun
+from jobs.verification.runs import (
+    COUNTS,
+    DIFFERENT,
+    EQUAL,
+    NOT_VERIFIED,
+    NOTHING,
+    Findings,
+    VerificationRun,
+    sum_findings,
+)
 from jobs.verification.verifier import Options, Verifier, choose_exit_code
 
 FIRST = {

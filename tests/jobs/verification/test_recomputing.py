@@ -19,8 +19,8 @@ from jobs.state.encoding.row_order import order_rows
 from jobs.state.encoding.rows import KeyedRows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
-from jobs.verification.findings import Findings
 from jobs.verification.recomputing import Kind, Recipe, check
+from jobs.verification.runs import Findings
 from kalman.flags import FLAGS
 from kalman.run import SortedRows
 

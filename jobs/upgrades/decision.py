@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jobs.core.report import format_count, format_number
-from jobs.specs.migration import Upgrade
-from jobs.upgrades.comparison.answers import ANSWERS, Answer
-from jobs.upgrades.comparison.paired import Gain, answer_of, compute_rows_needed
+from jobs.specs.migration import ANSWERS, Answer, Upgrade
+from jobs.upgrades.statistics import Gain, answer_of, compute_rows_needed
 
 
 class VersionComparison(NamedTuple):

@@ -15,15 +15,15 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.settings import find_local_path
 from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
+from jobs.snapshots.model_runtime import list_function_files
 from jobs.spark.hadoop_files import HadoopFiles
 from jobs.spark.kafka import build_spark_options, read_topic
 from jobs.spark.queries import find_cause
-from jobs.spark.user_functions import list_function_files
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.source import Sinks
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import SmallFiles, WarehouseFiles, open_files
-from jobs.storage.settings import is_in_s3
+from jobs.storage.object_files import is_in_s3
 from jobs.storage.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
 

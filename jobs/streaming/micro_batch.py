@@ -25,17 +25,18 @@ from jobs.state.encoding.packets import OutputPacket
 from jobs.state.encoding.rows import RowFormat
 from jobs.storage.quarantine import TABLE, build_refusal, is_over_limit
 from jobs.storage.tables import archive
-from jobs.streaming.operators.estimate_files import FILES
-from jobs.streaming.operators.wrappers import unpack_rejected_rows
+from jobs.streaming.estimate_files import FILES
+from jobs.streaming.latest_states import Latest, add_marks
+from jobs.streaming.processors import unpack_rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
-from jobs.streaming.sinks.latest_states import Latest, add_marks
-from jobs.streaming.sinks.publishing import Publisher, write_to_sink
-from jobs.streaming.sinks.refused_rows import REASONS, add_row_ids, build_refused_rows, build_topic_quarantine
-from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, list_written_parts
+from jobs.streaming.publishing import Publisher, write_to_sink
+from jobs.streaming.refused_rows import REASONS, add_row_ids, build_refused_rows, build_topic_quarantine
+from jobs.streaming.written_files import EstimateFiles, FileEstimates, WrittenPart, list_written_parts
 from jobs.supervision.batch_profile import FILTER, TO_DELTA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
 """SQL condition for the quarantine rows that are messages of a topic."""

@@ -23,7 +23,7 @@ from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.part_files import PartFile, parse_partition, remove_of
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SOURCE_RANGE, estimates
-from jobs.streaming.operators.estimate_files import (
+from jobs.streaming.estimate_files import (
     FILES,
     PROPERTY,
     Along,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from jobs.lineage.generations import Generation
     from jobs.state.encoding.estimates import EstimateFormat
+
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
 """Columns that describe the micro-batch, and not an estimate."""

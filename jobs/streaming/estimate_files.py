@@ -23,7 +23,7 @@ from jobs.state.encoding.estimates import ROWS_A_PACKET, EstimateFormat, build_t
 from jobs.state.encoding.packets import OutputPacket
 from jobs.storage.part_files import PartFile, PartWriter, name_attempt, remove
 from jobs.storage.table_rows import open_parquet
-from jobs.streaming.operators.wrappers import DelegatingProcessor
+from jobs.streaming.processors import DelegatingProcessor
 
 PROPERTY = "kalman.estimates"
 """Name of the job property with the target folder for a micro-batch's estimates."""

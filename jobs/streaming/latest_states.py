@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 from jobs.lineage.fencing import Fence
 from jobs.snapshots.state_rows import StateRows, build_state_rows
 from jobs.state.encoding.estimates import EstimateFormat
-from jobs.state.encoding.extras import find_extra_type
 from jobs.state.encoding.keys import KeyKind, build_key_columns
 from jobs.state.encoding.packets import STATE_INDEX, Layout
+from jobs.state.encoding.table_columns import find_extra_type
 from jobs.storage.tables import latest
 from kalman.types import Filter
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
-    from jobs.streaming.sinks.written_files import FileEstimates
+    from jobs.streaming.written_files import FileEstimates
 
 
 @dataclass

@@ -17,7 +17,7 @@ from jobs.state.encoding.packets import OutputPacket
 from jobs.state.encoding.rows import RowFormat, select_ids
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE
 from jobs.storage.tables import QUARANTINE
-from jobs.streaming.sinks.publishing import JSON_TIME
+from jobs.streaming.publishing import JSON_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

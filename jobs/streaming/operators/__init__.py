@@ -1,1 +1,0 @@
-"""The stateful operators of a stream, and the wrappers around them."""

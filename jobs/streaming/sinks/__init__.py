@@ -1,1 +1,0 @@
-"""The sinks of a micro-batch: estimates, latest states, topics, files, functions, the archive and quarantine."""

@@ -1,1 +1,0 @@
-"""Compare two generations on the same rows: statistics, decision and report."""
