@@ -92,7 +92,8 @@ def test_a_file_without_bounds_may_have_any_row_but_for_one_that_has_only_nulls(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("text", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.slow
 def test_a_run_replaces_its_interval_and_leaves_other_rows_as_they_are(tmp_path: Path, text: bool) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(outputs={"innovation": True}))
     pipeline.land(*random_rows(3, rows=60, text=text))

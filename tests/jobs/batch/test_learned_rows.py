@@ -15,7 +15,7 @@ from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, manifests, store
 from tests.jobs.support.pipeline import Pipeline
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 LENGTH = 200
 SCALES = 10.0 ** np.linspace(-1, 8, 10)
@@ -83,6 +83,8 @@ def test_ten_unlike_series_learn_by_key_and_those_that_cannot_are_named(
     frame = unlike()
     pipeline = Pipeline(tmp_path, level_spec(scope="key"))
     pipeline.land(frame)
+    with pytest.raises(UserError, match="no rows to learn from"):
+        pipeline.pretrain(learn_from="2030-01-01")
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -136,7 +138,6 @@ def test_ten_unlike_series_learn_by_key_and_those_that_cannot_are_named(
     assert len(learned(pipeline)) == 0
 
 
-@pytest.mark.slow
 def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,10 +179,3 @@ def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
         2,
         2,
     )
-
-
-def test_a_window_without_rows_is_refused(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, level_spec(scope="key"))
-    pipeline.land(unlike())
-    with pytest.raises(UserError, match="no rows to learn from"):
-        pipeline.pretrain(learn_from="2030-01-01")

@@ -80,6 +80,7 @@ def begun(folder: Path, days: list[pd.DataFrame], **changes: Any) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.slow
 def test_a_stream_imports_keys_that_are_pretrained_beside_it(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
     days = random_rows(2, keys=20, rows=60)

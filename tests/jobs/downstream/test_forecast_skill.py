@@ -130,8 +130,6 @@ def test_forecasts_are_scored_against_later_measurements_each_once(tmp_path: Pat
     first = skill.run(pipeline.settings, "walk").data["rows"]
     # After a crash before the commit of a micro-batch, the run repeats it, which is idempotent; the last micro-batch
     # only removed state, the second last had rows.
-    forget_the_last(pipeline, 1)
-    assert skill.run(pipeline.settings, "walk").data["rows"] == 0
     forget_the_last(pipeline, 2)
     again = skill.run(pipeline.settings, "walk").data
     table = assert_skill(pipeline, pd.concat(days), FORECAST)

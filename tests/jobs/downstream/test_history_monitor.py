@@ -32,6 +32,7 @@ def table(pipeline: Pipeline, name: str, by: list[str]) -> pd.DataFrame:
     return pipeline.warehouse.read(f"{name}/walk").toPandas().sort_values(by, ignore_index=True)
 
 
+@pytest.mark.slow
 def test_windows_and_alerts_over_history_are_those_over_the_live_estimates(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(monitor=MONITOR, outputs={"innovation": True}))
     days = random_rows(3, keys=20, rows=80)

@@ -22,6 +22,7 @@ def scored(pipeline: Pipeline, table: str) -> Any:
     return pipeline.warehouse.read(f"{table}/walk").toPandas().sort_values(ORDER, ignore_index=True)
 
 
+@pytest.mark.slow
 def test_forecasts_from_history_have_the_scores_of_those_from_the_live_estimates(tmp_path: Path) -> None:
     by_key = {"parameters": ["R"], "scope": "key"}
     pipeline = Pipeline(tmp_path, spec(learn=by_key))

@@ -37,7 +37,7 @@ from tests.jobs.support.pipeline import (
 from tests.jobs.support.processes import Driver
 from tests.jobs.support.stored_types import several_types, tables_of
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 DAYS = random_rows(5, rows=60)
 LONG_AGO = datetime.now(UTC) - timedelta(days=400)
@@ -280,7 +280,6 @@ def test_killed_at_any_moment_a_retry_converges(
     assert left(pipeline.warehouse) == whole
 
 
-@pytest.mark.slow
 def test_after_maintenance_the_stream_continues_and_can_be_rolled_back(old: Pipeline) -> None:
     """The last test of this module: it maintains, and streams, in the place where the checkpoints are."""
     pipeline, warehouse = old, old.warehouse

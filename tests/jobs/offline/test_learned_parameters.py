@@ -80,7 +80,9 @@ def states_of(pipeline: Pipeline, identity: str) -> dict[int, tuple[float, float
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["by_key", pytest.param("by_group", marks=pytest.mark.slow), "pooled"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("by_key", "by_group")), "pooled"]
+)
 def test_filter_ends_in_the_states_of_the_snapshot_whose_parameters_it_takes(
     tmp_path: Path, name: str
 ) -> None:

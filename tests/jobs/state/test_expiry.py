@@ -169,7 +169,7 @@ def ended_of(stream: EventTimeStream) -> list[tuple[int, int, int, float]]:
     return sorted(found)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.integers(0, 30), st.integers(1, 40), st.booleans(), st.booleans())
 @example([[Row(0, 0, 1.0)], [Row(0, 50, np.inf)], [Row(0, 55, 1.0)]], 0, 10, False, False)
 @example([[Row(0, 0, 1.0), Row(0, 50, np.inf), Row(0, 55, 1.0), Row(1, 56, 1.0)]], 0, 10, False, False)
@@ -196,7 +196,7 @@ def test_keys_end_as_in_a_simulation(
     assert sorted(refused) == sorted(simulation.refused)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans())), BATCHES, st.integers(1, 60), st.booleans())
 def test_keys_end_by_a_clock_that_is_driven(
     steps: list[tuple[int, bool]], batches: list[list[Row]], idle: int, archive: bool
@@ -258,7 +258,7 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
     assert_same(stream.estimates(), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES, st.integers(0, 30), st.booleans())
 def test_of_rows_of_one_key_and_time_the_first_counts(
     batches: list[list[Row]], delay: int, drop: bool

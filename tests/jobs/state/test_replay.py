@@ -79,7 +79,7 @@ def newest_good(rows: list[Row]) -> int | None:
     return int(states.event_time[0]) // SECOND
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES, st.sampled_from([INTEGER, TEXT]), st.sampled_from([DEFINITION, GATED]))
 def test_rows_within_the_replay_window_are_as_if_they_had_come_in_order(
     batches: list[list[Row]], fmt: RowFormat, definition: dict[str, Any]
@@ -96,7 +96,7 @@ def test_rows_within_the_replay_window_are_as_if_they_had_come_in_order(
         assert counts(stream) == {row.key: sum(one.key == row.key for one in rows) for row in rows}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), VALUES), min_size=1, max_size=60),
     st.data(),
@@ -122,7 +122,7 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
     assert_same(latest(stream.estimates()), filtered(rows))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES, st.integers(1, 4))
 def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], length: int) -> None:
     stream = EventTimeStream(plan_of(waits=False, replay_length=length))
@@ -138,7 +138,7 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
     assert pd.Series(kept, dtype=int).value_counts().to_dict() == expected.to_dict()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(BATCHES)
 def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
     stream = EventTimeStream(plan_of(INTEGER._replace(distinct=True), waits=False, replay_length=100))

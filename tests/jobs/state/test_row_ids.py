@@ -66,7 +66,7 @@ def seconds(fmt: RowFormat) -> int:
     return fmt.row_id.within // SECOND
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(BATCHES, st.integers(0, 30), FORMATS)
 def test_strict_a_row_counts_once_wherever_micro_batches_are_cut(
     batches: list[list[Row]], delay: int, fmt: RowFormat
@@ -101,7 +101,7 @@ def times_of(row: Row, rows: list[Row]) -> list[int]:
     return [one.time for one in rows if row.id >= 0 and (one.key, one.id) == (row.key, row.id)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     BATCHES.map(lambda some: [row for batch in some for row in batch]), FORMATS, st.sets(st.integers(-40, 60))
 )

@@ -52,6 +52,7 @@ def waiting(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
     return pd.DataFrame({name: rows[name] for name in names}).sort_values(names, ignore_index=True)
 
 
+@pytest.mark.slow
 def test_rows_out_of_order_within_the_delay_equal_one_batch_pass_across_snapshots(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**STRICT))
     parts = delayed(random_rows(4, rows=80, text=True), 8)
@@ -112,7 +113,7 @@ def test_silent_keys_end_and_repeats_are_dropped(tmp_path: Path) -> None:
     after = pd.Timedelta("15h")
     spec = random_walk_spec(**STRICT, duplicates={"action": "drop"}, expiry={"after": "15h"})
     pipeline = Pipeline(tmp_path, spec)
-    sent = delayed(random_rows(4, rows=80), 6)
+    sent = delayed(random_rows(4, rows=80), 4)
     parts = [pd.concat([part, part.sample(5, random_state=1)], ignore_index=True) for part in sent]
     pipeline.land(parts[0])
     pipeline.pretrain()

@@ -111,6 +111,7 @@ def test_a_hurt_stream_is_found_and_goes_on_as_it_is_where_that_is_wanted(folder
     assert lacking > 0
 
 
+@pytest.mark.slow
 def test_a_shadow_of_format_1_is_made_anew(folder: Path) -> None:
     pipeline = pipeline_of(folder, "sound")
     with pytest.raises(UserError, match="makes the shadow anew"):
@@ -188,6 +189,7 @@ def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) 
     assert verdict(pipeline) == "equal"
 
 
+@pytest.mark.slow
 def test_rows_that_the_filter_left_out_are_not_missing(tmp_path: Path) -> None:
     frames = random_rows(2)
     frames[1].loc[[5, 50], ["a", "b"]] = 1e4

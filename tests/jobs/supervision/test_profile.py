@@ -35,7 +35,7 @@ from jobs.supervision.batch_profile import (
 from jobs.supervision.progress import progress_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 DRIVER = {PLANNING, WAL, COMMIT, COMMIT_LOG}
 TASKS = {READ, PACK, SHUFFLE, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, COMMIT_STATE}
@@ -89,7 +89,6 @@ def test_a_stream_reports_where_the_time_of_its_micro_batches_went(tmp_path: Pat
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
 
 
-@pytest.mark.slow
 def test_an_event_time_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path, order={"kind": "replay", "rows": 3})
     late = frames[0].head(3)
@@ -101,7 +100,6 @@ def test_an_event_time_stream_and_its_quarantine_are_profiled_too(tmp_path: Path
     assert report.data["late"] and profile["micro_batches"][-1]["steps"]["refused rows to quarantine"] > 0
 
 
-@pytest.mark.slow
 def test_without_profile_there_is_no_accumulator_and_no_table(tmp_path: Path) -> None:
     pipeline, _ = begun(tmp_path)
     before = set(_accumulatorRegistry)
@@ -110,7 +108,6 @@ def test_without_profile_there_is_no_accumulator_and_no_table(tmp_path: Path) ->
     assert "profile" not in report.data and not report.tables
 
 
-@pytest.mark.slow
 def test_verbs_that_run_once_report_the_time_of_their_jobs(tmp_path: Path) -> None:
     frames = random_rows(3)
     pipeline = Pipeline(tmp_path, random_walk_spec())
@@ -135,7 +132,6 @@ def test_verbs_that_run_once_report_the_time_of_their_jobs(tmp_path: Path) -> No
         assert len(report.tables) == 1
 
 
-@pytest.mark.slow
 def test_every_job_of_a_stream_has_a_label(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path)
     pipeline.land(frames[0].head(3))  # late: to quarantine

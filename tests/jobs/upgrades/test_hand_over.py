@@ -122,6 +122,7 @@ def test_snapshots_at_the_ends_of_micro_batches_are_adopted(
 
 
 @pytest.mark.parametrize("streamed", [3], indirect=True)
+@pytest.mark.slow
 def test_a_snapshot_within_a_micro_batch_or_ahead_of_the_stream_is_refused(
     streamed: tuple[Pipeline, dict[int, str]],
 ) -> None:

@@ -208,6 +208,8 @@ def test_imported_states_go_on_as_those_of_pretrain(tmp_path: Path, monkeypatch:
         whole.loc[sound].reset_index(drop=True).astype({"key": str}),
         batch.loc[matching].reset_index(drop=True).astype({"key": str}),
     )
+    checked = verify.run(pipeline.settings, "walk", share="100%")
+    assert "was made of a table of states, which nothing else gives" in " ".join(checked.lines)
     exported = export.run(pipeline.settings, "walk").data["snapshot"]
     pipeline.write_spec(
         random_walk_spec(version=2, migrate={"states": {"level": {"from": "level", "scale": 2.0}}})
@@ -222,6 +224,7 @@ def test_imported_states_go_on_as_those_of_pretrain(tmp_path: Path, monkeypatch:
     assert refused.value.exit_code == RUN_FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_csv_of_states_before_any_row_begins_a_stream(tmp_path: Path) -> None:
     """Flat columns; the measurements are all after the states, which reflect none of them."""
@@ -254,8 +257,6 @@ def test_a_csv_of_states_before_any_row_begins_a_stream(tmp_path: Path) -> None:
     pipeline.stream()  # the only snapshot
     found = pipeline.estimates()
     assert len(found) == len(DAYS[0])
-    checked = verify.run(pipeline.settings, "walk", share="100%")
-    assert "was made of a table of states, which nothing else gives" in " ".join(checked.lines)
     model = kalman.build(pipeline.spec.definition())
     for number, key in enumerate(ids):
         rows = DAYS[0].loc[DAYS[0]["id"] == key]

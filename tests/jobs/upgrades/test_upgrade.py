@@ -102,21 +102,9 @@ class Ended(Exception):
 
 
 @pytest.mark.core
-def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(tmp_path: Path) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     pipeline.write_spec(random_walk_spec(**V2))
-
-    def die(*_: Any, **__: Any) -> None:
-        raise Ended
-
-    with (
-        monkeypatch.context() as patch
-    ):  # ended when the state has been exported and migrated: both are found
-        patch.setattr(start_point, "begin", die)
-        with pytest.raises(Ended):
-            upgrade.run(pipeline.settings, "walk", promote=False)
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
     assert len(manifests.read_manifests(pipeline.warehouse, "walk")) == 3
@@ -127,17 +115,9 @@ def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
         UserError, match="has reached measurements version 2 and walk-g0001 measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
-    switched = promotion.promote
-
-    def promote_and_die(*arguments: Any) -> None:
-        switched(*arguments)
-        raise Ended
-
-    with monkeypatch.context() as patch:  # ended right after the switch
-        patch.setattr(promotion, "promote", promote_and_die)
-        with pytest.raises(Ended):
-            upgrade.run(pipeline.settings, "walk")
-    assert upgrade.run(pipeline.settings, "walk").data["upgraded"] is False
+    done = upgrade.run(pipeline.settings, "walk").data  # takes up the shadow that is there
+    assert (done["generation"], done["promoted"]) == ("walk-g0002", True)
+    assert done["comparison"]["rows"] == len(DAYS[2])
     table = live(pipeline)
     assert len(table) == len(DAYS[1]) + len(DAYS[2]) and sorted(set(table["model_version"])) == [1, 2]
     assert check_ends(table, 2, oracle([{}, V2], DAYS[:3], [2])) > 20
@@ -162,7 +142,7 @@ def check_ends(table: pd.DataFrame, version: int, ends: dict[int, np.ndarray]) -
 
 
 @pytest.mark.slow
-def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
+def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
 
     # Version 2 is deployed: the stream goes on with version 1 until the upgrade.
@@ -170,6 +150,16 @@ def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
     preview = migrate.run(pipeline.settings, "walk", dry_run=True).data
     assert preview["snapshot"] is None and preview["change"]["added"] == ["bias"]
     assert upgrade.run(pipeline.settings, "walk", dry_run=True).data["change"]["wrong"] == 0
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Ended
+
+    with (
+        monkeypatch.context() as patch
+    ):  # ended when the state has been exported and migrated: both are found
+        patch.setattr(start_point, "begin", die)
+        with pytest.raises(Ended):
+            upgrade.run(pipeline.settings, "walk", promote=False)
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
     pipeline.land(DAYS[2])
@@ -180,9 +170,16 @@ def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
     ):
         promote.run(pipeline.settings, "walk")
     before = live(pipeline)
-    done = upgrade.run(pipeline.settings, "walk").data  # takes up the shadow that is there
-    assert (done["generation"], done["promoted"]) == ("walk-g0002", True)
-    assert done["comparison"]["rows"] == len(DAYS[2])
+    switched = promotion.promote
+
+    def promote_and_die(*arguments: Any) -> None:
+        switched(*arguments)
+        raise Ended
+
+    with monkeypatch.context() as patch:  # ended right after the switch
+        patch.setattr(promotion, "promote", promote_and_die)
+        with pytest.raises(Ended):
+            upgrade.run(pipeline.settings, "walk")
     after = live(pipeline)
     assert len(after) == len(before) == len(DAYS[1]) + len(DAYS[2])
     assert sorted(set(after["model_version"])) == [1, 2]

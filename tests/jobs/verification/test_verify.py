@@ -59,13 +59,14 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 def two_generations(folder: Path) -> Pipeline:
-    pipeline = streaming(folder, DAYS[0], DAYS[1], DAYS[2])
+    pipeline = streaming(folder, DAYS[0], pd.concat(DAYS[1:3]))
     snapshot = export.run(pipeline.settings, pipeline.name).data["snapshot"]
-    pipeline.land(late(DAYS[1]), DAYS[3])
+    pipeline.land(pd.concat([late(DAYS[1]), DAYS[3]]))
     pipeline.stream(adopt=snapshot)
     return pipeline
 
 
+@pytest.mark.slow
 def test_a_chain_of_generations_is_equal_to_the_bit(chain: Pipeline) -> None:
     report = verified(chain)
     counts = report.data["counts"]
@@ -100,7 +101,10 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     gauges = tmp_path / "verify.prom"
     report = verified(pipeline, metrics_file=str(gauges))
     counts = report.data["counts"]
+    assert report.data["not_verified"] == []
     assert (report.data["outcome"], report.error_code) == ("different", 2)
+    assert [one["generation"] for one in report.data["segments"]] == ["walk-g0002", "walk-g0001"]
+    assert counts["refused"] > 0
     assert counts["different"] == 1, report.data
     assert (counts["missing"], counts["doubled"], counts["strange"]) == (1, 1, 0)
     assert counts["states_different"] == 0
