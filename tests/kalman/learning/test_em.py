@@ -264,7 +264,7 @@ def test_entries_without_a_regression_are_refused(changes, name, problem):
 
 def test_a_variance_that_tends_to_zero_is_at_its_bound_and_a_cut_search_says_so():
     rng = np.random.default_rng(4)
-    rows = series(10.0 + rng.normal(size=100))
+    rows = series(10.0 + rng.normal(size=50))
     learn = learners.learnable(level({"parameters": ["variance", "R"], "method": "em"}, 0.5, 2.0))
     found = learn.fit(lambda theta: learn.evaluate(theta, rows, 1, UNIT), lambda: rows.y, 200)
     assert (found.outcome, found.reason) == (FitOutcome.AT_BOUND, "variance is zero")
