@@ -72,7 +72,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
     return raising
 
 
-@pytest.mark.parametrize("name", list(EXPECTED))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if k % 2 else []) for k, name in enumerate(EXPECTED)],
+)
 def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
     tmp_path: Path, begun: Begin, name: str
 ) -> None:

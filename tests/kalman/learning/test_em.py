@@ -143,7 +143,15 @@ def test_entries_of_matrices_never_lose_likelihood(names, controls):
     assert (np.diff(values) > -1e-10 * abs(values[0])).all() and values[-1] > values[0] + 0.1
 
 
-@pytest.mark.parametrize("names", [ENTRIES[1], ["H[0][0]", "H[1][0]"], ENTRIES[4]], ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(ENTRIES[1], marks=pytest.mark.slow),
+        ["H[0][0]", "H[1][0]"],
+        pytest.param(ENTRIES[4], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_entries_of_matrices_end_where_maximum_likelihood_does(names):
     definition, rows = with_entries(np.random.default_rng(7), names)
     mle = maximum_likelihood.build_linear_learner(definition)

@@ -76,8 +76,8 @@ def test_the_scale_that_a_key_learns_is_that_of_its_noise(degrees):
     ("section", "changes"),
     [
         (STUDENT_T, {}),
-        (STUDENT_T, {"initial": {"diffuse": True}}),
-        (STUDENT_T, {"kind": "extended"}),
+        pytest.param(STUDENT_T, {"initial": {"diffuse": True}}, marks=pytest.mark.slow),
+        pytest.param(STUDENT_T, {"kind": "extended"}, marks=pytest.mark.slow),
         (HUBER, {}),
         (HUBER, {"form": "square_root"}),
         (HUBER, {"adaptive": {"R": 0.02}}),
