@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("jobs", "kalman")
@@ -67,6 +68,12 @@ def module_of(root: Path, path: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield every function and method of a file."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -74,7 +81,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 def imports_in_functions(path: Path) -> list[int]:
     """Return the lines of a file that import inside a function."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse(path)
     found = {
         node.lineno
         for function in functions(tree)
@@ -87,7 +94,7 @@ def imports_in_functions(path: Path) -> list[int]:
 def imported_on_import(path: Path) -> list[str]:
     """Return the modules that a file imports at its top, except those for types only."""
     found: list[str] = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parse(path).body:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -101,7 +108,7 @@ def long_functions(path: Path, longest: int = LONGEST, whole: bool = False) -> l
     The options that a `@command` or an `@answer` declares count only if `whole`: they are the help that a user reads.
     """
     found = []
-    for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
+    for one in functions(parse(path)):
         first = one.body[0].lineno if is_command(one) and not whole else one.lineno
         count = (one.end_lineno or first) - first + 1
         if count > longest:
@@ -120,7 +127,7 @@ def wide_functions(path: Path, most: int = MOST_PARAMETERS, whole: bool = False)
     The parameters of a `@command` or an `@answer` count only if `whole`: they are a verb's options, which a user gives.
     """
     found = []
-    for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
+    for one in functions(parse(path)):
         if is_command(one) and not whole:
             continue
         given = [*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs]
@@ -138,7 +145,7 @@ def import_graph(
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
         found: set[str] = set()
-        waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+        waiting: list[ast.AST] = [parse(path)]
         while waiting:
             node = waiting.pop()
             if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -228,7 +235,7 @@ def verb_first(paths: list[Path]) -> float:
     """Return the share of functions and methods whose name begins with a verb; properties and `__x__` do not count."""
     found = []
     for path in paths:
-        for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
+        for one in functions(parse(path)):
             marks = {ast.unparse(mark).rpartition(".")[2] for mark in one.decorator_list}
             if not one.name.startswith("__") and not marks & {"property", "cached_property", "setter"}:
                 found.append(one.name.lstrip("_").split("_")[0] in VERBS)
@@ -237,14 +244,14 @@ def verb_first(paths: list[Path]) -> float:
 
 def repeated_classes(paths: list[Path]) -> list[str]:
     """Return the names shared by several classes."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    trees = (parse(path) for path in paths)
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 
 
 def taking(paths: list[Path], *parameters: str) -> int:
     """Return the number of functions with all of these parameters."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    trees = (parse(path) for path in paths)
     taken = (
         {arg.arg for arg in [*one.args.args, *one.args.kwonlyargs]}
         for tree in trees

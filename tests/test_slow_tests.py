@@ -213,7 +213,8 @@ def project(tmp_path: Path, commit: Callable[..., None]) -> Callable[..., tuple[
     return made
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_share_that_runs_fails_by_its_tests_and_records_them(
     project: Callable[..., tuple[Path, list[str]]], capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:

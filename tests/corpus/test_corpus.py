@@ -72,7 +72,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
     return raising
 
 
-@pytest.mark.parametrize("name", list(EXPECTED))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if k % 2 else []) for k, name in enumerate(EXPECTED)],
+)
 def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
     tmp_path: Path, begun: Begin, name: str
 ) -> None:
@@ -96,7 +99,7 @@ def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
 
 @pytest.mark.spark
 @pytest.mark.core
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 12])
 def test_estimate_reads_the_rows_that_filter_reads(begun: Begin, every: int) -> None:
     wrong, names = [], []
     for name in list(EXPECTED)[::every]:

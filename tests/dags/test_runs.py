@@ -25,34 +25,63 @@ def test_ingest_lands_what_the_form_names(landed: Tiny) -> None:
     assert "warm" in rejected["payload"]
 
 
+LAST = DAYS - 1
+
+
+def lines_of(log: str) -> list[str]:
+    """Return the lines of ours in a task's log, after checking that what Java says about itself is not there."""
+    ours = [line for line in log.splitlines() if "KalmanHook]" in line or "KalmanOperator]" in line]
+    assert not any("WARNING" in line or "Picked up" in line for line in ours), ours
+    return ours
+
+
 @pytest.mark.core
-def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    last = DAYS - 1
-    assert run_dag(landed, "kalman_pretrain__tiny", last - 1) == {"pretrain": "success"}
+def test_pretrain_makes_a_snapshot_of_what_has_landed(
+    landed: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run_dag(landed, "kalman_pretrain__tiny", LAST - 1) == {"pretrain": "success"}
+    assert lines_of(capsys.readouterr().out)
     [manifest] = rows_of(landed.warehouse / "manifests")
     # The cut is the end of day three, which is all that has been landed: so a stream may start there.
-    assert (manifest["rows"], manifest["key_count"]) == (last * ROWS_A_DAY, SENSORS)
+    assert (manifest["rows"], manifest["key_count"]) == (LAST * ROWS_A_DAY, SENSORS)
     assert manifest["cut"] is None
+    made = events("kalman://snapshots/tiny")[-1][0]
+    assert (made["snapshot"], made["rows"]) == (manifest["snapshot_id"], LAST * ROWS_A_DAY)
 
-    write_days(landed.landing / "2013-01-04.csv", range(last, DAYS))
-    assert run_dag(landed, "kalman_ingest__tiny", last) == {"ingest": "success"}  # by the spec's path
+
+@pytest.fixture
+def pretrained(landed: Tiny) -> Tiny:
+    """An installation with a snapshot; it has one where the test above has run."""
+    if not rows_of(landed.warehouse / "manifests"):
+        assert run_dag(landed, "kalman_pretrain__tiny", LAST - 1) == {"pretrain": "success"}
+    return landed
+
+
+def land_last_day(tiny: Tiny) -> None:
+    write_days(tiny.landing / "2013-01-04.csv", range(LAST, DAYS))
+    assert run_dag(tiny, "kalman_ingest__tiny", LAST) == {"ingest": "success"}  # by the spec's path
+
+
+@pytest.mark.slow
+def test_stream_goes_on_from_the_snapshot(pretrained: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    landed = pretrained
+    [manifest] = rows_of(landed.warehouse / "manifests")
+    land_last_day(landed)
     # The event that wakes others has what was landed, and that of the interval has which.
     assert events("kalman://measurements/tiny")[-1] == (
         {"version": 2, "rows": ROWS_A_DAY, "quarantined": 0},
         None,
     )
     assert events("kalman://measurements/tiny/by-interval")[-1][1] == "2013-01-04T00:00:00Z"
-    made = events("kalman://snapshots/tiny")[-1][0]
-    assert (made["snapshot"], made["rows"]) == (manifest["snapshot_id"], last * ROWS_A_DAY)
     capsys.readouterr()
-    assert run_dag(landed, "kalman_stream__tiny", last) == {"stream": "success"}
+    assert run_dag(landed, "kalman_stream__tiny", LAST) == {"stream": "success"}
     # What the command printed is in the task's log.
     log = capsys.readouterr().out
     assert f"estimated {ROWS_A_DAY} rows" in log and re.search(r"\d rows/(s|min|h)\b", log)
     # The operator's last line is the one that matters, and nothing is left of what Java says about itself.
-    ours = [line for line in log.splitlines() if "KalmanHook]" in line or "KalmanOperator]" in line]
+    ours = lines_of(log)
     assert f"stream: estimated {ROWS_A_DAY} rows" in ours[-1]
-    assert not any("WARNING" in line or "Picked up" in line for line in ours), ours
     streamed = events("kalman://estimates/tiny")[-1][0]
     assert (streamed["generation"], streamed["rows"]) == ("tiny-g0001", ROWS_A_DAY)
     assert streamed["position"]["version"] == streamed["version"]
@@ -72,14 +101,12 @@ def test_estimate_writes_the_rows_of_its_interval_once(landed: Tiny) -> None:
 
 
 @pytest.fixture
-def streamed(landed: Tiny) -> Tiny:
+def streamed(pretrained: Tiny) -> Tiny:
     """An installation with a stream; it has one where the tests above have run."""
-    if not rows_of(landed.warehouse / "generations"):
-        assert run_dag(landed, "kalman_pretrain__tiny", DAYS - 2) == {"pretrain": "success"}
-        write_days(landed.landing / "2013-01-04.csv", range(DAYS - 1, DAYS))
-        assert run_dag(landed, "kalman_ingest__tiny", DAYS - 1) == {"ingest": "success"}
-        assert run_dag(landed, "kalman_stream__tiny", DAYS - 1) == {"stream": "success"}
-    return landed
+    if not rows_of(pretrained.warehouse / "generations"):
+        land_last_day(pretrained)
+        assert run_dag(pretrained, "kalman_stream__tiny", LAST) == {"stream": "success"}
+    return pretrained
 
 
 @pytest.mark.slow

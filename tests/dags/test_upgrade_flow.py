@@ -89,6 +89,7 @@ def test_a_stream_that_lags_catches_up_before_the_comparison_counts(run: Any) ->
         assert event.extra == {"generation": "tiny-g0002", "promoted": True}
 
 
+@pytest.mark.slow
 def test_a_driver_that_runs_already_lets_it_catch_up(run: Any) -> None:
     states, _ = run({"upgrade --no-promote": [LAGS, LEVEL], "stream": [DRIVEN], "upgrade": [PROMOTED]})
     assert (states["catch_up"], states["compare"], states["promote"]) == ("success",) * 3

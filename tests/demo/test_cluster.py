@@ -55,6 +55,7 @@ def ports_of(cluster: Cluster) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_a_submission_without_the_secret_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", cores=1)
     try:

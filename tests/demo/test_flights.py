@@ -121,6 +121,7 @@ def test_the_zone_is_new_york() -> None:
     assert HAND_OVER.astimezone(UTC) == datetime(2013, 10, 1, 4, tzinfo=UTC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("route", "pooled"), [(("JFK", "LAX"), 0.131), (("LGA", "ATL"), 0.017)])
 def test_each_route_has_the_scatter_of_its_own_flights(
     flights: Frame, route: tuple[str, str], pooled: float

@@ -48,6 +48,7 @@ def test_the_table_names_what_is_counted() -> None:
     assert lines[3].endswith("991 (1 twice)") and lines[-1].endswith("pass  0")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_lines_are_sent_in_their_order_to_a_topic_that_is_made(feed: Feed) -> None:
     for lines in (["one", "two"], ["three"]):
@@ -56,7 +57,8 @@ def test_lines_are_sent_in_their_order_to_a_topic_that_is_made(feed: Feed) -> No
     assert read_topic(feed.spark, "by_hand").bounds == {0: Bounds(0, 3, 3)}
 
 
-@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_broker_of_the_command_line_ends_with_its_command(tmp_path: Path, end: signal.Signals) -> None:
     command = [sys.executable, "-m", "demo.broker", str(tmp_path / "kafka")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -26,6 +26,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_cells_lead_to_bands(names: dict[str, Any], tmp_path: Path) -> None:
     estimates, measured = names["estimates"], names["measured"]["volume"].to_numpy()
     assert len(estimates) == 100 and len(names["forecast"]) == 10

@@ -34,6 +34,7 @@ def run(tmp_path: Path, *options: str, timeout: float) -> dict[str, dict[str, in
     return json.loads(done.stdout.splitlines()[0])
 
 
+@pytest.mark.slow
 def test_a_few_hundred_cases(tmp_path: Path) -> None:
     found = run(tmp_path, "--cases", "20", timeout=600)
     assert set(found) == set(NAMES)

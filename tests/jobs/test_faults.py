@@ -48,7 +48,7 @@ def killed_in_batch(pipeline: Pipeline, batch: int, delay: float, whole_group: b
 @pytest.mark.core
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(tmp_path: Path, kills: int) -> None:
-    pipeline, frames = prepared(tmp_path, kills + 3)
+    pipeline, frames = prepared(tmp_path, kills + 2)
     moments = random.Random(kills)
     for batch in range(kills):
         whole_group = moments.random() < 0.5

@@ -74,6 +74,7 @@ KINDS: dict[str, dict[str, Any]] = {
 OUTPUTS = {"residual": True, "state_index": True, "sliding_log_likelihood": 2}
 
 
+@pytest.mark.slow
 def test_functions_beside_the_spec_are_found_by_tasks_and_for_versions_that_only_manifests_know(
     tmp_path: Path,
 ) -> None:

@@ -62,6 +62,7 @@ def comments_of(path: Path) -> dict[str, str | None]:
     return {field.name: field.metadata.get("comment") for field in DeltaTable(str(path)).schema().fields}
 
 
+@pytest.mark.slow
 def test_the_page_s_queries_read_the_live_rows(
     rooms: Pipeline, with_delta: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,8 +42,6 @@ class Scenario:
     recover: Callable[[], None]
     depth: int = 1
     faults: tuple[str, ...] = FAULTS
-    most: int = 4000
-    """Runs at most; those of fewer deviations come first."""
     skips: bool = False
     """A new snapshot may reflect rows that were never estimated, as that of a retraining does."""
     keeps_lease: bool = False
@@ -254,8 +252,8 @@ def _recover(
         raise Found(scenario.name, violations[0], history)
 
 
-def explore(scenario: Scenario, depth: int | None = None, most: int | None = None) -> Counts:
-    """Play all schedules with at most so many deviations.
+def explore(scenario: Scenario, depth: int | None = None, most: int = 4000) -> Counts:
+    """Play all schedules with at most so many deviations, those with fewer first, and at most `most`.
 
     Raises:
         Found: an invariant does not hold; with as few deviations as can be.
@@ -273,7 +271,7 @@ def explore(scenario: Scenario, depth: int | None = None, most: int | None = Non
     for used in range(depth + 1):
         following: list[dict[int, Deviation]] = []
         for deviations in level:
-            if counts.interleavings >= (most or scenario.most):
+            if counts.interleavings >= most:
                 counts.depth = f"all with up to {used - 1} deviations, and some with {used}"
                 return counts
             run = _Run(scenario, deviations, seen, depth - used, counts, shared, touched, written)

@@ -372,8 +372,6 @@ TAKE_OVER = Scenario(
     streaming,
     _processes(A=actors.stream, B=actors.stream),
     _stream_all(),
-    depth=2,
-    most=700,
     keeps_lease=True,
 )
 FIRST_START = Scenario(
@@ -393,15 +391,12 @@ THREE_DRIVERS = Scenario(
     streaming,
     _processes(A=actors.stream, B=actors.stream, C=actors.stream),
     _stream_all(),
-    depth=2,
-    most=600,
 )
 STOPPED_BETWEEN = Scenario(
     "a driver ends cleanly between one that freezes and a third",
     streaming,
     _processes(A=actors.stream, B=actors.stopped_stream, C=actors.stream),
     _stream_all(),
-    depth=2,
     faults=("freeze",),
 )
 BLUE_GREEN = Scenario(
@@ -421,8 +416,6 @@ SWITCHES = Scenario(
     shadowed,
     _processes(promote=actors.promote, rollback=actors.rollback, retire=actors.retire),
     _after(_stream_all()),
-    depth=2,
-    most=1500,
 )
 ADOPT = Scenario(
     "a snapshot is adopted beside a driver",
@@ -456,8 +449,6 @@ MAINTAIN = Scenario(
     aged,
     _processes(maintain=lambda: actors.maintain(spec_of(2, FORGETFUL)), rollback=actors.rollback),
     _after(lambda: actors.maintain(spec_of(2, FORGETFUL)), _stream_all()),
-    depth=2,
-    most=800,
 )
 MAINTAIN_AND_EXPORT = Scenario(
     "maintain beside an export and a driver",
@@ -541,8 +532,6 @@ STATES = Scenario(
     sparse,
     _processes(A=lambda: actors.stream(_one_by_one()), B=lambda: actors.stream(_one_by_one())),
     lambda: actors.stream(_one_by_one()),
-    depth=2,
-    most=500,
     faults=("crash", "freeze", "lost", "upload"),
 )
 TAKEN_UP = Scenario(
@@ -550,8 +539,6 @@ TAKEN_UP = Scenario(
     sparse,
     _processes(A=_former_stream, B=lambda: actors.stream(_one_by_one())),
     lambda: actors.stream(_one_by_one()),
-    depth=2,
-    most=500,
     faults=("crash", "freeze", "lost", "upload"),
 )
 TAKEN_UP_TWICE = Scenario(

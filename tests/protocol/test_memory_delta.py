@@ -101,6 +101,7 @@ def delta_functions() -> Any:
     return fencing.F
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_same_steps_give_the_same_table(spark: SparkSession, tmp_path: Path) -> None:
     real = steps(Warehouse(spark, str(tmp_path)))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("simulation")
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda one: one.name.replace(" ", "-"))
 def test_some_random_schedules(scenario: Scenario, record_property: Callable[[str, object], None]) -> None:
-    walk(scenario, range(15), record_property)
+    walk(scenario, range(8), record_property)
 
 
 @pytest.mark.soak

@@ -139,7 +139,8 @@ def test_one_series_cut_into_files_by_time_has_no_key(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("structure", ["season", pytest.param("trend season", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["season", "trend season"])
 def test_a_season_far_longer_than_a_step_is_fitted_and_its_spec_filters_every_row(
     tmp_path: Path, structure: str
 ) -> None:

@@ -153,7 +153,9 @@ def spiked(rng: np.random.Generator, n: int) -> np.ndarray:
     ],
     ids=["t2", "spikes", "normal"],
 )
-@pytest.mark.parametrize(("keys", "n"), [(1, 400), (6, 200), (12, 200)])
+@pytest.mark.parametrize(
+    ("keys", "n"), [(1, 400), *(pytest.param(k, 200, marks=pytest.mark.slow) for k in (6, 12))]
+)
 def test_outliers_make_the_choice_robust_and_normal_noise_does_not(
     draw: Any, robust: int, keys: int, n: int
 ) -> None:

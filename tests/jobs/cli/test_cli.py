@@ -529,6 +529,7 @@ def test_help_is_fast_and_loads_no_numerics() -> None:
     assert float(seconds) < 1.0  # processor time, with room for a slow machine; 0.3 s here
 
 
+@pytest.mark.slow
 def test_a_verb_is_a_module_and_a_script(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text(NILE)
     args = ["--model", "nile", "--input", str(tmp_path / "in.csv"), "--json"]

@@ -67,13 +67,13 @@ def by_pieces(data: bytes, names: Sequence[str], size: int) -> list[Row]:
     return rows
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(CONTENT, st.integers(1, 40))
 def test_pieces_of_any_size_give_the_rows_of_the_whole_content(data: bytes, size: int) -> None:
     assert by_pieces(data, NAMES, size) == by_csv(data, NAMES)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CONTENT, st.integers(1, 40), st.booleans(), st.booleans())
 def test_a_file_gives_the_same_rows_whole_and_in_parts(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, size: int, mark: bool, packed: bool
@@ -174,7 +174,7 @@ def test_a_long_field_is_a_field(
     assert [value for source in found for value in source.columns["y"].to_pylist()] == ["2" * 200_000, "4"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TIDY, TIDY, st.sampled_from([b"", b'1,2,"a\n']))
 def test_a_place_begins_a_record_if_the_rows_before_it_end_there(
     tmp_path_factory: pytest.TempPathFactory, first: bytes, second: bytes, unfinished: bytes

@@ -74,7 +74,8 @@ def test_an_error_comes_before_anything_has_landed(tmp_path: Path) -> None:
     assert not pipeline.tables.exists("quarantine")
 
 
-@pytest.mark.parametrize("policy", ["quarantine", pytest.param("apply", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["quarantine", "apply"])
 def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path, policy: str) -> None:
     days = random_rows(3)
     late = days[1].assign(at=days[0]["at"])  # older than the state of every key, except new keys

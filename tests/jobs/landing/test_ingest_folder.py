@@ -146,6 +146,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
     draft.rename(path)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_files_of_every_format_land_as_they_arrive_until_the_stop(tmp_path: Path) -> None:
     days = random_rows(5)

@@ -190,6 +190,7 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     assert len(landed(pipeline)) == 60 + 240 + 60 + 480 + 60
 
 
+@pytest.mark.slow
 def test_aborted_messages_and_the_gaps_of_markers_are_not_read(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("sure", source={"max_offsets_per_batch": 50}))
     feed.make("sure", 1)

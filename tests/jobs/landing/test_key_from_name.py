@@ -26,7 +26,7 @@ def land(pipeline: Pipeline, *paths: Path, changed: str = "refuse") -> Report:
     return ingest.run(pipeline.settings, "walk", [str(path) for path in paths], changed=changed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("inline", [16 << 20, 0])
+@pytest.mark.parametrize("inline", [pytest.param(16 << 20, marks=pytest.mark.slow), 0])
 def test_files_of_equal_rows_are_two_keys_and_land_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:

@@ -49,7 +49,7 @@ def rows(pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("inline", [16 << 20, 0])
+@pytest.mark.parametrize("inline", [16 << 20, pytest.param(0, marks=pytest.mark.slow)])
 def test_lines_land_as_the_rows_of_a_csv_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:

@@ -162,7 +162,9 @@ def test_a_living_driver_of_another_machine_keeps_its_lease(
         acquired(warehouse, "b")
 
 
-@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+@pytest.mark.parametrize(
+    "moment", ["before the commit", pytest.param("after the commit", marks=pytest.mark.slow)]
+)
 def test_a_driver_that_froze_between_the_log_and_the_commit_adds_no_row(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

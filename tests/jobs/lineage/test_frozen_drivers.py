@@ -116,7 +116,15 @@ def ended_in_an_earlier_release(warehouse: Warehouse) -> None:
     lease.log.write(old)
 
 
-@pytest.mark.parametrize("between", [ended, killed, killed_without_record, ended_in_an_earlier_release])
+@pytest.mark.parametrize(
+    "between",
+    [
+        ended,
+        killed,
+        pytest.param(killed_without_record, marks=pytest.mark.slow),
+        pytest.param(ended_in_an_earlier_release, marks=pytest.mark.slow),
+    ],
+)
 def test_a_frozen_driver_is_fenced_behind_one_that_came_and_went(
     warehouse: Warehouse, between: Callable[[Warehouse], None]
 ) -> None:
@@ -200,6 +208,7 @@ def test_latest_states_stay_forgotten_though_a_frozen_driver_upserts(warehouse: 
     assert latest_of(warehouse) == [("k1", 11, -1), ("k2", 12, -1)]
 
 
+@pytest.mark.slow
 def test_latest_states_are_begun_once_though_a_frozen_driver_begins_them_too(warehouse: Warehouse) -> None:
     first = acquired(warehouse, "a")
     warehouse.create("latest/m", LATEST, partition_by=("generation",))
@@ -215,6 +224,7 @@ def test_latest_states_are_begun_once_though_a_frozen_driver_begins_them_too(war
     assert latest_of(warehouse) == [("k1", 1, -1)]
 
 
+@pytest.mark.slow
 def test_a_frozen_driver_forgets_no_latest_states_of_a_later_one(warehouse: Warehouse) -> None:
     first = acquired(warehouse, "a")
     warehouse.create("latest/m", LATEST, partition_by=("generation",))

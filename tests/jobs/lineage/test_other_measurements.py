@@ -56,6 +56,7 @@ def in_log(pipeline: Pipeline, version: int) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
+@pytest.mark.slow
 def test_a_table_put_back_from_a_backup_and_grown_past_the_position_is_refused(tmp_path: Path) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     notes = Path(pipeline.settings.warehouse, "checkpoints/walk-g0001/reached")

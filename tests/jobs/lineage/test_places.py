@@ -118,6 +118,7 @@ def snapshot(**offsets: int) -> Manifest:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_topic_s_snapshot_continues_where_every_partition_fits(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = Warehouse(spark, str(tmp_path / "warehouse"))

@@ -41,7 +41,7 @@ def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     object_files._ensure_probed.cache_clear()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The root of a warehouse in a folder, and of one in S3."""
     if request.param == "folder":

@@ -148,7 +148,9 @@ def test_a_log_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("form", ["classic", "parts", "v2"])
+@pytest.mark.parametrize(
+    "form", ["classic", *(pytest.param(one, marks=pytest.mark.slow) for one in ("parts", "v2"))]
+)
 def test_checkpoints_of_java_are_read(spark: SparkSession, tmp_path: Path, form: str) -> None:
     """In one file, in several parts, and of the second format, whose files of rows are elsewhere."""
     path, tables = str(tmp_path / form), Tables(str(tmp_path))

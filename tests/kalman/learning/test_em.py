@@ -143,7 +143,15 @@ def test_entries_of_matrices_never_lose_likelihood(names, controls):
     assert (np.diff(values) > -1e-10 * abs(values[0])).all() and values[-1] > values[0] + 0.1
 
 
-@pytest.mark.parametrize("names", [ENTRIES[1], ["H[0][0]", "H[1][0]"], ENTRIES[4]], ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(ENTRIES[1], marks=pytest.mark.slow),
+        ["H[0][0]", "H[1][0]"],
+        pytest.param(ENTRIES[4], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_entries_of_matrices_end_where_maximum_likelihood_does(names):
     definition, rows = with_entries(np.random.default_rng(7), names)
     mle = maximum_likelihood.build_linear_learner(definition)
@@ -264,7 +272,7 @@ def test_entries_without_a_regression_are_refused(changes, name, problem):
 
 def test_a_variance_that_tends_to_zero_is_at_its_bound_and_a_cut_search_says_so():
     rng = np.random.default_rng(4)
-    rows = series(10.0 + rng.normal(size=100))
+    rows = series(10.0 + rng.normal(size=50))
     learn = learners.learnable(level({"parameters": ["variance", "R"], "method": "em"}, 0.5, 2.0))
     found = learn.fit(lambda theta: learn.evaluate(theta, rows, 1, UNIT), lambda: rows.y, 200)
     assert (found.outcome, found.reason) == (FitOutcome.AT_BOUND, "variance is zero")

@@ -173,6 +173,7 @@ def test_a_key_filters_with_what_it_learned(kind, form):
             assert alone.log_likelihood[0] == pytest.approx(after.log_likelihood[k], rel=1e-13)
 
 
+@pytest.mark.slow
 def test_groups_of_a_cubature_filter_and_their_start():
     rng = np.random.default_rng(4)
     group = rng.permutation(np.repeat([0, 1], 10))
@@ -200,7 +201,8 @@ def test_groups_of_a_cubature_filter_and_their_start():
     assert states[0, 0] == found.parameters[0]["initial.mean"][0]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("imm", marks=pytest.mark.slow), "mmae"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["imm", "mmae"])
 def test_each_key_learns_its_own_modes(kind):
     """Against SciPy over the filter's likelihood, one key at a time; errors by its curvature."""
     rng = np.random.default_rng(5)

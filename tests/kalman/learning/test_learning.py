@@ -1,5 +1,6 @@
 """Maximum likelihood: the gradient against differences, the published optimum, all keys at once."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,14 @@ LEARNED = {
     "sum": ["local_linear_trend.slope_variance", "ornstein_uhlenbeck.rate", "ornstein_uhlenbeck.mean", "R"],
 }
 STARTS = {"proper": {}, "diffuse": {"initial": {"diffuse": True}}}
+LONG = [("continuous", "diffuse"), ("constant_velocity", "diffuse")]
+CASES = [
+    pytest.param(*case, marks=pytest.mark.slow if case in LONG else []) for case in product(LEARNED, STARTS)
+]
+"""Of kinds and starts, for tests of derivatives."""
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize(("kind", "start"), CASES)
 def test_gradient_is_exact(kind, start):
     """Against a fourth-order difference: irregular times, missing components, correlated noise."""
     rng = np.random.default_rng([len(kind), len(start)])

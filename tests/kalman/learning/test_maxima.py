@@ -94,10 +94,10 @@ def wandering(seed, length=300):
     return np.cumsum(rng.normal(size=length) + slope) + 2.0 * rng.normal(size=length)
 
 
-def test_a_trend_is_found_from_each_of_45_written_starts():
+def test_a_trend_is_found_from_each_of_18_written_starts():
     """Variances from 1e-6 to 1e6: one that the rows know nothing of does not end the search of the others."""
     y = wandering(1)
-    starts = np.log(list(product((1e-6, 1e-3, 1.0, 1e3, 1e6), (1e-6, 1e-2, 1e3), (1e-6, 1.0, 1e4)))).T
+    starts = np.log(list(product((1e-6, 1.0, 1e6), (1e-6, 1e-2, 1e3), (1e-6, 1e4)))).T
     starts[2] *= 0.5  # R is a square
     (ends,) = searched(LEARNERS[2], [y], starts)
     best = peers.best(y, 2).log_likelihood
@@ -105,6 +105,7 @@ def test_a_trend_is_found_from_each_of_45_written_starts():
     assert failed == 0.0 and np.abs(lost).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_what_a_person_would_write_of_a_season_is_a_start():
     """A level of 0.01 and a wave of 1e-5 about R of 1: no step was taken from there."""
     rng = np.random.default_rng(5)
@@ -130,7 +131,7 @@ def curved_rows_and_their_maximum():
     return y, best
 
 
-@pytest.mark.parametrize("written", [(2.0, 0.2), (1e-3, 1e3), (1e3, 1e-3)])
+@pytest.mark.parametrize("written", [(1e-3, 1e3), pytest.param((1e3, 1e-3), marks=pytest.mark.slow)])
 def test_an_extended_filter_for_all_keys_finds_what_a_key_finds(written):
     y, best = curved_rows_and_their_maximum()
     changes = {**CURVED, "process": {**CURVED["process"], "Q": [[written[0]]]}}
@@ -173,7 +174,7 @@ def assert_at_maxima(lost, failed, by_key, failed_keys):
     assert by_key.max() < 2.0
 
 
-@pytest.mark.parametrize(("states", "keys"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(("states", "keys"), [(1, 2), (2, 1)])
 def test_each_of_ten_written_starts_reaches_the_maximum(states, keys):
     lost, *others = of_series(states, keys, 21, (0.3,))
     assert lost.max() < 0.1
@@ -186,8 +187,10 @@ def test_of_a_thousand_made_series_each_start_reaches_the_maximum(states):
     assert_at_maxima(*of_series(states, 500, 7))
 
 
-@pytest.mark.parametrize("states", [1, 2])
-@pytest.mark.parametrize("starts", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("starts", "states"),
+    [(2, 1), *(pytest.param(10, states, marks=pytest.mark.slow) for states in (1, 2))],
+)
 def test_groups_end_alike_whatever_is_written(states, starts):
     """The posterior of each group, from several written starts."""
     y = made(6, 200, 8, states)

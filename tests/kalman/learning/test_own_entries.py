@@ -21,6 +21,7 @@ from tests.kalman.support.models import random_definition, random_rows, same, st
 from tests.kalman.support.oracles import UNIT
 
 BY_KEY = {"scope": "key"}
+METHODS = ["mle", pytest.param("em", marks=pytest.mark.slow)]
 BY_GROUP = {"scope": "group", "by": ["region"]}
 ENTRIES = {"explicit": ["F[0][1]", "F[1][1]"], "continuous": ["A[0][1]", "A[2][0]"]}
 NOISE = {"explicit": "Q", "continuous": "diffusion"}
@@ -136,7 +137,7 @@ def best_of(y):
     return -best.fun, point, hessian
 
 
-@pytest.mark.parametrize("method", ["mle", "em"])
+@pytest.mark.parametrize("method", METHODS)
 def test_each_key_finds_its_own_coefficient(method):
     """Against statsmodels: the log-likelihood of each key's maximum, and errors that go with the curvature there."""
     rng = np.random.default_rng(8)
@@ -207,6 +208,7 @@ def brute_force(y, times, A, D, R):
     return multivariate_normal(np.zeros(n), cov + R * np.eye(n)).logpdf(y)
 
 
+@pytest.mark.slow
 def test_each_key_finds_the_matrix_of_its_own_oscillator():
     """Stiffness and damping of A in continuous time, at irregular times, against a joint Gaussian and SciPy."""
     rng = np.random.default_rng(12)
@@ -260,7 +262,7 @@ def test_each_key_finds_the_matrix_of_its_own_oscillator():
     assert (found.outcome == FitOutcome.CONVERGED).sum() >= 2
 
 
-@pytest.mark.parametrize("method", ["mle", "em"])
+@pytest.mark.parametrize("method", METHODS)
 def test_each_group_learns_its_own_coefficient(method):
     rng = np.random.default_rng(11)
     group = rng.permutation(np.repeat([0, 1, 2], 8))

@@ -101,13 +101,16 @@ def uneven_rows(rng, keys=9, longest=40):
     return kalman.SortedRows(np.repeat(np.arange(keys), count), time, y, np.empty((0, n)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "imm of unscented" else []) for kind in KINDS],
+)
 def test_every_room_gives_the_bits_of_the_recursion_that_keeps_everything(kind):
     model = kalman.build(definition_of(kind))
     rows = uneven_rows(np.random.default_rng(3))
     start = kalman.initial_states(model, 9)
     expected = keeping_everything(model, start, rows)
-    for room in (1, 20_000, 60_000, 1e9):
+    for room in (1, 20_000, 1e9):
         states, outputs, smoothed = smooth(model, start, rows, UNIT, room=room)
         same(list(states), list(expected[0]))
         same(list(outputs), list(expected[1]))

@@ -70,13 +70,13 @@ def test_two_diffuse_states_and_a_first_row_that_is_missing(R):
 
 
 @pytest.mark.parametrize("R", [0.0, 1.0])
-@pytest.mark.parametrize("harmonics", [1, 2, 3])
+@pytest.mark.parametrize("harmonics", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_hours_with_the_waves_of_a_day(harmonics, R):
     one = drawn([WALK, waves(24.0, harmonics)], [1.0] + [1.0, 0.0] * harmonics, R, series(60, 24.0))
     compare(one, exact(one))
 
 
-@pytest.mark.parametrize("harmonics", [1, 2])
+@pytest.mark.parametrize("harmonics", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_days_with_the_waves_of_a_year(harmonics):
     """Five days hardly tell the waves of a year: what they say is a thousand billion times as uncertain as a day."""
     one = drawn([WALK, waves(365.25, harmonics)], [1.0] + [1.0, 0.0] * harmonics, 1.0, series(200, 365.25))

@@ -138,6 +138,7 @@ def test_named_topics_begin_where_the_spec_says_and_a_new_name_is_read_from_its_
         land(pipeline)
 
 
+@pytest.mark.slow
 def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request(
     feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_brokers_that_do_not_answer_do_not_hide_why_a_landing_failed(
         assert "the fetch failed" in said and told in said
 
 
+@pytest.mark.slow
 def test_chosen_partitions_are_landed_and_streamed_and_one_that_was_read_stays(
     feed: Feed, tmp_path: Path
 ) -> None:
