@@ -76,6 +76,21 @@ def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
     return by_key[np.argsort(code * span + (time[by_key] - least))]
 
 
+def count_repeats(key: Ints, time: Ints) -> int:
+    """Return the number of rows that have the same key (N,), a code from 0, and time (N,) as another row before."""
+    if len(key) == 0:
+        return 0
+    least, keys = int(time.min()), int(key.max()) + 1
+    span = int(time.max()) - least + 1
+    if keys * span > np.iinfo(np.int64).max:
+        order = _sort_by_key_and_time(key, time)
+        return int((~find_starts(key[order], time[order])).sum())
+    both = key * span
+    both += time - least
+    both.sort()
+    return int((both[1:] == both[:-1]).sum())
+
+
 Bools = NDArray[np.bool_]
 
 REASON = "duplicate: of the same key and time as another row"
