@@ -48,7 +48,7 @@ ROWS_A_GROUP = 1 << 18
 ROWS_A_PIECE, KEYS_A_PIECE = 1 << 17, 1000
 """Fewest rows of a piece that is filtered alone, and of its keys in all but the last of its rounds of rows."""
 BLOCK = 1 << 15
-"""Number of rows whose results are put into their places at a time."""
+"""Number of rows whose results are put into their places, or become text, at a time."""
 SAMPLE = 1 << 14
 """Number of values that show whether the values of a column repeat."""
 Floats = NDArray[np.float64]
@@ -104,7 +104,8 @@ def _encode_part(path: Path, table: pa.Table, is_first: bool) -> pa.Table | pa.B
     if path.suffix.lower() == ".parquet":
         return table
     text = pa.BufferOutputStream()
-    csv.write_csv(table, text, csv.WriteOptions(include_header=is_first, quoting_style="needed"))
+    options = csv.WriteOptions(include_header=is_first, quoting_style="needed", batch_size=BLOCK)
+    csv.write_csv(table, text, options)
     return text.getvalue()
 
 
@@ -483,14 +484,15 @@ def write(
 
     build = partial(_build_columns, path, spec, estimates, reason)
     total = len(reason)
+    size = ROWS_A_GROUP if path.suffix.lower() == ".parquet" else ROWS_A_GROUP // 4  # text takes more memory
 
     def encode(start: int) -> pa.Table | pa.Buffer:
-        table = {name: column.slice(start, ROWS_A_GROUP) for name, column in columns.items()}
-        table |= build(slice(start, start + ROWS_A_GROUP))
+        table = {name: column.slice(start, size) for name, column in columns.items()}
+        table |= build(slice(start, start + size))
         return _encode_part(path, pa.table(table), not start)
 
     sample = pa.table(build(slice(0, total, max(1, total // SAMPLE))))
-    _save_parts(path, _map_ahead(encode, range(0, total, ROWS_A_GROUP), threads), sample)
+    _save_parts(path, _map_ahead(encode, range(0, total, size), threads), sample)
 
 
 def _build_columns(

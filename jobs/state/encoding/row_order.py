@@ -65,6 +65,9 @@ def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
     """
     if len(key) == 0:
         return np.empty(0, np.int64)
+    follows = (key[1:] > key[:-1]) | (key[1:] == key[:-1]) & (time[1:] >= time[:-1])
+    if follows.all():
+        return np.arange(len(key))
     by_key = np.argsort(key)
     ordered = key[by_key]
     code = np.zeros(len(key), np.int64)
@@ -77,18 +80,9 @@ def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
 
 
 def count_repeats(key: Ints, time: Ints) -> int:
-    """Return the number of rows that have the same key (N,), a code from 0, and time (N,) as another row before."""
-    if len(key) == 0:
-        return 0
-    least, keys = int(time.min()), int(key.max()) + 1
-    span = int(time.max()) - least + 1
-    if keys * span > np.iinfo(np.int64).max:
-        order = _sort_by_key_and_time(key, time)
-        return int((~find_starts(key[order], time[order])).sum())
-    both = key * span
-    both += time - least
-    both.sort()
-    return int((both[1:] == both[:-1]).sum())
+    """Return the number of rows that have the same key (N,) and time (N,) as another row before."""
+    order = _sort_by_key_and_time(key, time)
+    return len(order) - int(find_starts(key[order], time[order]).sum())
 
 
 Bools = NDArray[np.bool_]
