@@ -145,13 +145,14 @@ def _report(
     flagged = Counter(str(FLAGS[code]) for code in flag[flag != 0].tolist())
     nis = np.where(applied & (flag == 0), estimates.read_numbers("nis"), np.nan)
     ratio = compute_nis_ratio(nis, rows.y)
+    keys = rows.key if applied.all() else rows.key[applied]
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,
         "input": input,
         "output": output,
         "rows": len(applied),
-        "keys": int(np.count_nonzero(np.bincount(rows.key[applied]))),
+        "keys": int(np.count_nonzero(np.bincount(keys))),
         "rejected": sum(rejected.values()),
         "rejected_by_reason": dict(rejected.most_common()),
         "flagged": sum(flagged.values()),

@@ -207,7 +207,7 @@ def select_unflagged_nis(out: kalman.Outputs) -> Floats:
 def compute_nis_ratio(nis: Floats, y: Floats) -> float | None:
     """Return the mean NIS per measured component of rows (N,) with measurements (m, N); None if no row has a NIS."""
     observed = np.isfinite(nis)
-    components = int((~np.isnan(y[:, observed])).sum())
+    components = int((~np.isnan(y) & observed).sum())
     return float(nis[observed].sum()) / components if components else None
 
 
