@@ -7,6 +7,7 @@ NIS and flag, and the columns of the spec's `outputs`; with --smooth also the st
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,12 +56,16 @@ def run(
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
+    import pyarrow as pa
+
+    from jobs.core.progress import Progress
     from jobs.landing.checking import parse
     from jobs.landing.file_rows import describe_dialects, list_input_files, read_rows
     from jobs.landing.reading import list_endings
     from jobs.landing.remarks import list_remarks
-    from jobs.offline.filtering import build_prior, check_target, filter_rows, write
+    from jobs.offline.filtering import check_target, filter_rows, write
     from jobs.offline.key_inputs import join_file
+    from jobs.offline.prior import build_prior
     from jobs.snapshots.learned import find_learned_parameters
     from jobs.state.encoding import arrow
     from jobs.state.kernel import load_checked_spec
@@ -70,22 +75,34 @@ def run(
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
     learned = find_learned_parameters(settings.warehouse, spec, snapshot)
-    source = read_rows(spec, input)
-    rows = parse(spec, source, input)
-    files = list_input_files(input, list_endings(spec))
-    told = [*describe_dialects(spec, files), *list_remarks(spec, source, rows, files)]
+    title = f"filter {spec.name}"
+    with Progress(title, None, settings.quiet) as progress:
+        progress.note("reading")
+        source = read_rows(spec, input)
+        rows = parse(spec, source, input)
+        pa.default_memory_pool().release_unused()  # the pieces of the files
+        files = list_input_files(input, list_endings(spec))
+    # Rows without inputs, and duplicates, are rejected below: they are no remarks on the file.
+    checked = rows._replace(reason=rows.reason.copy()) if spec.inputs or spec.duplicates else rows
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = build_prior(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
-    estimates = filter_rows(spec, rows, smooth, prior)
-    written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
-        # CSV, JSON and text files store times as text; Parquet has a type for them.
-        written[spec.time] = arrow.build_times(rows.time, estimates.applied)
-    write(target, spec, written, estimates)
+    with Progress(title, source.rows, settings.quiet, "row") as progress:
+        progress.note("filtering")
+        on_rows = partial(progress.advance, detail="filtering")
+        estimates = filter_rows(spec, rows, smooth, prior, settings.cores, on_rows)
+    repeats = None if spec.inputs else estimates.repeats
+    told = [*describe_dialects(spec, files), *list_remarks(spec, source, checked, files, repeats)]
+    with Progress(title, None, settings.quiet) as progress:
+        progress.note("writing")
+        written = {name: source.columns[name] for name in (*spec.key, spec.time)}
+        if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
+            # CSV, JSON and text files store times as text; Parquet has a type for them.
+            written[spec.time] = arrow.build_times(rows.time, estimates.applied)
+        write(target, spec, written, estimates, rows.reason, settings.cores)
     told += _list_faults(spec, source, rows, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)
     if not estimates.applied.any():
-        reason, count = Counter(str(one) for one in rows.reason).most_common(1)[0]
+        reason, count = Counter(rows.reason.tolist()).most_common(1)[0]
         errors = [
             f"{input}: every row was rejected, {count:,} for {reason}; the lines above say what mends it"
         ]
@@ -121,26 +138,28 @@ def _report(
     import numpy as np
 
     from jobs.offline.filtering import compute_nis_ratio
+    from kalman import FLAGS
 
-    applied = estimates.applied
-    rejected = Counter(str(reason) for reason in rows.reason[~applied])
-    flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
-    unflagged = estimates.flag == None  # noqa: E711 - elementwise
-    ratio = compute_nis_ratio(np.where(unflagged, estimates.nis, np.nan), rows.y)
+    applied, flag = estimates.applied, estimates.flag
+    rejected = Counter(rows.reason[~applied].tolist())
+    flagged = Counter(str(FLAGS[code]) for code in flag[flag != 0].tolist())
+    nis = np.where(applied & (flag == 0), estimates.read_numbers("nis"), np.nan)
+    ratio = compute_nis_ratio(nis, rows.y)
+    keys = rows.key if applied.all() else rows.key[applied]
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,
         "input": input,
         "output": output,
         "rows": len(applied),
-        "keys": len(np.unique(rows.key[applied])),
+        "keys": int(np.count_nonzero(np.bincount(keys))),
         "rejected": sum(rejected.values()),
         "rejected_by_reason": dict(rejected.most_common()),
         "flagged": sum(flagged.values()),
         "flagged_by_reason": dict(flagged.most_common()),
         "keys_lost": 0 if estimates.lost is None else estimates.lost.keys,
         "gaps": None if estimates.gaps is None else estimates.gaps.gaps,
-        "log_likelihood": float(np.nansum(estimates.log_likelihood)),
+        "log_likelihood": float(np.nansum(estimates.read_numbers("log_likelihood"))),
         "nis_per_component": ratio,
         **({} if estimates.fit is None else estimates.fit._asdict()),
         "seconds": round(seconds, 3),

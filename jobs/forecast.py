@@ -143,8 +143,9 @@ def _forecast_rows(
     from jobs.landing.checking import parse
     from jobs.landing.file_rows import read_rows
     from jobs.offline.ahead import forecast_keys, read_future, write_forecasts
-    from jobs.offline.filtering import build_prior, check_target
+    from jobs.offline.filtering import check_target
     from jobs.offline.key_inputs import join_file
+    from jobs.offline.prior import build_prior
     from jobs.snapshots.learned import find_learned_parameters
 
     assert request.output is not None

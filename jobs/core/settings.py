@@ -20,6 +20,7 @@ _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]|(?<=/)_de
 """Parts that a path must not contain, because delta-rs decodes, splits or cuts the path there, or refuses it."""
 _MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
 """Parts that a URI must not contain either: a query, a fragment, and folders that only some clients drop."""
+_LOCAL = re.compile(r"local\[(\d+)")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -188,3 +189,15 @@ class Settings:
             quiet=quiet,
             debug=debug,
         )
+
+    @property
+    def cores(self) -> int:
+        """The number of cores for work without Spark."""
+        return count_cores(self.master)
+
+
+def count_cores(master: str = "") -> int:
+    """Return the number of cores of this process; a number of local threads in Spark's master URL is a limit."""
+    asked = _LOCAL.match(master)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, int(asked[1])) if asked else cores)

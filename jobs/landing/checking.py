@@ -77,7 +77,7 @@ def parse(spec: ModelSpec, source: RawRows, file: str) -> ParsedRows:
     u = parse_numbers(spec.control, "control", source, rules, file, reason)
     for name, values in zip(spec.control, u, strict=True):
         reject(reason, np.isnan(values), f"control {name}: missing")
-    ids = np.full(source.rows, -1)
+    ids = np.broadcast_to(np.int64(-1), source.rows)
     for name in spec.id_columns:
         ids = assign_id_codes(source.columns[name], rules, f"{file}: id column '{name}'")
     return ParsedRows(key, keys, time, y, u, reason, ids, times.clocks)

@@ -258,13 +258,21 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
         UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     names = read_schema(path, columns or (), named).names
-    if _is_one_csv(path):
-        with _report_unreadable(path):
-            some = [_build_records_part(path, 0, columns or (), named)]
-    else:
-        some = list_parts(path, columns=columns or (), named=named)
+    some = list_whole_parts(path, columns or (), named)
     found = [source for part in some for source in read_part(part, columns)]
     return join_parts(found, names if columns is None else list(columns))
+
+
+def list_whole_parts(path: Path, columns: Sequence[str], named: Files = ANY) -> list[FilePart]:
+    """Return the parts of a file that is read from its beginning: those of `list_parts`, or one part of a CSV file.
+
+    Raises:
+        UserError: the file cannot be read, or has another format than its ending indicates.
+    """
+    if not _is_one_csv(path):
+        return list_parts(path, columns=columns, named=named)
+    with _report_unreadable(path):
+        return [_build_records_part(path, 0, columns, named)]
 
 
 def list_parts(

@@ -51,6 +51,8 @@ class Unreadable(csv.Error):
 
 COMMA, BLANK = ",", " "
 _NEWLINE = ord("\n")
+_TAIL = 1 << 16
+"""Number of bytes at the end of a piece in which the end of its last record is sought first."""
 _RUN = re.compile(rb"[ \t]+")
 _AROUND = re.compile(rb"^ +| +(?=\r?$)", re.MULTILINE)
 _ANNOTATIONS = ("#group", "#datatype", "#default", "#constant")
@@ -207,9 +209,12 @@ def _find_last_end(data: bytes, dialect: Dialect) -> int:
         return _find_any_last_end(data, dialect)  # this function raises an error if a quote is not closed
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-    outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
-    return int(outside[-1]) + 1 if len(outside) else 0
+    for start in (max(len(data) - _TAIL, 0), 0):
+        ends = start + np.flatnonzero(np.frombuffer(data, np.uint8, offset=start) == _NEWLINE)
+        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        if len(outside):
+            return int(outside[-1]) + 1
+    return 0
 
 
 def _find_quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:

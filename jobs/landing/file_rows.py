@@ -72,7 +72,7 @@ def read_first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> RawR
     """
     read_keyed_schema(spec, str(path))
     reader = select_reader(spec, str(path))
-    sources = (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns))
+    sources = (one for part in reader.list_whole() for one in reader.sources(part, spec.file_columns))
     found = take_rows(sources, most)
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     return found[0] if len(found) == 1 else join_parts(found, [*spec.file_columns, *named])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from jobs.landing.checking import check_rows, refuse_types
-from jobs.landing.csv_parquet import FORMATS, list_parts, read_part, read_schema
+from jobs.landing.csv_parquet import FORMATS, list_parts, list_whole_parts, read_part, read_schema
 from jobs.landing.file_parts import FilePart, check_columns, cut_line_parts
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
 from jobs.landing.json_rows import infer_json_schema, is_json, parse_documents
@@ -55,6 +55,10 @@ class FileReader:
     def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         """Return the pieces of the file in order; for lines and records, the pieces between two byte positions."""
         return list_parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
+
+    def list_whole(self) -> list[FilePart]:
+        """Return the pieces of the file, which is read from its beginning: a CSV file need not be cut."""
+        return list_whole_parts(Path(self.path), self.spec.file_columns, self.spec.files)
 
     def read(
         self, piece: FilePart, key_types: KeyTypes, landed: int | None = None
@@ -106,6 +110,9 @@ class LineReader(FileReader):
     def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         return cut_line_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
 
+    def list_whole(self) -> list[FilePart]:
+        return self.pieces()
+
     def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         for source in read_text(get_line_pattern(self.spec, self.path), piece, columns):
             yield source._replace(decimal=self.spec.files.decimal)
@@ -119,6 +126,9 @@ class DocumentReader(FileReader):
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         return json_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
+
+    def list_whole(self) -> list[FilePart]:
+        return self.pieces()
 
     def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         for documents in read_json(piece, self.spec.file_columns):

@@ -27,6 +27,7 @@ from jobs.landing.values.rejected import (
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
+from jobs.state.encoding.row_order import count_repeats
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
@@ -34,7 +35,9 @@ MOST_FILES = 20
 """Maximum number of files that are searched for the cause of missing measurements."""
 
 
-def list_remarks(spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequence[Path]) -> list[str]:
+def list_remarks(
+    spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequence[Path], repeats: int | None = None
+) -> list[str]:
     """Return remedies for rejected rows, and notes on repeated rows, missing measurements and doubtful times.
 
     Args:
@@ -42,19 +45,18 @@ def list_remarks(spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequ
         source: N unparsed rows.
         rows: the same N rows after parsing.
         files: files that contain the rows.
+        repeats: number of accepted rows with the key and the time of another row; None means that it is unknown.
     """
     bad = ~rows.accepted
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
     places = np.flatnonzero(bad)[first]
-    shown = (
-        build_payloads(source, np.isin(np.arange(len(bad)), places))
-        .take(arrow.build_integers(places))
-        .to_pylist()
-    )
+    wanted = np.zeros(len(bad), bool)
+    wanted[places] = True
+    shown = build_payloads(source, wanted).take(arrow.build_integers(places)).to_pylist()
     counts = Counter(rows.reason[bad].tolist())
-    good = np.flatnonzero(~bad)
+    good = np.flatnonzero(~bad) if bad.any() else slice(None)
     times = rows.time[good]
-    span = (int(times.min()), int(times.max())) if len(good) else (None, None)
+    span = (int(times.min()), int(times.max())) if len(times) else (None, None)
     examples = dict(zip(reasons.tolist(), shown, strict=True))
     lines = [f"  {line}" for line in explain_reasons(spec, counts, examples, span[1])]
     if source.left_out:
@@ -62,7 +64,8 @@ def list_remarks(spec: ModelSpec, source: RawRows, rows: ParsedRows, files: Sequ
             f"left out {format_count(source.left_out, 'line')} between the rows: comments, and headers again"
         )
     lines += describe_clock_changes(spec, rows.clocks)
-    repeats = len(good) - len(np.unique(np.stack([rows.key[good], times]), axis=1).T)
+    if repeats is None and spec.duplicates is None:
+        repeats = count_repeats(rows.key[good], times)
     if repeats and spec.duplicates is None:
         lines.append(describe_repeats(spec, repeats, span))
     lines += [f"note: {note}" for note in find_absent_notes(spec, rows, files)]

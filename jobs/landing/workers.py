@@ -8,7 +8,6 @@ never become part of a table.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.settings import count_cores
 from jobs.landing.written_pieces import WritingTask, WrittenPiece, write_pieces
 
 _COMMAND = "from jobs.landing.workers import serve; serve"
-_LOCAL = re.compile(r"local\[(\d+)")
 
 
 class WorkerEnded(UserError):
@@ -38,9 +37,7 @@ class Workers:
     """
 
     def __init__(self, master: str = "") -> None:
-        asked = _LOCAL.match(master)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.count = max(1, min(cores, int(asked[1])) if asked else cores)
+        self.count = count_cores(master)
         self._others: list[_Worker] = []
 
     def start(self) -> None:

@@ -22,9 +22,10 @@ from jobs.landing.file_rows import read_all
 from jobs.landing.raw_rows import RawRows, reject, take_columns
 from jobs.landing.values.keys import find_places
 from jobs.landing.values.number_reading import build_rules, parse_numbers
-from jobs.offline.filtering import Prior, build_list_columns, build_spec_prior, order_accepted_rows, save
+from jobs.offline.filtering import build_list_columns, order_accepted_rows, save
 from jobs.offline.horizon import ForecastSteps, Horizon, plan_steps
 from jobs.offline.key_inputs import convert_key_texts, refuse_rows
+from jobs.offline.prior import Prior, build_spec_prior
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange
 from jobs.state.encoding import arrow

@@ -21,8 +21,8 @@ from jobs.core.errors import UserError
 from jobs.landing.raw_rows import RawRows
 from jobs.lineage.generations import find_live
 from jobs.offline.ahead import ForecastKeys
-from jobs.offline.filtering import read_learned_begin
 from jobs.offline.key_inputs import find_key_inputs, parse_file_inputs, read_inputs, refuse_inputs
+from jobs.offline.prior import read_learned_begin
 from jobs.snapshots.learned import NONE, STATE, LearnedParameters, find_learned_parameters, read_snapshot_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED

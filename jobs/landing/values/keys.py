@@ -41,7 +41,7 @@ def assign_key_codes(
     Raises:
         UserError: the type of a column is not suitable for keys.
     """
-    parts = [np.zeros(source.rows, np.int64)]
+    parts: list[Ints] = []
     for name in spec.key:
         column = source.columns[name]
         if any(is_kind(column.type) for is_kind in _NO_KEYS):
@@ -53,11 +53,12 @@ def assign_key_codes(
         parts.append(part)
         bad = arrow.to_numpy(encoded.indices.is_null())
         if pa.types.is_string(column.type):
-            bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
+            empty = arrow.to_numpy(arrow.load_compute().binary_length(encoded.dictionary)) == 0
+            bad = bad | empty[part] if empty.any() else bad
         elif pa.types.is_floating(column.type):
-            bad |= np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
+            bad = bad | np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
         reject(reason, bad, f"key {name}: missing")
-    codes = join_codes(parts)
+    codes = join_codes(parts or [np.zeros(source.rows, np.int64)])
     return codes, int(codes.max(initial=-1)) + 1 if spec.key else 1
 
 
@@ -72,7 +73,9 @@ def join_codes(parts: Iterable[Ints]) -> Ints:
     first, *others = parts
     for part in others:
         # After each array the codes are numbered without gaps, so that the products cannot overflow.
-        first = np.unique(first * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
+        joined = arrow.build_integers(first * (int(part.max(initial=0)) + 1) + part).dictionary_encode()
+        rank = np.argsort(np.argsort(arrow.to_numpy(joined.dictionary)))
+        first = rank[arrow.to_numpy(joined.indices)]
     return first.astype(np.int64, copy=False)
 
 

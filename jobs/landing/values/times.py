@@ -354,9 +354,11 @@ def _convert_counts(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
     first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
     # NumPy compares unsigned numbers with these limits correctly, even if a limit is outside the range of the type.
     known = (values <= last // count.micros) & (values >= -(-first // count.micros))
-    numbers = np.where(known, values, 0)
+    numbers = values if known.all() else np.where(known, values, 0)
     if values.dtype.kind != "f":
-        whole = numbers.astype(np.int64)
+        whole = numbers.astype(np.int64, copy=False)
+        if count == Count(1):
+            return whole, known
         cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as for texts
         return cut * count.micros + count.origin, known
     if count.is_rounded:

@@ -65,6 +65,9 @@ def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
     """
     if len(key) == 0:
         return np.empty(0, np.int64)
+    follows = (key[1:] > key[:-1]) | (key[1:] == key[:-1]) & (time[1:] >= time[:-1])
+    if follows.all():
+        return np.arange(len(key))
     by_key = np.argsort(key)
     ordered = key[by_key]
     code = np.zeros(len(key), np.int64)
@@ -74,6 +77,12 @@ def _sort_by_key_and_time(key: NDArray, time: Ints) -> Ints:
     if (int(code[-1]) + 1) * span > np.iinfo(np.int64).max:
         return np.lexsort((time, key))
     return by_key[np.argsort(code * span + (time[by_key] - least))]
+
+
+def count_repeats(key: Ints, time: Ints) -> int:
+    """Return the number of rows that have the same key (N,) and time (N,) as another row before."""
+    order = _sort_by_key_and_time(key, time)
+    return len(order) - int(find_starts(key[order], time[order]).sum())
 
 
 Bools = NDArray[np.bool_]
