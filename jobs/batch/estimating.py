@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.batch.batch_filter import Interval, count_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
+from jobs.batch.file_rows import RowSource
 from jobs.batch.history_rows import (
     CountedRows,
     HistoryCounts,
@@ -40,9 +41,8 @@ from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
-from jobs.state.encoding.packets import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.packets import NEVER, RowPacket
 from jobs.state.encoding.routing import Routing, compute_partition, make_routing
-from jobs.state.encoding.rows import build_row_packer, select_columns
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
 from jobs.storage.warehouse import find_home
@@ -275,18 +275,17 @@ class _Run:
         rejected: dict[str, RejectedRows] = {}
         doing = f"estimate {question.spec.name}"
         if not whole:
-            runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
+            runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
-            frame = self._frame(runtime)
             with label_jobs(spark, doing, "count the rows"):
-                frame, counts, rejected = self._count_rows(frame)
+                rows, counts, rejected = self._choose_rows(runtime)
             runtime.ship(spark)
             layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
                 layout = BucketLayout(count_buckets(counts.rows), 1)
             self.note(f"estimating {counts.rows:,} rows")
             with label_jobs(spark, doing, "filter and write the estimates"):
-                written, commits = self._write(runtime, plan, frame, counts, layout, kept)
+                written, commits = self._write(runtime, plan, rows, counts, layout, kept)
         path = self.table.warehouse.path(self.table.name)
         return EstimateResult(
             question.run,
@@ -324,6 +323,20 @@ class _Run:
             request.smooth,
             start.before is None,
         )
+
+    def _choose_rows(self, runtime: ModelRuntime) -> tuple[RowSource, HistoryCounts, dict[str, RejectedRows]]:
+        """Return the rows that can be filtered, the counts, and the rejected rows.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        source, wanted = self.question.rows.source, self.question.request.interval
+        if isinstance(source.files, str):
+            frame, counts, rejected = self._count_rows(self._frame(runtime))
+            return RowSource.of_frame(source.warehouse, frame, source.files), counts, rejected
+        files = source.files.between(Interval(self.question.start.before, wanted.last))
+        rows, before = files.count(source.warehouse.spark, runtime.spec.time, wanted.first)
+        return replace(source, choose=lambda: files), HistoryCounts(rows, before, 0, 0), {}
 
     def _frame(self, runtime: ModelRuntime) -> DataFrame:
         """Return the rows to read, with the inputs of their keys."""
@@ -391,7 +404,7 @@ class _Run:
         self,
         runtime: ModelRuntime,
         plan: EstimatingPlan,
-        frame: DataFrame,
+        rows: RowSource,
         counts: HistoryCounts,
         layout: BucketLayout,
         kept: list[Slices],
@@ -399,7 +412,7 @@ class _Run:
         """Commit the slices that are not in `kept`; return the number of rows and of commits."""
         question, total = self.question, counts.rows + counts.before
         missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
-        packed = self._pack_rows(runtime, plan, frame, layout)
+        packed = self._pack_rows(runtime, plan, rows, layout)
         if len(missing) > 1:
             packed = packed.persist()
         written = 0
@@ -430,14 +443,13 @@ class _Run:
         return {"model_version": self.question.spec.version, "generation": self.question.run}
 
     def _pack_rows(
-        self, runtime: ModelRuntime, plan: EstimatingPlan, frame: DataFrame, layout: BucketLayout
+        self, runtime: ModelRuntime, plan: EstimatingPlan, rows: RowSource, layout: BucketLayout
     ) -> DataFrame:
         """Return packets, by bucket, of the rows and of the states or parameters of their keys before these rows."""
         start = self.question.start
         routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
         if self.given is None:
-            chosen = select_columns(frame, plan.rows)
-            packed = chosen.mapInArrow(build_row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+            packed = rows.pack(plan.rows, routing, typed=True)
         else:
             kind = F.lit(int(RowPacket.ROWS)).alias("kind")
             packed = self.given.select("bucket", kind, "payload")

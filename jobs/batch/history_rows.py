@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Interval
+from jobs.batch.file_rows import RowSource, TableFiles, choose_files
 from jobs.batch.snapshot_ids import TableVersion
 from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import find_files
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
     from jobs.lineage.inputs_table import Version
     from jobs.storage.positions import Commit
 
+_CHECKED = "rows that have not landed are checked first"
+
 
 class HistoryRows(NamedTuple):
     """The rows that a run reads.
 
-    frame: the columns of the spec, with the time as a timestamp; rows that have not landed also have a column with the
+    source: the columns of the spec, with the time as a timestamp; rows that have not landed also have a column with the
         reason to reject the row, and a column with the row.
     name: the name of the table.
     version: the version of a Delta table; None for files.
@@ -57,11 +60,16 @@ class HistoryRows(NamedTuple):
     measurements: whether this is the model's own table of measurements.
     """
 
-    frame: DataFrame
+    source: RowSource
     name: str
     version: int | None
     identity: list[Any]
     measurements: bool
+
+    @property
+    def frame(self) -> DataFrame:
+        """Return the rows as Spark's reader returns them."""
+        return self.source.frame
 
 
 def read_history_rows(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> HistoryRows:
@@ -76,12 +84,24 @@ def read_history_rows(model: DeployedModel[Warehouse], given: str | None, versio
     table = need_measurements(warehouse, model.name)
     need_columns(warehouse, model.name, model.spec.columns)
     number = check_version(warehouse, table, version)
-    rows = replayed_late_rows.drop_late_copies(warehouse, warehouse.read(table, number)).select(
-        *model.spec.columns
-    )
-    return HistoryRows(
-        rows, table, number, [table, number, *TableVersion.of(warehouse, table, number).ids], True
-    )
+    identity = [table, number, *TableVersion.of(warehouse, table, number).ids]
+    return HistoryRows(read_measurements(model, table, number), table, number, identity, True)
+
+
+def read_measurements(model: DeployedModel[Warehouse], table: str, version: int) -> RowSource:
+    """Return the rows of a version of the model's measurements, without copies of late rows."""
+    warehouse, spec = model.warehouse, model.spec
+
+    def read() -> DataFrame:
+        rows = replayed_late_rows.drop_late_copies(warehouse, warehouse.read(table, version))
+        return rows.select(*spec.columns)
+
+    def choose() -> TableFiles | str:
+        if spec.inputs is not None:
+            return "the inputs of the keys are joined"
+        return choose_files(warehouse, spec, table, version)
+
+    return RowSource(warehouse, read, choose)
 
 
 def _read_given_rows(model: DeployedModel[Warehouse], given: str, version: int | None) -> HistoryRows:
@@ -90,22 +110,23 @@ def _read_given_rows(model: DeployedModel[Warehouse], given: str, version: int |
     if home.exists(table):
         number = check_version(home, table, version)
         identity: list[Any] = [given, number, *TableVersion.of(home, table, number).ids]
-        return HistoryRows(_check_rows(home.read(table, number), spec, given), given, number, identity, False)
+        rows = _check_rows(home.read(table, number), spec, given)
+        return HistoryRows(RowSource.of_frame(warehouse, rows, _CHECKED), given, number, identity, False)
     if version is not None:
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
     path = home.path(table)
     place = find_local_path(path)
     if place is None and not Path(given).exists():
         rows, listed = _read_remote_files(warehouse, path, given)
-        return HistoryRows(
-            _check_rows(rows, spec, given), given, None, [given, _compute_digest(listed)], False
-        )
+        rows = RowSource.of_frame(warehouse, _check_rows(rows, spec, given), _CHECKED)
+        return HistoryRows(rows, given, None, [given, _compute_digest(listed)], False)
     files = _list_local_files(
         spec, str(place) if place is not None and place.exists() else given, warehouse.root
     )
     schemas = [read_spec_schema(spec, file) for file in files]
     rows = read_checked_files(warehouse.spark, spec, files, derive_key_types(spec.naming_columns, schemas[0]))
-    return HistoryRows(rows, given, None, [given, _compute_digest(_list_stamps(files))], False)
+    source = RowSource.of_frame(warehouse, rows, _CHECKED)
+    return HistoryRows(source, given, None, [given, _compute_digest(_list_stamps(files))], False)
 
 
 def _check_rows(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:

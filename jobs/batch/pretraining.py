@@ -13,9 +13,11 @@ from jobs.batch.batch_filter import (
     build_batch,
     compute_final_states,
     count_bucket_gaps,
+    count_buckets,
     find_lost_keys,
-    pack_buckets,
 )
+from jobs.batch.file_rows import RowSource
+from jobs.batch.history_rows import read_measurements
 from jobs.batch.key_learning import Populations, learn_key_states, learn_populations
 from jobs.batch.learning import learn_pooled
 from jobs.batch.snapshot_ids import TableVersion, find_earlier_id, find_position, snapshot_id
@@ -39,6 +41,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import ALL_ROWS, format_key
 from jobs.state.encoding.packets import NEVER
+from jobs.state.encoding.routing import make_routing
 from jobs.storage.measurements_table import TOPIC_ID
 from jobs.storage.positions import Cut, find_first_topic_id, parse_offsets, to_datetime
 from kalman.filters.numerics import NUMERICS
@@ -79,8 +82,8 @@ def pretrain_snapshot(
 ) -> PretrainedSnapshot:
     """Return the snapshot of a model at a cut; `beside` is called if this call makes the snapshot."""
     warehouse, spec = model.warehouse, model.spec
-    frame = _read_history(model, table, cut)
-    window = _find_window(spec, frame, window)
+    rows = _read_history(model, table, cut)
+    window = _find_window(spec, rows, window)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     of_table = TableVersion.of(warehouse, table, cut.version)
@@ -90,19 +93,21 @@ def pretrain_snapshot(
     found = find_whole(warehouse, identity)
     if found is not None:
         return PretrainedSnapshot(found, None, False)
-    runtime = ModelRuntime(spec, {}, frame.schema)
+    runtime = ModelRuntime(spec, {}, rows.schema)
     landed = 0
     if inputs is not None and version is not None:
-        landed = frame.count()
-        frame = inputs.complete_rows(frame, runtime.kind, version.version)
+        landed = rows.frame.count()
+        frame = inputs.complete_rows(rows.frame, runtime.kind, version.version)
+        rows = RowSource.of_frame(warehouse, frame, "the inputs of the keys are joined")
     spark, doing = warehouse.spark, f"pretrain {spec.name}"
     with label_jobs(spark, doing, "count the rows"):
-        count = frame.count()
+        count = rows.count(spec.time)
     progress.note(f"{count:,} rows")
     batch, held = build_batch(runtime), None
     if spec.timed and cut.before is None:
-        frame, held = _split_waiting_rows(spec, frame, batch.rows)
-    packed = pack_buckets(frame, batch.rows, count).persist()
+        rows, held = _split_waiting_rows(spec, rows, batch.rows)
+    buckets = count_buckets(count)
+    packed = rows.pack(batch.rows, make_routing(buckets, 1)).repartition(buckets, "bucket").persist()
     try:
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.build_event_time_policy().late_before(held.watermark)
@@ -110,7 +115,7 @@ def pretrain_snapshot(
         learned: LearningResult | Populations | None = None
         if spec.learn is not None and count:
             with label_jobs(spark, doing, "learn"):
-                learned = _learn_parameters(runtime, frame, packed, batch, window, progress.note)
+                learned = _learn_parameters(runtime, rows, packed, batch, window, progress.note)
         runtime = replace(runtime, parameters=_select_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
@@ -122,7 +127,7 @@ def pretrain_snapshot(
             manifest = write_filtered(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
-        notes = _list_notes(model, manifest, batch, frame, packed, count)
+        notes = _list_notes(model, manifest, batch, rows, packed, count)
         return PretrainedSnapshot(
             manifest, None if isinstance(learned, Populations) else learned, True, notes
         )
@@ -134,7 +139,7 @@ def _list_notes(
     model: DeployedModel[Warehouse],
     manifest: Manifest,
     batch: Batch,
-    frame: DataFrame,
+    history: RowSource,
     packed: DataFrame,
     count: int,
 ) -> tuple[str, ...]:
@@ -144,7 +149,7 @@ def _list_notes(
         model: the deployed model.
         manifest: the manifest of the written snapshot.
         batch: settings of the pass that filtered.
-        frame: the rows that the pass filtered.
+        history: the rows that the pass filtered.
         packed: the packets of these rows.
         count: the number of these rows and of the rows that wait for the watermark.
     """
@@ -157,7 +162,7 @@ def _list_notes(
             states = read_rows(
                 model.warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version
             )
-            lost = find_lost_keys(frame, batch.rows, states)
+            lost = find_lost_keys(history.frame, batch.rows, states)
             notes += [] if lost is None else [format_lost(lost, format_key(str(lost.worst)), manifest.model)]
     return tuple(notes)
 
@@ -181,7 +186,7 @@ def write_filtered(
 
 def _learn_parameters(
     runtime: ModelRuntime,
-    frame: DataFrame,
+    history: RowSource,
     packed: DataFrame,
     batch: Batch,
     window: Interval,
@@ -191,7 +196,7 @@ def _learn_parameters(
 
     Args:
         runtime: the runtime of the model.
-        frame: the rows.
+        history: the rows.
         packed: the packets of the rows.
         batch: settings of the pass.
         window: the interval of the rows to learn from.
@@ -200,7 +205,7 @@ def _learn_parameters(
     spec, learn = runtime.spec, runtime.spec.learn
     assert learn is not None
     by_key = learn.scope == "key"
-    keys = _count_keys(frame, spec) if by_key or learn.sample_keys is not None else None
+    keys = _count_keys(history.frame, spec) if by_key or learn.sample_keys is not None else None
     given = packed, runtime.definition, learn, batch, window
     if by_key:
         return learn_populations(*given, keys or 0, note)
@@ -240,21 +245,27 @@ def _write_with_keys(
         both.unpersist()
 
 
-def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> DataFrame:
+def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> RowSource:
     """Return the model's measurements before a cut."""
-    rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, cut.version))
+    warehouse, spec = model.warehouse, model.spec
+    whole = read_measurements(model, table, cut.version)
     if cut.place is not None:
-        if TOPIC_ID not in rows.columns:  # all rows landed with an earlier release
-            rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
-        rows = rows.filter(
-            _build_before_condition(
-                cut.place, find_first_topic_id(model.warehouse, table, cut.place["topic"])
-            )
+        return RowSource.of_frame(
+            warehouse, _read_before_place(model, table, cut), "a place in a topic ends the rows"
         )
-    frame = rows.select(*model.spec.columns)
-    if cut.before is not None:
-        frame = frame.filter(F.unix_micros(F.col(f"`{model.spec.time}`")) < cut.before)
-    return frame
+    return whole if cut.before is None else whole.before(spec.time, cut.before)
+
+
+def _read_before_place(model: DeployedModel[Warehouse], table: str, cut: Cut) -> DataFrame:
+    """Return the model's measurements before a place in its topic."""
+    assert cut.place is not None
+    rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, cut.version))
+    if TOPIC_ID not in rows.columns:  # all rows landed with an earlier release
+        rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
+    first = find_first_topic_id(model.warehouse, table, cut.place["topic"])
+    rows = rows.filter(_build_before_condition(cut.place, first)).select(*model.spec.columns)
+    at = F.unix_micros(F.col(f"`{model.spec.time}`"))
+    return rows if cut.before is None else rows.filter(at < cut.before)
 
 
 def _build_manifest(
@@ -287,19 +298,20 @@ def _build_manifest(
     )
 
 
-def _split_waiting_rows(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
+def _split_waiting_rows(spec: ModelSpec, history: RowSource, fmt: RowFormat) -> tuple[RowSource, Held]:
     """Return the rows that a snapshot reflects, and the rows that wait for the watermark.
 
     The stream would wait with the same rows, so a row that comes after the snapshot is sorted among them.
     """
-    at = F.unix_micros(F.col(f"`{spec.time}`"))
-    row = frame.agg(F.max(at)).first()
-    newest = NEVER if row is None or row[0] is None else int(row[0])
+    found = history.find_newest(spec.time)
+    newest = NEVER if found is None else found
     watermark = NEVER if newest == NEVER else newest - spec.order.delay_us
+    frame = history.frame
     if not spec.order.waits:
-        return frame, Held(build_from_measurements(frame.limit(0), fmt), watermark, newest)
-    return frame.filter(at < watermark), Held(
-        build_from_measurements(frame.filter(at >= watermark), fmt), watermark, newest
+        return history, Held(build_from_measurements(frame.limit(0), fmt), watermark, newest)
+    waiting = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) >= watermark)
+    return history.before(spec.time, watermark), Held(
+        build_from_measurements(waiting, fmt), watermark, newest
     )
 
 
@@ -318,14 +330,11 @@ def _build_before_condition(place: dict[str, Any], first: str | None) -> Column:
     return F.col("_partition").isNull() | before | former
 
 
-def _find_window(spec: ModelSpec, frame: DataFrame, window: Interval) -> Interval:
+def _find_window(spec: ModelSpec, history: RowSource, window: Interval) -> Interval:
     """Return the window; if it has no start, it starts the spec's window length before its end or the last row."""
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window
-    end = window.last
-    if end is None:
-        row = frame.agg(F.max(F.unix_micros(F.col(f"`{spec.time}`")))).first()
-        end = None if row is None else row[0]
+    end = history.find_newest(spec.time) if window.last is None else window.last
     return window if end is None else Interval(end - spec.learn.window_us, window.last)
 
 

@@ -32,18 +32,26 @@ _STRIPE = 32
 _NAN = np.uint64(0x7FF8000000000000)
 
 
-def compute_row_hashes(columns: list[pa.Array]) -> Hashes:
+def compute_row_hashes(columns: list[pa.Array], seed: np.uint64 | int = SEED) -> Hashes:
     """Return the hash of each of N rows.
 
     Args:
         columns: columns (N,) of 64-bit integers, times in microseconds, doubles, texts, lists of doubles, or maps from
             texts to lists of doubles.
+        seed: the hash with which a row begins.
     """
-    found = np.full(len(columns[0]), SEED, np.uint64)
+    found = np.full(len(columns[0]), seed, np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
             _fold(found, column, np.arange(len(column)))
     return found
+
+
+def hash_literal(value: int) -> np.uint64:
+    """Return the hash of a row after an integer literal of 32 bits, which Spark hashes as four bytes."""
+    with np.errstate(over="ignore"):
+        raw = np.array([value], "<i4").view(np.uint8)
+        return _hash_bytes(raw, np.zeros(1, np.int64), 4, np.array([SEED], np.uint64))[0]
 
 
 def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
@@ -134,36 +142,47 @@ def _hash_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
     offsets = np.frombuffer(offsets_buffer, np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
     raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     lengths = np.diff(offsets)
+    if len(lengths) and lengths.min() == lengths.max():
+        return _hash_bytes(raw, offsets[:-1], int(lengths[0]), seeds)
     found = np.empty(len(texts), np.uint64)
-    for length in np.unique(lengths):
+    for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        found[rows] = _hash_bytes(raw[offsets[rows, None] + np.arange(length)], seeds[rows])
+        found[rows] = _hash_bytes(raw, offsets[rows], length, seeds[rows])
     return found
 
 
-def _hash_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
-    """Return the hashes of texts of the same length; raw: the bytes (N, length)."""
-    count, length = raw.shape
-    words = np.ascontiguousarray(raw[:, : length // 8 * 8]).view("<u8")
-    stripes = length // _STRIPE
-    if stripes:
+def _hash_bytes(raw: NDArray[np.uint8], starts: Ints, length: int, seeds: Hashes) -> Hashes:
+    """Return the hashes (N,) of texts of the same length, which begin at `starts` (N,) in the bytes `raw`."""
+
+    first, count = int(starts[0]), len(starts)
+    together = int(starts[-1]) - first == length * (count - 1)
+
+    def read(at: int, kind: str) -> Hashes:
+        if together:  # a view with one number per text
+            words = np.ndarray((count,), kind, raw, first + at, (length,))
+        else:  # a view with one number per byte, because texts begin anywhere
+            words = np.ndarray((len(raw) - np.dtype(kind).itemsize + 1,), kind, raw, strides=(1,))
+            words = words[starts + at]
+        return words.astype(np.uint64)
+
+    at = length // _STRIPE * _STRIPE
+    if at:
         lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
-        for i in range(stripes):
-            lanes = [_round(lane, words[:, 4 * i + j]) for j, lane in enumerate(lanes)]
+        for i in range(0, at, _STRIPE):
+            lanes = [_round(lane, read(i + 8 * j, "<u8")) for j, lane in enumerate(lanes)]
         one, two, three, four = lanes
         x = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
         for lane in lanes:
-            x = (x ^ _round(np.zeros(count, np.uint64), lane)) * _P1 + _P4
+            x = (x ^ _round(np.zeros(len(starts), np.uint64), lane)) * _P1 + _P4
     else:
         x = seeds + _P5
     x = x + np.uint64(length)
-    for i in range(4 * stripes, words.shape[1]):
-        x = _mix_word(x, words[:, i])
-    at = words.shape[1] * 8
+    for i in range(at, length - 7, 8):
+        x = _mix_word(x, read(i, "<u8"))
+    at = length // 8 * 8
     if length - at >= 4:
-        half = np.ascontiguousarray(raw[:, at : at + 4]).view("<u4")[:, 0].astype(np.uint64)
-        x = _rotate(x ^ (half * _P1), 23) * _P2 + _P3
+        x = _rotate(x ^ (read(at, "<u4") * _P1), 23) * _P2 + _P3
         at += 4
     for i in range(at, length):
-        x = _rotate(x ^ (raw[:, i].astype(np.uint64) * _P5), 11) * _P1
+        x = _rotate(x ^ (read(i, "u1") * _P5), 11) * _P1
     return _avalanche(x)

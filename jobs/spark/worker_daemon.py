@@ -24,6 +24,7 @@ MODULES = (
     "kalman",
     "jobs.state.encoding.estimates",
     "jobs.batch.batch_filter",
+    "jobs.batch.file_rows",
     "jobs.snapshots.state_rows",
     "jobs.streaming.estimate_files",
     "jobs.streaming.processors",

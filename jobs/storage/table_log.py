@@ -68,19 +68,24 @@ class Conflict(UserError):
     """Other commits came before this one at every attempt."""
 
 
-def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
-    """Return the files of a version of a table (`list_live_files`).
+def open_plain_log(warehouse: Tables, table: str, version: int) -> DeltaTable | None:
+    """Open the log of a version whose rows are exactly the rows of its Parquet files.
 
-    Return None if delta-rs cannot read the table, or the table uses deletion vectors or column mapping.
+    Return None if delta-rs cannot read the table, or the table uses deletion vectors, column mapping or other features
+    of readers.
     """
     try:
         log = open_log(warehouse.root, table, version)
     except (DeltaError, OSError):
         return None
     protocol = log.protocol()
-    if protocol.min_reader_version > 1 or protocol.reader_features:
-        return None
-    return list_live_files(log)
+    return None if protocol.min_reader_version > 1 or protocol.reader_features else log
+
+
+def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
+    """Return the files of a version of a table (`list_live_files`), or None as in `open_plain_log`."""
+    log = open_plain_log(warehouse, table, version)
+    return None if log is None else list_live_files(log)
 
 
 class FileTable:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROUTE = PacketColumn("route", "<u8")
 CHECK = PacketColumn("check", "<i8")
-_CHECK_SEED = 0x6B616C6D
+KEY_CHECK_SEED = 0x6B616C6D
 ONLY = "[]"
 """The text of the only key of a model without key columns: a JSON array of no values."""
 ALL_ROWS = "all rows"
@@ -99,7 +99,7 @@ def build_identity_columns(kind: KeyKind, text: SparkColumn) -> list[SparkColumn
         return [text.cast("bigint").alias("identity")]
     return [
         F.xxhash64(text).alias("identity"),
-        F.xxhash64(F.lit(_CHECK_SEED), text).alias("check"),
+        F.xxhash64(F.lit(KEY_CHECK_SEED), text).alias("check"),
         text.alias("text"),
     ]
 

@@ -59,7 +59,7 @@ ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
 """The row id: an integer, or two hashes of a text together with the text."""
 NAMED = PacketColumn("named", "u1")
 """Column that marks the rows of a packet that have an id."""
-_CHECK_SEED = 0x726F7773
+ID_CHECK_SEED = 0x726F7773
 
 
 class RowId(NamedTuple):
@@ -195,7 +195,7 @@ def build_id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
     text = given.cast("string")
-    return dict(zip(ROW_ID, (F.xxhash64(text), F.xxhash64(F.lit(_CHECK_SEED), text), text), strict=True))
+    return dict(zip(ROW_ID, (F.xxhash64(text), F.xxhash64(F.lit(ID_CHECK_SEED), text), text), strict=True))
 
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
