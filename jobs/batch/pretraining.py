@@ -127,9 +127,9 @@ def pretrain_snapshot(
             manifest = write_filtered(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
-        notes = _list_notes(model, manifest, batch, rows, packed, count)
+        fit = None if isinstance(learned, Populations) else learned
         return PretrainedSnapshot(
-            manifest, None if isinstance(learned, Populations) else learned, True, notes
+            manifest, fit, True, _list_notes(model, manifest, batch, rows, packed, count)
         )
     finally:
         packed.unpersist()
