@@ -28,7 +28,7 @@ class Walked(NamedTuple):
     step: Step
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """The three parts of a step, each with its inputs and outputs.
 
     The inputs of the walked part are the state, the row, and the outputs of the known part. Its outputs are the state
@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 class CutStep:
     """A step in three parts, of which the walked one is compiled."""
 
-    def __init__(self, parts: Parts, size: int, undecided: int) -> None:
+    def __init__(self, parts: StepParts, size: int, undecided: int) -> None:
         """Compile the parts; size: number of the state's entries; undecided: of conditions in the late part."""
         self._parts, self._size, self._undecided = parts, size, undecided
         self._known = Program(*_unpack(parts.known)) if parts.known.outputs else None
@@ -131,7 +131,7 @@ def compile_step(step: ClearStep, size: int) -> CutStep | None:
     return None if found is None else CutStep(found[0], size, found[1])
 
 
-def split_step(step: ClearStep, size: int) -> tuple[Parts, int] | None:
+def split_step(step: ClearStep, size: int) -> tuple[StepParts, int] | None:
     """Return the parts of a step, and how many conditions the late part decides.
 
     None if the state after a row depends on operations that are not compiled, or is too long to compile.
@@ -171,7 +171,7 @@ def split_step(step: ClearStep, size: int) -> tuple[Parts, int] | None:
     walked = Recorded(tape.operations, [*inputs[:size], *known], [*after, *sent, clear])
     if len(walked.select()) > LONGEST:
         return None
-    parts = Parts(
+    parts = StepParts(
         Recorded(tape.operations, row, list(computed.values())),
         walked,
         Recorded(tape.operations, [*known, *crossing.values()], [*outputs[size:], *decided]),

@@ -178,14 +178,14 @@ def run(
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         states, outputs = run(model, states, part, unit, on_round)
         return states, spread_outputs(outputs, kept, late)
-    work = _Run(model, states, rows, unit, on_round)
+    work = _RowRounds(model, states, rows, unit, on_round)
     work.apply_all()
     return work.collect_states(states), work.outputs if work.ordered else pick_outputs(
         work.outputs, work.plan.place
     )
 
 
-class _Run:
+class _RowRounds:
     """The rows of one call of `run`, and what is known of their keys; arrays of rows are in the order of the rounds."""
 
     def __init__(

@@ -58,7 +58,7 @@ _ESCAPES = {chr(i): f"\\u{i:04X}" for i in range(32)} | {
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')
 
 
-class Piece(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group of a file: its rows, the bytes of its needed columns, and its least and greatest event time (µs)."""
 
     file: str
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableFiles:
+class HistoryFiles:
     """The row groups with the rows of a version of a table whose event times are in an interval.
 
     schema: the columns of the spec, with their types in the table.
@@ -78,10 +78,10 @@ class TableFiles:
 
     folder: str
     schema: StructType
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowGroup, ...]
     interval: Interval = Interval()
 
-    def between(self, interval: Interval) -> TableFiles:
+    def between(self, interval: Interval) -> HistoryFiles:
         """Return the rows of an interval, without the row groups that have none; all rows must be known so far."""
         first, last = interval
         some = (
@@ -143,11 +143,11 @@ class TableFiles:
 
         return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(over, schema)
 
-    def _divide(self, cores: int) -> list[list[Piece]]:
+    def _divide(self, cores: int) -> list[list[RowGroup]]:
         """Return consecutive row groups for each task."""
         total = sum(one.size for one in self.pieces)
         count = min(len(self.pieces), max(cores, -(-total // TASK_BYTES)))
-        parts: list[list[Piece]] = [[] for _ in range(count)]
+        parts: list[list[RowGroup]] = [[] for _ in range(count)]
         before = 0
         for one in self.pieces:
             parts[(2 * before + one.size) * count // (2 * total + 1)].append(one)
@@ -156,7 +156,7 @@ class TableFiles:
 
 
 def read_pieces(
-    folder: str, pieces: Sequence[Piece], columns: list[str], time: str, interval: Interval
+    folder: str, pieces: Sequence[RowGroup], columns: list[str], time: str, interval: Interval
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of row groups whose event times are in an interval; a column that a file lacks is not there."""
     for name in dict.fromkeys(one.file for one in pieces):
@@ -233,7 +233,7 @@ def _find(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     return rows.column(name).cast(kind, safe=False)
 
 
-def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -> TableFiles | str:
+def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -> HistoryFiles | str:
     """Return the files that tasks can read exactly as Spark does, or a clause that says why Spark must read them.
 
     Args:
@@ -266,12 +266,12 @@ def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -
     with ThreadPoolExecutor(8) as pool:
         looks = list(pool.map(lambda name: _look(folder, name, spec, types), names))
     whole = StructType.fromJson(json.loads(log.schema().to_json()))
-    pieces: list[Piece] = []
+    pieces: list[RowGroup] = []
     for name, found in zip(names, looks, strict=True):
         if isinstance(found, str):
             return f"{name}: {found}"
         pieces += found
-    return TableFiles(folder, StructType([whole[name] for name in spec.columns]), tuple(pieces))
+    return HistoryFiles(folder, StructType([whole[name] for name in spec.columns]), tuple(pieces))
 
 
 def _is_usual(spec: ModelSpec, name: str, kind: str) -> bool:
@@ -283,7 +283,7 @@ def _is_usual(spec: ModelSpec, name: str, kind: str) -> bool:
     return kind in _NUMBERS
 
 
-def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> list[Piece] | str:
+def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> list[RowGroup] | str:
     """Return the row groups of a file, or why Spark must read the file."""
     try:
         file = open_parquet(folder, name)
@@ -309,14 +309,14 @@ class _NoBounds(Exception):
     """A row group does not tell the range of its event times."""
 
 
-def _measure(name: str, data: pq.FileMetaData, group: int, wanted: Sequence[int], time: int) -> Piece:
+def _measure(name: str, data: pq.FileMetaData, group: int, wanted: Sequence[int], time: int) -> RowGroup:
     """Return the description of a row group; raises _NoBounds."""
     rows = data.row_group(group)
     about: Any = rows.column(time).statistics
     if about is None or not about.has_min_max or not about.has_null_count or about.null_count:
         raise _NoBounds
     size = sum(rows.column(i).total_compressed_size for i in wanted)
-    return Piece(name, group, rows.num_rows, size, about.min_raw, about.max_raw)
+    return RowGroup(name, group, rows.num_rows, size, about.min_raw, about.max_raw)
 
 
 def _has_type(found: pa.DataType, kind: str) -> bool:
@@ -338,7 +338,7 @@ class RowSource:
 
     warehouse: Warehouse
     make_frame: Callable[[], DataFrame]
-    choose: Callable[[], TableFiles | str]
+    choose: Callable[[], HistoryFiles | str]
 
     @classmethod
     def of_frame(cls, warehouse: Warehouse, frame: DataFrame, why: str) -> RowSource:
@@ -351,7 +351,7 @@ class RowSource:
         return self.make_frame()
 
     @cached_property
-    def files(self) -> TableFiles | str:
+    def files(self) -> HistoryFiles | str:
         """The files with exactly these rows, or why Spark must read the rows."""
         return self.choose()
 

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Interval
-from jobs.batch.file_rows import RowSource, TableFiles, choose_files
+from jobs.batch.file_rows import RowSource, HistoryFiles, choose_files
 from jobs.batch.snapshot_ids import TableVersion
 from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import find_files
@@ -96,7 +96,7 @@ def read_measurements(model: DeployedModel[Warehouse], table: str, version: int)
         rows = replayed_late_rows.drop_late_copies(warehouse, warehouse.read(table, version))
         return rows.select(*spec.columns)
 
-    def choose() -> TableFiles | str:
+    def choose() -> HistoryFiles | str:
         if spec.inputs is not None:
             return "the inputs of the keys are joined"
         return choose_files(warehouse, spec, table, version)

@@ -128,9 +128,8 @@ def pretrain_snapshot(
         if beside is not None:
             beside(manifest, packed)
         fit = None if isinstance(learned, Populations) else learned
-        return PretrainedSnapshot(
-            manifest, fit, True, _list_notes(model, manifest, batch, rows, packed, count)
-        )
+        notes = _list_notes(model, manifest, batch, rows, packed, count)
+        return PretrainedSnapshot(manifest, fit, True, notes)
     finally:
         packed.unpersist()
 

@@ -12,7 +12,7 @@ from kalman.smoothers.kinds import CompiledBack, Smoother, compile_back
 from kalman.types import Array, Rows
 
 
-class FilteredRows(NamedTuple):
+class FilteredSteps(NamedTuple):
     """What the backward pass needs of N filtered rows, in the order of the rounds.
 
     before: (size, N) states before the rows; dt, first, flag: (N,); y: (m, N); u: (c, N)
@@ -38,7 +38,7 @@ class BackwardPass:
     """
 
     def __init__(
-        self, backwards: Smoother, plan: Rounds, filtered: FilteredRows, values: Array, later: Array
+        self, backwards: Smoother, plan: Rounds, filtered: FilteredSteps, values: Array, later: Array
     ) -> None:
         self._backwards, self._plan, self._filtered = backwards, plan, filtered
         self._values, self.later = values, later

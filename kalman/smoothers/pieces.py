@@ -22,7 +22,7 @@ from kalman.run import (
     run,
     spread_outputs,
 )
-from kalman.smoothers.backward import BackwardPass, FilteredRows
+from kalman.smoothers.backward import BackwardPass, FilteredSteps
 from kalman.smoothers.checkpoints import Footprint, KeySection, split_sections
 from kalman.smoothers.kinds import Smoother, build_smoother, select_smoothed_part
 from kalman.types import Array, Filter
@@ -256,7 +256,7 @@ class _Filtered:
         plan = build_rounds(self._rows.key)
         y, u = self._rows.y[:, plan.order], self._rows.u[:, plan.order]
         values, later = self.states.values[: self._size, plan.keys], whole[:, active[plan.keys]]
-        filtered = FilteredRows(self._before, self._dt, self._first, self._flag, y, u)
+        filtered = FilteredSteps(self._before, self._dt, self._first, self._flag, y, u)
         work = BackwardPass(backwards, plan, filtered, values, later)
         work.run()
         whole[:, active[plan.keys]] = work.later

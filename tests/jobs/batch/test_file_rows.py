@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from jobs.batch import file_rows
 from jobs.batch.batch_filter import Interval
-from jobs.batch.file_rows import TableFiles, build_packing_columns, choose_files, read_pieces
+from jobs.batch.file_rows import HistoryFiles, build_packing_columns, choose_files, read_pieces
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
@@ -70,13 +70,13 @@ def rows_of(count: int = N, start: int = 0) -> pa.Table:
     )
 
 
-def chosen(root: Path, spec: ModelSpec | None = None) -> TableFiles | str:
+def chosen(root: Path, spec: ModelSpec | None = None) -> HistoryFiles | str:
     return choose_files(Tables(str(root)), spec or spec_of(), "t", DeltaTable(root / "t").version())
 
 
-def whole(root: Path, spec: ModelSpec | None = None) -> TableFiles:
+def whole(root: Path, spec: ModelSpec | None = None) -> HistoryFiles:
     found = chosen(root, spec)
-    assert isinstance(found, TableFiles), found
+    assert isinstance(found, HistoryFiles), found
     return found
 
 
