@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Interval
-from jobs.batch.file_rows import RowSource, HistoryFiles, choose_files
+from jobs.batch.file_rows import HistoryFiles, RowSource, choose_files
 from jobs.batch.snapshot_ids import TableVersion
 from jobs.core.errors import UserError, extract_first_line
 from jobs.core.input_files import find_files
