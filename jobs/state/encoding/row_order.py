@@ -5,12 +5,13 @@ This module does not use Spark, so that the offline commands start fast.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman.run import SortedRows
+if TYPE_CHECKING:
+    from kalman.run import SortedRows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
