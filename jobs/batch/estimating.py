@@ -268,7 +268,7 @@ class _Run:
     given: DataFrame | None = None
 
     def result(self, kept: list[Slices]) -> EstimateResult:
-        question, spark = self.question, self.model.warehouse.spark
+        question, warehouse = self.question, self.model.warehouse
         whole = Slices(0, SLICES).within(kept)
         written = commits = 0
         counts = HistoryCounts(0, 0, 0, 0)
@@ -277,6 +277,8 @@ class _Run:
         if not whole:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
+            warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
+            spark = warehouse.spark
             with label_jobs(spark, doing, "count the rows"):
                 rows, counts, rejected = self._choose_rows(runtime)
             runtime.ship(spark)
@@ -299,6 +301,11 @@ class _Run:
             bool(kept) and not whole,
             rejected,
         )
+
+    def _has_seeds(self, plan: EstimatingPlan) -> bool:
+        """Return whether keys begin with states or parameters of a snapshot."""
+        is_known = not plan.only_own or bool(find_key_parameters(plan.kernel).learned)
+        return self.question.start.manifest is not None and is_known
 
     def _plan(self, runtime: ModelRuntime) -> EstimatingPlan:
         spec, request, start = runtime.spec, self.question.request, self.question.start
@@ -453,10 +460,9 @@ class _Run:
         else:
             kind = F.lit(int(RowPacket.ROWS)).alias("kind")
             packed = self.given.select("bucket", kind, "payload")
-        manifest = start.manifest
-        if manifest is None or (plan.only_own and not find_key_parameters(runtime.kernel).learned):
+        if start.manifest is None or not self._has_seeds(plan):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
-        states = verify(self.model.warehouse, manifest)
+        states = verify(self.model.warehouse, start.manifest)
         seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
         both = packed.union(seeds.select("bucket", kind, "payload"))

@@ -48,6 +48,8 @@ MOST_FILES = 5_000
 """The number of files up to which the driver looks at each; Spark's tasks do this for a table with more files."""
 TASK_BYTES = 16 << 20
 """The bytes, in the columns that are read, for which one more task is worth its start."""
+QUICK_BYTES = 1 << 30
+"""The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
 _LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
 """The mark of files with times in the calendar of Spark 2, which Spark converts."""
 _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
@@ -359,6 +361,11 @@ class RowSource:
     def schema(self) -> StructType:
         """The columns of the rows and their types."""
         return self.frame.schema if isinstance(self.files, str) else self.files.schema
+
+    @property
+    def moves_rows(self) -> bool:
+        """Return whether so much passes through Java, in rows or in packets, that its optimising compiler pays off."""
+        return isinstance(self.files, str) or sum(one.size for one in self.files.pieces) > QUICK_BYTES
 
     def pack(self, fmt: RowFormat, routing: Routing, typed: bool = False) -> DataFrame:
         """Return packets of the rows for each bucket; `typed` packets have a kind."""

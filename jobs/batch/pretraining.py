@@ -88,10 +88,9 @@ def pretrain_snapshot(
     version = None if inputs is None else inputs.newest()
     of_table = TableVersion.of(warehouse, table, cut.version)
     made_of = spec, table, cut, window, version
-    identity = find_earlier_id(warehouse, snapshot_id(*made_of), of_table)
-    identity = identity or snapshot_id(*made_of, of_table)
-    found = find_whole(warehouse, identity)
-    if found is not None:
+    earlier = find_earlier_id(warehouse, snapshot_id(*made_of), of_table)
+    identity = earlier or snapshot_id(*made_of, of_table)
+    if (found := find_whole(warehouse, identity)) is not None:
         return PretrainedSnapshot(found, None, False)
     runtime = ModelRuntime(spec, {}, rows.schema)
     landed = 0
@@ -99,15 +98,16 @@ def pretrain_snapshot(
         landed = rows.frame.count()
         frame = inputs.complete_rows(rows.frame, runtime.kind, version.version)
         rows = RowSource.of_frame(warehouse, frame, "the inputs of the keys are joined")
+    waits = spec.timed and cut.before is None
+    warehouse.moves_rows = waits or _learns_by_key(spec) or rows.moves_rows
     spark, doing = warehouse.spark, f"pretrain {spec.name}"
     with label_jobs(spark, doing, "count the rows"):
         count = rows.count(spec.time)
     progress.note(f"{count:,} rows")
     batch, held = build_batch(runtime), None
-    if spec.timed and cut.before is None:
+    if waits:
         rows, held = _split_waiting_rows(spec, rows, batch.rows)
-    buckets = count_buckets(count)
-    packed = rows.pack(batch.rows, make_routing(buckets, 1)).repartition(buckets, "bucket").persist()
+    packed = pack_history(spec, rows, batch, count, waits or beside is not None)
     try:
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.build_event_time_policy().late_before(held.watermark)
@@ -132,6 +132,18 @@ def pretrain_snapshot(
         return PretrainedSnapshot(manifest, fit, True, notes)
     finally:
         packed.unpersist()
+
+
+def _learns_by_key(spec: ModelSpec) -> bool:
+    return spec.learn is not None and spec.learn.scope == "key"
+
+
+def pack_history(spec: ModelSpec, rows: RowSource, batch: Batch, count: int, again: bool) -> DataFrame:
+    """Return packets of the rows by bucket; they are cached if `again`, or if the spec lets several jobs read them."""
+    buckets = count_buckets(count)
+    packed = rows.pack(batch.rows, make_routing(buckets, 1)).repartition(buckets, "bucket")
+    again = again or spec.learn is not None or bool(list_row_step_kinds(spec.definition()))
+    return packed.persist() if again else packed
 
 
 def _list_notes(
@@ -203,7 +215,7 @@ def _learn_parameters(
     """
     spec, learn = runtime.spec, runtime.spec.learn
     assert learn is not None
-    by_key = learn.scope == "key"
+    by_key = _learns_by_key(spec)
     keys = _count_keys(history.frame, spec) if by_key or learn.sample_keys is not None else None
     given = packed, runtime.definition, learn, batch, window
     if by_key:

@@ -92,12 +92,13 @@ def open_warehouse(
         sizes = (
             None if reads_all_of is None else measure_files(settings.warehouse, measurements(reads_all_of))
         )
-        few = sizes is not None and sizes[1] <= QUICK_BYTES
+        few = not warehouse.moves_rows or (sizes is not None and sizes[1] <= QUICK_BYTES)
         return spark_session(
             settings, app, {**(conf or {}), **(build_quick_java_conf() if few else {})}, kafka
         )
 
-    return Warehouse(start, settings.warehouse)
+    warehouse = Warehouse(start, settings.warehouse)
+    return warehouse
 
 
 def spark_session(

@@ -34,6 +34,9 @@ class Warehouse(Tables):
     def __init__(self, spark: SparkSession | Callable[[], SparkSession], root: str) -> None:
         super().__init__(root)
         self._spark = spark
+        self.moves_rows = True
+        """Whether many rows will pass through Java. A command whose tasks read and write all rows clears this before
+        the session starts, so that Java starts as for a short command."""
 
     @cached_property
     def spark(self) -> SparkSession:

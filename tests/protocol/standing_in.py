@@ -23,7 +23,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-from jobs.batch import batch_filter
+from jobs.batch import batch_filter, pretraining
 from jobs.core import times
 from jobs.landing import written_pieces
 from jobs.lineage import inputs_table as pins
@@ -179,6 +179,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         (refused_rows.build_refused_rows, data_path.refused_rows),
         (batch_filter.build_batch, lambda runtime: SimpleNamespace(rows=runtime.rows)),
         (batch_filter.pack_buckets, lambda frame, rows, count: frame),
+        (pretraining.pack_history, lambda spec, rows, batch, count, again: rows.frame),
         (batch_filter.compute_final_states, data_path.final_states),
         (leases.stream_lock, lambda *arguments, **options: contextlib.nullcontext()),
     ]

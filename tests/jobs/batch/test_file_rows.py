@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 
 from jobs.batch import file_rows
 from jobs.batch.batch_filter import Interval
-from jobs.batch.file_rows import HistoryFiles, build_packing_columns, choose_files, read_pieces
+from jobs.batch.file_rows import HistoryFiles, RowSource, build_packing_columns, choose_files, read_pieces
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
@@ -182,6 +183,21 @@ def test_spark_reads_what_is_in_a_store_or_has_late_copies_or_many_files(
 def _mark(reader: int, *features: str) -> dict[str, Any]:
     listed = {"readerFeatures": features, "writerFeatures": features} if features else {}
     return {"minReaderVersion": reader, "minWriterVersion": 7 if features else 5, **listed}
+
+
+def test_packets_of_many_rows_and_rows_that_spark_reads_move_through_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_deltalake(tmp_path / "t", rows_of())
+    warehouse: Any = SimpleNamespace(spark=None)  # no question starts a job
+    frame: Any = None
+    tasks = RowSource(warehouse, lambda: frame, lambda: whole(tmp_path))
+    assert RowSource.of_frame(warehouse, frame, "for a reason").moves_rows and not tasks.moves_rows
+    assert tasks.find_newest("at") == FIRST + STEP * (N - 1)
+    assert tasks.before("at", FIRST).count("at") == 0
+    assert tasks.before("at", FIRST + STEP * N).count("at") == N
+    monkeypatch.setattr(file_rows, "QUICK_BYTES", 100)
+    assert tasks.moves_rows
 
 
 @pytest.mark.parametrize(

@@ -57,3 +57,11 @@ def test_few_measurements_need_no_optimising_compiler(
     assert "TieredStopAtLevel=1" in build_quick_java_conf()["spark.driver.extraJavaOptions"]
     monkeypatch.setattr(session, "QUICK_BYTES", 100)
     assert conf() == {}
+
+
+def test_java_that_moves_no_rows_needs_no_optimising_compiler(
+    tmp_path: Path, started: list[dict[str, str]]
+) -> None:
+    warehouse = open_warehouse(Settings.load(warehouse=str(tmp_path)), "test")
+    warehouse.moves_rows = False
+    assert warehouse.spark and started == [build_quick_java_conf()]
