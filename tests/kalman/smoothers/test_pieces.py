@@ -74,8 +74,8 @@ def keeping_everything(model, states, rows):
     later = backwards.begin(values)
     found = {name: np.full((len(a), len(rows.key)), np.nan) for name, a in backwards.extra(later).items()}
     mean, covariance = np.full(outputs.mean.shape, np.nan), np.full(outputs.covariance.shape, np.nan)
-    for place, keys, before, taken, step in reversed(history):
-        at = kept[plan.order[place]]
+    for place, before, taken, step in reversed(history):
+        at, keys = kept[plan.order[place]], slice(0, len(taken.dt))
         mean[:, at], covariance[:, at] = backwards.smoothed(values[:, keys], later[:, keys])
         for name, value in backwards.extra(later[:, keys]).items():
             found[name][:, at] = value
