@@ -13,7 +13,7 @@ from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generation_checkpoint import ReachedCommits
-from jobs.lineage.generations import DeployedModel, Generation, read_position
+from jobs.lineage.generations import DeployedModel, Generation
 from jobs.lineage.inputs_table import InputPins, join_inputs, join_of
 from jobs.snapshots import store
 from jobs.snapshots.model_runtime import (
@@ -22,7 +22,6 @@ from jobs.snapshots.model_runtime import (
     is_importing_new_keys,
     read_offered_states,
 )
-from jobs.spark.conf import choose_codegen
 from jobs.spark.queries import plan_once, start_micro_batches
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -32,7 +31,6 @@ from jobs.state.encoding.rows import Packer, build_event_time_packer, build_row_
 from jobs.state.plan import Plan
 from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import VERSION
 from jobs.storage.tables import latest, measurements, refuse_absent
 from jobs.streaming.estimate_files import EstimateWriter
 from jobs.streaming.exporting import read_states
@@ -81,25 +79,9 @@ def start_query(
     spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
     context = QueryContext(to_run, runtime, lease, manifest)
     pins = None if spec.inputs is None else InputPins(to_run, runtime.kind, lease.generation)
-    with choose_codegen(spark, _count_rows_ahead(context)):
-        packed, processor = open_source(context), build_operator(context)
-        writer = build_sinks(context, model.spec, pins, on_progress, check_source)
-        return start(context, packed, processor, writer, seconds), writer.totals
-
-
-def _count_rows_ahead(context: QueryContext) -> int:
-    """Return the number of states and measurements that the first micro-batch may read; 0 where it is not known.
-
-    Each micro-batch chooses for the next one whether plans are compiled, and no micro-batch comes before the first.
-    """
-    warehouse, generation = context.model.warehouse, context.generation
-    if generation.topic is not None:
-        return 0
-    table = measurements(generation.model)
-    position = read_position(warehouse, generation)
-    end = {VERSION: warehouse.latest_version(table)}
-    seeds = context.manifest.key_count if context.committed is None else 0
-    return seeds + (measurements_table.count_rows_between(warehouse, table, position, end) or 0)
+    packed, processor = open_source(context), build_operator(context)
+    writer = build_sinks(context, model.spec, pins, on_progress, check_source)
+    return start(context, packed, processor, writer, seconds), writer.totals
 
 
 @dataclass(frozen=True)
