@@ -52,10 +52,10 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadsc
 # Of the tests that start Spark or Airflow, those with the mark core: each promise once, from files to a DAG's run.
 CORE := (core or not spark and not airflow) and not slow and not soak
 
-test: setup ## Run the tests without Spark, and the core of those with it: a quarter of an hour on two cores
+test: setup ## Run the tests without Spark, and the core of those with it: ten minutes on two cores
 	$(PYTEST) -m "$(CORE)" $(PYTEST_ARGS)
 
-test-all: setup ## Run all tests but slow and soak: what a change has to pass, half an hour on two cores
+test-all: setup ## Run all tests but slow and soak: what a change has to pass, twenty minutes on two cores
 	$(PYTEST) $(PYTEST_ARGS)
 
 # Both write tests/slow_runs.tsv.

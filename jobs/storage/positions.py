@@ -12,7 +12,6 @@ that is not included. The estimates table stores places as JSON.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -182,14 +181,6 @@ def rank(position: Mapping[str, Any]) -> int:
     `is_reached` to compare positions.
     """
     return rank_of(convert_position(position))
-
-
-def name_position(position: Mapping[str, Any]) -> str:
-    """Return an id of a position: the version, or the sum and a digest of all offsets."""
-    if position["source"] != KAFKA:
-        return str(position["version"])
-    cut = json.dumps([position.get("topic_id"), sorted(parse_offsets(position).items())])
-    return f"{rank(position)}-{hashlib.sha256(cut.encode()).hexdigest()[:10]}"
 
 
 def describe(position: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.storage.positions import build_delta_position, build_topic_position, is_reached, name_position, rank
+from jobs.storage.positions import build_delta_position, build_topic_position, is_reached, rank
 
 TABLE = "measurements/walk"
 
@@ -45,11 +45,3 @@ def test_each_partition_counts_in_the_rank() -> None:
     assert rank(at(30, 10)) == 40 and rank(at()) == 0 and rank(build_delta_position(TABLE, 7)) == 7
     for further in (at(31, 10), at(30, 11), at(30, 10, 1)):
         assert is_reached(further, at(30, 10)) and rank(further) > rank(at(30, 10))
-    assert name_position(at(30, 10)).startswith("40-")
-
-
-def test_two_cuts_of_the_same_sum_have_two_names() -> None:
-    cuts = [at(30, 10), at(10, 30), at(30, 10, topic_id="A"), at(30, 10, topic_id="B")]
-    assert len({name_position(one) for one in cuts}) == 4
-    assert name_position(at(30, 10)) == name_position(at(30, 10))
-    assert name_position(build_delta_position(TABLE, 7, "t1")) == "7"
