@@ -5,8 +5,10 @@ the time step, is computed by NumPy for many rows before. The compiled part walk
 state and cannot be compiled, such as the logarithm in the likelihood, is computed by NumPy after.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,13 @@ from kalman.types import Array, Filter, Rows, Step
 
 SMALLEST, LARGEST = 64, 16_384
 """Fewest and most rows that are walked together; few after a row that was not in order."""
+
+FEW_OTHERS = 8
+"""A key's rows that are not in order may be so many, and one in so many of its rows, shared by the keys of a round."""
+PATIENCE = 512
+"""Rounds that may pass until all keys have a row and no diffuse part; a key that has one later takes rounds."""
+_LOCK = Lock()
+"""Held while a step is compiled, so that several threads compile it once."""
 
 
 class Walked(NamedTuple):
@@ -89,7 +98,7 @@ class SeriesWalk:
         self._masked = len(step.recorded.inputs) > model.size + 1 + model.controls + model.measurements
 
     def is_clear(self, state: Array) -> bool:
-        """Return whether a state (size,) has no diffuse part."""
+        """Return whether states (size,) or (size, K) have no diffuse part."""
         return not state[self._diffuse].any()
 
     def apply(self, state: Array, rows: Rows) -> Walked:
@@ -112,12 +121,17 @@ class SeriesWalk:
         return Walked(after, step)
 
 
-@lru_cache(maxsize=64)
 def build_walk(model: Filter, missing: bool) -> SeriesWalk | None:
     """Return the compiled step of a filter; missing: whether components may be missing.
 
-    None where llvmlite is not installed, and for a kind of filter whose state depends on more than compiled operations.
+    None where nothing can be compiled, and for a kind of filter whose state depends on more than compiled operations.
     """
+    with _LOCK:
+        return _build_walk(model, missing)
+
+
+@lru_cache(maxsize=4)
+def _build_walk(model: Filter, missing: bool) -> SeriesWalk | None:
     step = build_clear_step(model, missing)
     cut = None if step is None else compile_step(step, model.size)
     return None if step is None or cut is None else SeriesWalk(model, step, cut)
@@ -125,10 +139,14 @@ def build_walk(model: Filter, missing: bool) -> SeriesWalk | None:
 
 def compile_step(step: ClearStep, size: int) -> CutStep | None:
     """Return the compiled step, None where `build_walk` is None; size: number of the state's entries."""
-    if load_llvm() is None:
+    found = split_step(step, size) if load_llvm() is not None else None
+    if found is None:
         return None
-    found = split_step(step, size)
-    return None if found is None else CutStep(found[0], size, found[1])
+    try:
+        return CutStep(found[0], size, found[1])
+    except (AttributeError, OSError, RuntimeError) as error:  # such as no memory that may hold code
+        warnings.warn(f"long series take rounds, since nothing can be compiled here: {error}", stacklevel=2)
+        return None
 
 
 def split_step(step: ClearStep, size: int) -> tuple[StepParts, int] | None:

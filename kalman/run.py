@@ -4,7 +4,7 @@ Round k holds the k-th row of every key that has at least k rows. The keys are o
 rows, so the keys of each round are a prefix of the previous round's keys, and array views stay contiguous.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.long_series import LARGEST, SMALLEST, SeriesWalk, build_walk
+from kalman.long_series import FEW_OTHERS, LARGEST, PATIENCE, SMALLEST, SeriesWalk, build_walk
 from kalman.types import Array, Filter, Rows, Step
 
 Integers = npt.NDArray[np.int64]
@@ -105,6 +105,20 @@ class Rounds(NamedTuple):
         widths = np.diff(self.starts)
         first = int(np.searchsorted(-widths, -FEW_KEYS))
         return first if len(widths) - first >= MANY_ROUNDS else None
+
+    def list_rest(
+        self, first: int, done: Integers, left: Integers, backwards: bool = False
+    ) -> Iterator[tuple[Integers, Integers]]:
+        """Yield the rounds of rows that are left from round `first` on: places (k,), positions of their keys (k,).
+
+        done, left (J,): of the key at each position in `keys`, how many of these rows come before those that are left,
+        and how many are left. backwards: whether the last rounds come first.
+        """
+        order = np.argsort(-left, kind="stable")
+        rounds = range(int(left.max(initial=0)))
+        for t in reversed(rounds) if backwards else rounds:
+            keys = order[: int(np.searchsorted(-left[order], -t))]
+            yield self.starts[first + done[keys] + t] + keys, keys
 
     def list_places(self, key: int, first: int) -> Integers:
         """Return the places of the rows of the key at a position in `keys`, from a round on."""
@@ -214,13 +228,31 @@ class _RowRounds:
         if first is not None:
             missing = bool(np.isnan(self.y[:, plan.starts[first] :]).any())
             walk = build_walk(self.model, missing)
-        for part in plan.slices(None if walk is None else first):
-            self.apply_round(part, slice(0, part.stop - part.start))
-        if first is not None and walk is not None:
-            for key in range(plan.starts[first + 1] - plan.starts[first]):
-                self._walk_key(key, plan.list_places(key, first), walk)
+        slices = plan.slices(None if walk is None or first is None else first + PATIENCE)
+        for at, part in enumerate(slices):
+            keys = slice(0, part.stop - part.start)
+            if walk is not None and first is not None and at >= first and self._are_ready(keys, walk):
+                return self._walk_keys(at, walk)
+            self.apply_round(part, keys)
+        if walk is not None:
+            self._walk_keys(len(slices), walk)
 
-    def apply_round(self, part: slice, prefix: slice) -> None:
+    def _are_ready(self, keys: slice, walk: SeriesWalk) -> bool:
+        """Return whether keys have a row, and no diffuse part in their state."""
+        return bool(self.count[keys].all()) and walk.is_clear(self.values[:, keys])
+
+    def _walk_keys(self, first: int, walk: SeriesWalk) -> None:
+        """Apply the rows from round `first` on, key by key; those of keys with many rows not in order, by rounds."""
+        plan = self.plan
+        if first >= len(plan.starts) - 1:
+            return
+        keys = int(plan.starts[first + 1] - plan.starts[first])
+        places = [plan.list_places(key, first) for key in range(keys)]
+        done = np.array([self._walk_key(key, places[key], walk, keys) for key in range(keys)])
+        for part, which in plan.list_rest(first, done, np.array([len(a) for a in places]) - done):
+            self.apply_round(part, which)
+
+    def apply_round(self, part: slice | Integers, prefix: slice | Integers) -> None:
         """Apply a row of each of the keys at positions `prefix`; part: positions of the rows."""
         model, time, event_time, count, total = self.model, self.time, self.event_time, self.count, self.total
         values = self.values
@@ -252,13 +284,15 @@ class _RowRounds:
         for name, value in step.extra.items():
             outputs.extra[name][:, part] = value
 
-    def _walk_key(self, key: int, places: Integers, walk: SeriesWalk) -> None:
-        """Apply the rows of a key at these places, those that are in order by compiled code."""
+    def _walk_key(self, key: int, places: Integers, walk: SeriesWalk, keys: int) -> int:
+        """Apply the rows of a key at these places, those that are in order by compiled code.
+
+        Return how many rows were applied: not all, if so many are not in order that rounds of all `keys` are faster.
+        """
         at, size, others = 0, SMALLEST, 0
-        while at < len(places):
+        while at < len(places) and others <= FEW_OTHERS + at // (FEW_OTHERS * keys):
             state, done = np.ascontiguousarray(self.values[:, key]), 0
-            # where an eighth of the rows are not in order, compiled code does not pay
-            if self.count[key] and others <= SMALLEST + at // 8 and walk.is_clear(state):
+            if self.count[key] and walk.is_clear(state):
                 done = self._walk_rows(key, state, places[at : at + size], walk)
                 at += done
             if done == size or at == len(places):
@@ -266,6 +300,7 @@ class _RowRounds:
                 continue
             self.apply_round(slice(places[at], places[at] + 1), slice(key, key + 1))
             at, size, others = at + 1, SMALLEST, others + 1
+        return at
 
     def _walk_rows(self, key: int, state: Array, places: Integers, walk: SeriesWalk) -> int:
         """Apply the rows of a key at these places up to one that is not in order; return how many were applied."""

@@ -343,7 +343,8 @@ class _Run:
             return RowSource.of_frame(source.warehouse, frame, source.files), counts, rejected
         files = source.files.between(Interval(self.question.start.before, wanted.last))
         rows, before = files.count(source.warehouse.spark, runtime.spec.time, wanted.first)
-        return replace(source, choose=lambda: files), HistoryCounts(rows, before, 0, 0), {}
+        source = replace(source, choose=lambda: files, make_frame=lambda: self._frame(runtime))
+        return source, HistoryCounts(rows, before, 0, 0), {}
 
     def _frame(self, runtime: ModelRuntime) -> DataFrame:
         """Return the rows to read, with the inputs of their keys."""

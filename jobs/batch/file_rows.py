@@ -54,13 +54,14 @@ _LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
 """The mark of files with times in the calendar of Spark 2, which Spark converts."""
 _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
 _NUMBERS = {**_INTEGERS, "float": pa.float32(), "double": pa.float64()}
+_CODECS = {"UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4", "LZ4_RAW"}
 _ESCAPES = {chr(i): f"\\u{i:04X}" for i in range(32)} | {
     "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"
 }  # fmt: skip
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')
 
 
-class RowGroup(NamedTuple):
+class FileGroup(NamedTuple):
     """A row group of a file: its rows, the bytes of its needed columns, and its least and greatest event time (µs)."""
 
     file: str
@@ -80,7 +81,7 @@ class HistoryFiles:
 
     folder: str
     schema: StructType
-    pieces: tuple[RowGroup, ...]
+    pieces: tuple[FileGroup, ...]
     interval: Interval = Interval()
 
     def between(self, interval: Interval) -> HistoryFiles:
@@ -145,11 +146,11 @@ class HistoryFiles:
 
         return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(over, schema)
 
-    def _divide(self, cores: int) -> list[list[RowGroup]]:
+    def _divide(self, cores: int) -> list[list[FileGroup]]:
         """Return consecutive row groups for each task."""
         total = sum(one.size for one in self.pieces)
         count = min(len(self.pieces), max(cores, -(-total // TASK_BYTES)))
-        parts: list[list[RowGroup]] = [[] for _ in range(count)]
+        parts: list[list[FileGroup]] = [[] for _ in range(count)]
         before = 0
         for one in self.pieces:
             parts[(2 * before + one.size) * count // (2 * total + 1)].append(one)
@@ -158,7 +159,7 @@ class HistoryFiles:
 
 
 def read_pieces(
-    folder: str, pieces: Sequence[RowGroup], columns: list[str], time: str, interval: Interval
+    folder: str, pieces: Sequence[FileGroup], columns: list[str], time: str, interval: Interval
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of row groups whose event times are in an interval; a column that a file lacks is not there."""
     for name in dict.fromkeys(one.file for one in pieces):
@@ -268,7 +269,7 @@ def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -
     with ThreadPoolExecutor(8) as pool:
         looks = list(pool.map(lambda name: _look(folder, name, spec, types), names))
     whole = StructType.fromJson(json.loads(log.schema().to_json()))
-    pieces: list[RowGroup] = []
+    pieces: list[FileGroup] = []
     for name, found in zip(names, looks, strict=True):
         if isinstance(found, str):
             return f"{name}: {found}"
@@ -285,7 +286,7 @@ def _is_usual(spec: ModelSpec, name: str, kind: str) -> bool:
     return kind in _NUMBERS
 
 
-def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> list[RowGroup] | str:
+def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> list[FileGroup] | str:
     """Return the row groups of a file, or why Spark must read the file."""
     try:
         file = open_parquet(folder, name)
@@ -293,13 +294,18 @@ def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> lis
         columns = {data.schema.column(i).path: i for i in range(data.num_columns)}
         if _LEGACY_TIMES in (data.metadata or {}):
             return "its times are in the calendar of Spark 2"
+        lower = {name.lower() for name in file.schema_arrow.names}
         for column, kind in types.items():
             if column not in file.schema_arrow.names:
-                if column == spec.time or column in spec.key:
-                    return f"it has no column {column}"
+                if column == spec.time or column in spec.key or column.lower() in lower:
+                    return f"it has no column {column}, or writes it in another case"
             elif not _has_type(file.schema_arrow.field(column).type, kind) or column not in columns:
                 return f"its column {column} has another type than the table's"
         wanted = [columns[column] for column in types if column in columns]
+        groups = [data.row_group(i) for i in range(data.num_row_groups)]
+        codecs = {group.column(i).compression for group in groups for i in wanted}
+        if codecs - _CODECS:
+            return f"it is compressed by {', '.join(sorted(codecs - _CODECS))}"
         return [_measure(name, data, i, wanted, columns[spec.time]) for i in range(data.num_row_groups)]
     except (OSError, pa.ArrowException) as error:
         return f"it cannot be opened ({type(error).__name__})"
@@ -311,14 +317,14 @@ class _NoBounds(Exception):
     """A row group does not tell the range of its event times."""
 
 
-def _measure(name: str, data: pq.FileMetaData, group: int, wanted: Sequence[int], time: int) -> RowGroup:
+def _measure(name: str, data: pq.FileMetaData, group: int, wanted: Sequence[int], time: int) -> FileGroup:
     """Return the description of a row group; raises _NoBounds."""
     rows = data.row_group(group)
     about: Any = rows.column(time).statistics
     if about is None or not about.has_min_max or not about.has_null_count or about.null_count:
         raise _NoBounds
     size = sum(rows.column(i).total_compressed_size for i in wanted)
-    return RowGroup(name, group, rows.num_rows, size, about.min_raw, about.max_raw)
+    return FileGroup(name, group, rows.num_rows, size, about.min_raw, about.max_raw)
 
 
 def _has_type(found: pa.DataType, kind: str) -> bool:
@@ -376,10 +382,9 @@ class RowSource:
 
     def before(self, time: str, at: int) -> RowSource:
         """Return the rows with earlier event times (µs) than `at`."""
-        condition = F.unix_micros(F.col(f"`{time}`")) < at
         return RowSource(
             self.warehouse,
-            lambda: self.frame.filter(condition),
+            lambda: self.frame.filter(F.unix_micros(F.col(f"`{time}`")) < at),
             lambda: self.files if isinstance(self.files, str) else self.files.between(Interval(None, at)),
         )
 

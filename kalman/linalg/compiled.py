@@ -58,16 +58,16 @@ COMPILED = {*BINARY, *COMPARED, *LOGICAL, *CALLED, *OTHERS, ROUND}
 
 @cache
 def load_llvm() -> Any:
-    """Return the module `llvmlite.binding`, ready to compile for this machine, or None if llvmlite is not installed.
+    """Return the module `llvmlite.binding`, ready to compile for this machine, or None if llvmlite does not work here.
 
     It is loaded when the first long series is filtered, since it is larger than all other modules together.
     """
     try:
         binding = importlib.import_module("llvmlite.binding")
-    except ImportError:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+    except (ImportError, AttributeError, OSError, RuntimeError):
         return None
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
     return binding
 
 
@@ -209,7 +209,7 @@ def _write_operation(name: str, operation: Operation, names: dict[int, str]) -> 
         return [f"%{name} = select i1 {read(args[0], True)}, {kind} {yes}, {kind} {no}"]
     if function in ("maximum", "minimum"):
         a, b = map(read, args)
-        order = "oge" if function == "maximum" else "ole"
+        order = "ogt" if function == "maximum" else "olt"  # of two zeros the second, as in NumPy
         return [
             f"%{name}.a = fcmp {order} double {a}, {b}",
             f"%{name}.b = fcmp uno double {a}, {a}",

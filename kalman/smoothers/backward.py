@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.long_series import LARGEST, SMALLEST
-from kalman.run import Rounds
+from kalman.long_series import FEW_OTHERS, LARGEST, SMALLEST
+from kalman.run import Integers, Rounds
 from kalman.smoothers.kinds import CompiledBack, Smoother, compile_back
 from kalman.types import Array, Rows
 
@@ -54,12 +54,15 @@ class BackwardPass:
             missing = bool(np.isnan(self._filtered.y[:, plan.starts[first] :]).any())
             back = compile_back(self._backwards, missing)
         if first is not None and back is not None:
-            for key in range(plan.starts[first + 1] - plan.starts[first]):
-                self._walk_key(key, plan.list_places(key, first)[::-1], back)
+            keys = int(plan.starts[first + 1] - plan.starts[first])
+            places = [plan.list_places(key, first)[::-1] for key in range(keys)]
+            left = np.array([self._walk_key(key, places[key], back, keys) for key in range(keys)])
+            for part, which in plan.list_rest(first, np.zeros_like(left), left, backwards=True):
+                self._go_back(part, which)
         for place in reversed(plan.slices(None if back is None else first)):
             self._go_back(place, slice(0, place.stop - place.start))
 
-    def _go_back(self, place: slice, keys: slice) -> None:
+    def _go_back(self, place: slice | Integers, keys: slice | Integers) -> None:
         """Go back over a row of each of the keys at positions `keys`."""
         backwards, filtered, later = self._backwards, self._filtered, self.later
         self.mean[:, place], self.covariance[:, place] = backwards.smoothed(
@@ -72,12 +75,19 @@ class BackwardPass:
         later[:, keys] = np.where(filtered.flag[place] == flags.WELL, earlier, later[:, keys])
         self._values[:, keys] = before
 
-    def _walk_key(self, key: int, places: npt.NDArray[np.int64], back: CompiledBack) -> None:
-        """Go back over the rows of a key at these places, the last row first."""
+    def _walk_key(self, key: int, places: Integers, back: CompiledBack, keys: int) -> int:
+        """Go back over the rows of a key at these places, the last row first; return how many rows are left.
+
+        The first rows of a key are left if they are not in order, and all are if rounds of all `keys` are faster.
+        """
         filtered, n, p = self._filtered, len(self.mean), len(self.covariance)
         clear = (filtered.flag[places] == flags.WELL) & ~filtered.first[places]
         if back.diffuse.stop > back.diffuse.start:
             clear &= ~filtered.before[back.diffuse][:, places].any(axis=0)
+        end = int(np.flatnonzero(clear)[-1]) + 1 if clear.any() else 0
+        if np.count_nonzero(~clear[:end]) > FEW_OTHERS + end // (FEW_OTHERS * keys):
+            return len(places)
+        left, places = len(places) - end, places[:end]
         at, size = 0, SMALLEST
         while at < len(places):
             here = places[at : at + size]
@@ -102,3 +112,4 @@ class BackwardPass:
                 continue
             self._go_back(slice(places[at], places[at] + 1), slice(key, key + 1))
             at, size = at + 1, SMALLEST
+        return left

@@ -52,7 +52,7 @@ class CompiledBack(NamedTuple):
     diffuse: slice
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def compile_back(backwards: Smoother, missing: bool) -> CompiledBack | None:
     """Return the compiled step back over rows in order, or None where it cannot be compiled."""
     if not isinstance(backwards, LinearSmoother | CrossSmoother):

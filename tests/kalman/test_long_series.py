@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import flags
+from kalman import flags, long_series
 from kalman.evaluation.diagnostics import innovations
 from kalman.filters.state_output import StateOutput
 from kalman.linalg.compiled import COMPILED, Walk, load_llvm
@@ -173,6 +173,39 @@ def test_without_llvm_everything_is_done_in_rounds(monkeypatch: pytest.MonkeyPat
         monkeypatch, lambda: kalman.run(model, kalman.initial_states(model, 3), rows, UNIT)
     )
     same([*second[0]], [*first[0]])
+
+
+def test_where_nothing_can_be_compiled_rounds_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError("no memory may hold code")
+
+    monkeypatch.setattr(long_series, "CutStep", refuse)
+    with pytest.warns(UserWarning, match="long series take rounds.*no memory may hold code"):
+        assert build_walk(build({**TREND, "initial": {**PROPER, "mean": [1.25, 0.0]}}), True) is None
+
+
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_rows_not_in_order_of_many_keys_share_rounds(smoothed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 keys, a third of whose rows are infinite: not a NumPy step for each such row of each key."""
+    model, keys, length = build({**TREND, "form": "information"}), 30, 200
+    rows = draw_rows(model, (length,) * keys, 3)
+    rows.y[0, np.random.default_rng(0).random(rows.y.shape[1]) < 0.3] = np.inf
+    steps = []
+    plain = type(model).step
+    monkeypatch.setattr(type(model), "step", lambda self, *given: (steps.append(1), plain(self, *given))[1])
+
+    def work() -> Any:
+        steps.clear()
+        states = kalman.initial_states(model, keys)
+        found = smooth(model, states, rows, UNIT) if smoothed else kalman.run(model, states, rows, UNIT)
+        return found, len(steps)
+
+    (first, of_rounds), (second, walked) = in_rounds_and_walked(monkeypatch, work)
+    same([*second[0]], [*first[0]])
+    same(flatten(second[1]), flatten(first[1]))
+    if smoothed:
+        same([*second[2][:2]], [*first[2][:2]])
+    assert walked <= of_rounds * 1.1 + keys * 12
 
 
 def test_a_short_tail_and_many_keys_stay_in_rounds() -> None:

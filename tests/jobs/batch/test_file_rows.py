@@ -240,6 +240,11 @@ OTHERS: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any], str]] = 
     "no zone": (_cast("at", pa.timestamp("us")), {}, "column at has another type"),
     "INT96": (lambda rows: rows, {"use_deprecated_int96_timestamps": True}, "column at has another type"),
     "no key": (lambda rows: rows.drop(["id"]), {}, "no column id"),
+    "another case": (
+        lambda rows: rows.rename_columns({"a": "A"}),
+        {},
+        "no column a, or writes it in another case",
+    ),
     "no statistics": (lambda rows: rows, {"write_statistics": False}, "no statistics"),
     "a null time": (
         lambda rows: rows.set_column(1, "at", pa.array([None, *rows["at"].to_pylist()[1:]], TIME)),
@@ -260,6 +265,16 @@ def test_spark_reads_files_that_differ_from_their_table(tmp_path: Path, case: st
     write_deltalake(tmp_path / "t", rows_of())
     _rewrite(tmp_path, change, **options)
     assert why in str(chosen(tmp_path))
+
+
+def test_spark_reads_files_of_a_codec_that_tasks_may_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_deltalake(tmp_path / "t", rows_of())
+    _rewrite(tmp_path, lambda rows: rows, compression="zstd")
+    whole(tmp_path)
+    monkeypatch.setattr(file_rows, "_CODECS", {"UNCOMPRESSED"})  # no library here writes the codec LZO
+    assert "compressed by ZSTD" in str(chosen(tmp_path))
 
 
 def test_spark_reads_files_that_cannot_be_opened(tmp_path: Path) -> None:
