@@ -1,40 +1,31 @@
-"""Read the measurements in Python tasks, from the Parquet files of one version of their table.
-
-The driver plans which task reads which row groups; a task packs the rows where it reads them, so no row passes through
-Java. Spark reads every table whose rows this reader could not return exactly as Spark does (`choose_files`).
-"""
+"""The rows of history, as files that tasks read (`jobs.snapshots.measurement_files`) or as a frame of Spark."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from jobs.batch.batch_filter import Interval
-from jobs.core.settings import find_local_path
-from jobs.snapshots.row_hash import compute_row_hashes, hash_literal
-from jobs.spark.conf import ARROW_ROWS
+from jobs.snapshots.measurement_files import (
+    FileGroup,
+    divide_groups,
+    open_measurements,
+    pack_groups,
+    read_groups,
+    read_micros,
+)
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import build_texts, repeat_text
-from jobs.state.encoding.keys import KEY_CHECK_SEED, ONLY
 from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import ID_CHECK_SEED, ROW_ID, RowFormat, build_row_packer, select_columns
-from jobs.storage.table_log import open_plain_log
-from jobs.storage.table_rows import list_live_files, open_parquet
-from jobs.storage.tables import LATE_COPIES_TABLE
+from jobs.state.encoding.rows import RowFormat, build_row_packer, select_columns
+from jobs.storage.table_rows import list_live_files
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -42,34 +33,10 @@ if TYPE_CHECKING:
 
     from jobs.spark.warehouse import Warehouse
 
-_compute: Any = pc
-
 MOST_FILES = 5_000
 """The number of files up to which the driver looks at each; Spark's tasks do this for a table with more files."""
-TASK_BYTES = 16 << 20
-"""The bytes, in the columns that are read, for which one more task is worth its start."""
 QUICK_BYTES = 1 << 30
 """The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
-_LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
-"""The mark of files with times in the calendar of Spark 2, which Spark converts."""
-_INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
-_NUMBERS = {**_INTEGERS, "float": pa.float32(), "double": pa.float64()}
-_CODECS = {"UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4", "LZ4_RAW"}
-_ESCAPES = {chr(i): f"\\u{i:04X}" for i in range(32)} | {
-    "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"
-}  # fmt: skip
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
-
-
-class FileGroup(NamedTuple):
-    """A row group of a file: its rows, the bytes of its needed columns, and its least and greatest event time (µs)."""
-
-    file: str
-    group: int
-    rows: int
-    size: int
-    least: int
-    greatest: int
 
 
 @dataclass(frozen=True)
@@ -96,14 +63,12 @@ class HistoryFiles:
 
     def pack(self, spark: SparkSession, fmt: RowFormat, routing: Routing, typed: bool) -> DataFrame:
         """Return packets of the rows, as `jobs.state.encoding.rows.pack_rows` does; `typed` packets have a kind."""
-        packer = build_row_packer(fmt, routing, typed)
-        beside = [] if fmt.row_id is None else [fmt.row_id.column]
-        columns = [*fmt.kind.columns, fmt.time, *fmt.numbers, *beside]
+        packer, folder, holds = build_row_packer(fmt, routing, typed), self.folder, self.interval.holds
 
-        def work(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return packer(build_packing_columns(batch, fmt) for batch in rows)
+        def work(groups: list[FileGroup]) -> Iterator[pa.RecordBatch]:
+            return pack_groups(folder, groups, fmt, packer, holds)
 
-        return self._run(spark, columns, fmt.time, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
+        return self._run(spark, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
     def count(self, spark: SparkSession, time: str, at: int | None) -> tuple[int, int]:
         """Count the rows from an event time on, and the earlier rows; tasks count where statistics do not suffice.
@@ -120,120 +85,30 @@ class HistoryFiles:
         )
         whole = [one for one in self.pieces if one not in across]
 
-        def work(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in rows:
-                before = 0 if at is None else int(np.count_nonzero(_read_micros(batch, time) < at))
+        folder, holds = self.folder, self.interval.holds
+
+        def work(groups: list[FileGroup]) -> Iterator[pa.RecordBatch]:
+            for batch in read_groups(folder, groups, [time], time, holds):
+                before = 0 if at is None else int(np.count_nonzero(read_micros(batch, time) < at))
                 columns = [pa.array([n], pa.int64()) for n in (batch.num_rows - before, before)]
                 yield pa.RecordBatch.from_arrays(columns, ["rows", "before"])
 
         found = [(0, one.rows) if at is not None and one.greatest < at else (one.rows, 0) for one in whole]
         if across:
             some = replace(self, pieces=across)
-            found += some._run(spark, [time], time, work, "rows bigint, before bigint").collect()
+            found += some._run(spark, work, "rows bigint, before bigint").collect()
         return sum(rows for rows, _ in found), sum(before for _, before in found)
 
-    def _run(
-        self, spark: SparkSession, columns: list[str], time: str, work: Callable[..., Any], schema: str
-    ) -> DataFrame:
-        """Return the result of a function over batches of the rows, in tasks that read about equally many bytes."""
-        parts = self._divide(spark.sparkContext.defaultParallelism)
-        folder, interval = self.folder, self.interval
+    def _run(self, spark: SparkSession, work: Callable[..., Any], schema: str) -> DataFrame:
+        """Return the result of a function of row groups, in tasks that read about equally many bytes."""
+        parts = divide_groups(self.pieces, spark.sparkContext.defaultParallelism)
 
         def over(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from work(read_pieces(folder, parts[number], columns, time, interval))
+                    yield from work(parts[number])
 
         return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(over, schema)
-
-    def _divide(self, cores: int) -> list[list[FileGroup]]:
-        """Return consecutive row groups for each task."""
-        total = sum(one.size for one in self.pieces)
-        count = min(len(self.pieces), max(cores, -(-total // TASK_BYTES)))
-        parts: list[list[FileGroup]] = [[] for _ in range(count)]
-        before = 0
-        for one in self.pieces:
-            parts[(2 * before + one.size) * count // (2 * total + 1)].append(one)
-            before += one.size
-        return [part for part in parts if part]
-
-
-def read_pieces(
-    folder: str, pieces: Sequence[FileGroup], columns: list[str], time: str, interval: Interval
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of row groups whose event times are in an interval; a column that a file lacks is not there."""
-    for name in dict.fromkeys(one.file for one in pieces):
-        groups = [one.group for one in pieces if one.file == name]
-        file = open_parquet(folder, name)
-        have = [column for column in columns if column in file.schema_arrow.names]
-        for batch in file.iter_batches(ARROW_ROWS, groups, have, use_threads=False):
-            held = interval.holds(_read_micros(batch, time))
-            yield batch if held.all() else batch.filter(pa.array(held))
-
-
-def _read_micros(batch: pa.RecordBatch, time: str) -> NDArray[np.int64]:
-    return batch.column(time).view(pa.int64()).to_numpy()
-
-
-def build_packing_columns(rows: pa.RecordBatch, fmt: RowFormat) -> pa.RecordBatch:
-    """Return rows with the columns and values of `jobs.state.encoding.rows.select_columns`.
-
-    Args:
-        rows: N rows with the columns of their files.
-        fmt: the format of the rows; the keys' inputs are not among its columns.
-    """
-    kind, row_id = fmt.kind, fmt.row_id
-    found: dict[str, pa.Array] = {}
-    if kind.integer:
-        found["identity"] = rows.column(kind.columns[0]).cast(pa.int64())
-    else:
-        text = build_key_texts([rows.column(name) for name in kind.columns], rows.num_rows)
-        found |= {"identity": _hash(text), "check": _hash(text, KEY_CHECK_SEED), "text": text}
-    found["time"] = rows.column(fmt.time)
-    for i, name in enumerate(fmt.numbers):
-        found[f"n{i}"] = _find(rows, name, pa.float64())
-    if row_id is not None and row_id.integer:
-        found[ROW_ID[0]] = _find(rows, row_id.column, pa.int64())
-    elif row_id is not None:
-        text = _find(rows, row_id.column, pa.string())
-        found |= zip(ROW_ID, (_hash(text), _hash(text, ID_CHECK_SEED), text), strict=True)
-    return pa.RecordBatch.from_arrays(list(found.values()), list(found))
-
-
-def build_key_texts(columns: Sequence[pa.Array], count: int) -> pa.Array:
-    """Return the text of each of `count` keys, as `jobs.state.encoding.keys.build_key_text` does."""
-    if not columns:
-        return repeat_text(ONLY, count)
-    texts = [one.cast(pa.string()) for one in columns]
-    if len(texts) == 1:
-        return texts[0]
-    quoted = (_compute.binary_join_element_wise('"', _escape(one), '"', "") for one in texts)
-    parts = [part for one in quoted for part in (",", one.fill_null("null"))]
-    return _compute.binary_join_element_wise("[", *parts[1:], "]", "")
-
-
-def _escape(texts: pa.Array) -> pa.Array:
-    """Return texts as the JSON of Spark has them between quotation marks."""
-    if not _compute.any(_compute.match_substring_regex(texts, _ESCAPED.pattern)).as_py():
-        return texts
-    coded = texts.dictionary_encode()
-    plain = [_ESCAPED.sub(lambda found: _ESCAPES[found[0]], one) for one in coded.dictionary.to_pylist()]
-    return build_texts(plain).take(coded.indices)
-
-
-def _hash(texts: pa.Array, literal: int | None = None) -> pa.Array:
-    """Return Spark's `xxhash64` of texts, or of a literal and texts."""
-    hashes = (
-        compute_row_hashes([texts]) if literal is None else compute_row_hashes([texts], hash_literal(literal))
-    )
-    return pa.array(hashes.view(np.int64))
-
-
-def _find(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column in another type; nulls if the rows' file lacks the column."""
-    if name not in rows.schema.names:
-        return pa.nulls(rows.num_rows, kind)
-    return rows.column(name).cast(kind, safe=False)
 
 
 def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -> HistoryFiles | str:
@@ -245,95 +120,17 @@ def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -
         table: the name of the table.
         version: the version of the table.
     """
-    if find_local_path(warehouse.root) is None:
-        return "the table is in a store"
-    if warehouse.exists(LATE_COPIES_TABLE):
-        return "copies of late rows are left out"
-    log = open_plain_log(warehouse, table, version)
-    if log is None:
-        return "the table has deletion vectors, mapped columns or other features, or delta-rs cannot read it"
-    fields = {field.name: field for field in log.schema().fields}
-    types: dict[str, str] = {}
-    for name in spec.columns:
-        if name not in fields or name in log.metadata().partition_columns:
-            return f"its files have no column {name}, which may be a partition or differ in case"
-        if set(fields[name].metadata) - {"comment"}:
-            return f"the column {name} has metadata beside its comment"
-        types[name] = str(getattr(fields[name].type, "type", "a nested type"))
-        if not _is_usual(spec, name, types[name]):
-            return f"the column {name} has the type {types[name]}"
+    opened = open_measurements(warehouse, spec, table, version)
+    if isinstance(opened, str):
+        return opened
+    rows, log = opened
     names = sorted(list_live_files(log)["path"].to_pylist())
     if len(names) > MOST_FILES:
         return f"the table has {len(names):,} files"
-    folder = warehouse.path(table)
-    with ThreadPoolExecutor(8) as pool:
-        looks = list(pool.map(lambda name: _look(folder, name, spec, types), names))
-    whole = StructType.fromJson(json.loads(log.schema().to_json()))
-    pieces: list[FileGroup] = []
-    for name, found in zip(names, looks, strict=True):
-        if isinstance(found, str):
-            return f"{name}: {found}"
-        pieces += found
-    return HistoryFiles(folder, StructType([whole[name] for name in spec.columns]), tuple(pieces))
-
-
-def _is_usual(spec: ModelSpec, name: str, kind: str) -> bool:
-    """Return whether tasks convert a column of a type of Delta to the columns of packets as Spark does."""
-    if name == spec.time:
-        return kind == "timestamp"
-    if name in spec.naming_columns:
-        return kind == "string" or kind in _INTEGERS
-    return kind in _NUMBERS
-
-
-def _look(folder: str, name: str, spec: ModelSpec, types: dict[str, str]) -> list[FileGroup] | str:
-    """Return the row groups of a file, or why Spark must read the file."""
-    try:
-        file = open_parquet(folder, name)
-        data = file.metadata
-        columns = {data.schema.column(i).path: i for i in range(data.num_columns)}
-        if _LEGACY_TIMES in (data.metadata or {}):
-            return "its times are in the calendar of Spark 2"
-        lower = {name.lower() for name in file.schema_arrow.names}
-        for column, kind in types.items():
-            if column not in file.schema_arrow.names:
-                if column == spec.time or column in spec.key or column.lower() in lower:
-                    return f"it has no column {column}, or writes it in another case"
-            elif not _has_type(file.schema_arrow.field(column).type, kind) or column not in columns:
-                return f"its column {column} has another type than the table's"
-        wanted = [columns[column] for column in types if column in columns]
-        groups = [data.row_group(i) for i in range(data.num_row_groups)]
-        codecs = {group.column(i).compression for group in groups for i in wanted}
-        if codecs - _CODECS:
-            return f"it is compressed by {', '.join(sorted(codecs - _CODECS))}"
-        return [_measure(name, data, i, wanted, columns[spec.time]) for i in range(data.num_row_groups)]
-    except (OSError, pa.ArrowException) as error:
-        return f"it cannot be opened ({type(error).__name__})"
-    except _NoBounds:
-        return "event times may be null, or have no statistics"
-
-
-class _NoBounds(Exception):
-    """A row group does not tell the range of its event times."""
-
-
-def _measure(name: str, data: pq.FileMetaData, group: int, wanted: Sequence[int], time: int) -> FileGroup:
-    """Return the description of a row group; raises _NoBounds."""
-    rows = data.row_group(group)
-    about: Any = rows.column(time).statistics
-    if about is None or not about.has_min_max or not about.has_null_count or about.null_count:
-        raise _NoBounds
-    size = sum(rows.column(i).total_compressed_size for i in wanted)
-    return FileGroup(name, group, rows.num_rows, size, about.min_raw, about.max_raw)
-
-
-def _has_type(found: pa.DataType, kind: str) -> bool:
-    """Return whether a file's column has the usual Arrow type of Delta's type."""
-    if kind == "timestamp":
-        return pa.types.is_timestamp(found) and found.unit == "us" and found.tz is not None
-    if kind == "string":
-        return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
-    return found == _NUMBERS[kind]
+    found = rows.list_groups(names)
+    if isinstance(found, str):
+        return found
+    return HistoryFiles(rows.folder, rows.schema, tuple(group for groups in found for group in groups))
 
 
 @dataclass(frozen=True)

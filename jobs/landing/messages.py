@@ -29,7 +29,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
-from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, REJECTED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,7 +38,6 @@ SENT = "_sent"
 """Column with the time at which a message was sent."""
 TOMBSTONE = "value: none (a tombstone)"
 NOT_AVRO = "value: not an Avro record of the schema"
-REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
 _KEY_KINDS = ("string", "int", "bigint")
 
 

@@ -78,9 +78,14 @@ def await_queries(
     return [problem for query in queries if (problem := query.exception()) is not None]
 
 
-def await_end(query: StreamingQuery, stop: threading.Event) -> None:
-    """Wait for the query's end; on a stop signal, stop it after the running micro-batch. Raise its failure."""
-    for problem in await_queries([query], stop):
+def await_end(
+    query: StreamingQuery, stop: threading.Event, is_outdated: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait for the query's end; on a stop signal, or once `is_outdated`, stop it after the running micro-batch.
+
+    Raises the query's failure.
+    """
+    for problem in await_queries([query], stop, is_outdated):
         raise problem
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 from deltalake import Schema
+from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from jobs.spark.written_rows import keep_rows, write_rows
 from jobs.storage.row_changes import ReplacingTable
 from jobs.storage.table_log import FileTable, commit_or_remove
-from jobs.storage.table_rows import Filter
+from jobs.storage.table_rows import Filter, open_log
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -65,6 +67,13 @@ class Warehouse(Tables):
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
+
+    def read_schema(self, table: str) -> StructType:
+        """Return the columns of a table, from its log where delta-rs reads it, since Spark takes seconds to begin."""
+        try:
+            return StructType.fromJson(json.loads(open_log(self.root, table).schema().to_json()))
+        except (DeltaError, OSError):
+            return self.read(table).schema
 
     def append(
         self,

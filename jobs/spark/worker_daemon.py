@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import sys
+from importlib.machinery import PathFinder
+
+_ARCHIVES = ("pyspark.zip", "-src.zip")
 
 MODULES = (
     "numpy",
@@ -27,9 +32,27 @@ MODULES = (
     "jobs.batch.file_rows",
     "jobs.snapshots.state_rows",
     "jobs.streaming.estimate_files",
+    "jobs.streaming.planned_rows",
     "jobs.streaming.processors",
 )
 """The modules that a worker of a stream or a batch pass needs; these modules import all others."""
+
+
+def drop_archived_pyspark() -> None:
+    """Drop Spark's archive of PySpark from the path where Spark is part of the installed PySpark.
+
+    The modules of an archive are compiled at every start.
+    """
+    installed = [path for path in sys.path if not path.endswith(_ARCHIVES)]
+    found = PathFinder.find_spec("pyspark", installed)
+    home = os.environ.get("SPARK_HOME")
+    if (
+        found is not None
+        and found.origin is not None
+        and home
+        and os.path.samefile(os.path.dirname(found.origin), home)
+    ):
+        sys.path[:] = installed
 
 
 def load_modules() -> None:
@@ -41,6 +64,8 @@ def load_modules() -> None:
 
 
 if __name__ == "__main__":
+    drop_archived_pyspark()
+
     from pyspark.daemon import manager
 
     load_modules()

@@ -18,6 +18,8 @@ from jobs.storage.positions import parse_time, to_datetime
 from jobs.storage.warehouse import Tables
 
 REASON, PAYLOAD, POSITION = "_reason", "_payload", "_position"
+REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
+"""Columns of a rejected row."""
 
 TABLE = "quarantine"
 HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discarded"

@@ -31,7 +31,8 @@ from jobs.storage.positions import describe, rank
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.exporting import export, find_last_whole_batch
-from jobs.streaming.micro_batch import StreamTotals
+from jobs.streaming.micro_batch import BatchWatch, StreamTotals
+from jobs.streaming.planned_rows import forget_planner
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import build_recorder
@@ -237,13 +238,11 @@ class Driver:
                 self._serve_metrics(generation) as outlets,
                 watch_topic(self.model.warehouse, self.spec, generation) as check_source,
             ):
-                query, totals = start_query(
-                    self.model, self.spec, lease, manifest, self.seconds, advance, check_source
-                )
-                with build_recorder(self.model.warehouse, query, totals, generation, outlets) as recorder:
-                    await_end(query, self.stop)
-            if recorder.problem is not None:
-                print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
+                watch = BatchWatch(advance, check_source)
+                why = self._run_query(lease, manifest, watch, outlets, by_tasks=True)
+                if why is not None and not self.stop.is_set():
+                    progress.note(f"Spark reads the measurements from here on, because {why}")
+                    self._run_query(lease, manifest, watch, outlets, by_tasks=False)
         except PySparkException as error:
             problem = f"the stream of {self.model.name} failed: {find_cause(error)}"
             if LOG_TAKEN in str(error):
@@ -253,7 +252,30 @@ class Driver:
                 hint = describe_recovery(self.model.warehouse, generation)
                 problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error
-        return totals
+        return watch.totals
+
+    def _run_query(
+        self, lease: Lease, manifest: Manifest, watch: BatchWatch, outlets: list[Outlet], by_tasks: bool
+    ) -> str | None:
+        """Run the query to its end; return why Spark must read the rows that are left, or None.
+
+        by_tasks: whether tasks read the rows where they can.
+        """
+        query, planner = start_query(self.model, self.spec, lease, manifest, self.seconds, watch, by_tasks)
+        try:
+            with build_recorder(
+                self.model.warehouse, query, watch.totals, lease.generation, outlets
+            ) as recorder:
+                await_end(query, self.stop, lambda: planner is not None and planner.refusal is not None)
+        except PySparkException:
+            if planner is None or planner.refusal is None:
+                raise
+        finally:
+            if planner is not None:
+                forget_planner(self.model.warehouse.spark, planner)
+        if recorder.problem is not None:
+            print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
+        return None if planner is None else planner.refusal
 
     def _wait_for_rows(self, generation: Generation, progress: Progress) -> bool:
         """Wait until the source has rows after the snapshot; return False if the run ends first.

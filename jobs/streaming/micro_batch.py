@@ -133,6 +133,19 @@ class Counts(NamedTuple):
         return refused
 
 
+@dataclass(frozen=True)
+class BatchWatch:
+    """What a driver does beside the micro-batches of its queries.
+
+    on_progress: called with the totals after each micro-batch. check_source: called before a micro-batch is written;
+    raises an error if the generation's source was replaced, for example if a topic was recreated.
+    """
+
+    on_progress: Callable[[StreamTotals], None]
+    check_source: Callable[[], None]
+    totals: StreamTotals = field(default_factory=StreamTotals)
+
+
 @dataclass
 class MicroBatchWriter:
     """The function that Spark calls with the packets of each micro-batch."""
@@ -142,7 +155,7 @@ class MicroBatchWriter:
     files: EstimateFiles
     """Files of estimates that the operator's tasks write."""
     fence: Fence
-    on_progress: Callable[[StreamTotals], None]
+    watch: BatchWatch
     limit: QuarantineLimit | None
     latest: Latest | None
     publisher: Publisher | None
@@ -152,9 +165,6 @@ class MicroBatchWriter:
     """Function that converts packets of ended keys to rows; None if keys do not end."""
     reached: ReachedCommits | None
     """Notes of the commits of the measurements that micro-batches reach; None if the source is a topic."""
-    check_source: Callable[[], None]
-    """Function that raises an error if the generation's source was replaced, for example if a topic was recreated."""
-    totals: StreamTotals = field(default_factory=StreamTotals)
     profiler: NoProfiler = field(default_factory=profiler)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -166,7 +176,7 @@ class MicroBatchWriter:
         found = None
         try:
             counts = found = self._count_packets(packets, batch_id)
-            self.check_source()  # called after all rows are read, and before anything is committed
+            self.watch.check_source()  # called after all rows are read, and before anything is committed
             self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
@@ -176,8 +186,8 @@ class MicroBatchWriter:
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
             set_label(packets.sparkSession, self.generation.generation, "between micro-batches")
-        self.totals.add(batch_id, counts)
-        self.on_progress(self.totals)
+        self.watch.totals.add(batch_id, counts)
+        self.watch.on_progress(self.watch.totals)
 
     def _count_packets(self, packets: DataFrame, batch_id: int) -> Counts:
         """Run the filter, and return the counts of its packets."""

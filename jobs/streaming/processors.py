@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.landing.messages import REJECTED
 from jobs.state.block_store import MapStore, decode_offered, map_store
 from jobs.state.encoding.packets import (
     MISSING_INPUTS,
@@ -36,7 +35,7 @@ from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.filter_step import filter_step
 from jobs.state.key_states import BucketStates
 from jobs.state.plan import Packet, Plan, Stores, build_output_packets
-from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, REJECTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -35,7 +35,8 @@ from jobs.storage.tables import latest, measurements, refuse_absent
 from jobs.streaming.estimate_files import EstimateWriter
 from jobs.streaming.exporting import read_states
 from jobs.streaming.latest_states import Latest, build_ended_states
-from jobs.streaming.micro_batch import MicroBatchWriter, StreamTotals
+from jobs.streaming.micro_batch import BatchWatch, MicroBatchWriter
+from jobs.streaming.planned_rows import RowPlanner, choose_planner, read_planned_rows
 from jobs.streaming.processors import (
     EventTimeProcessor,
     FilterProcessor,
@@ -64,14 +65,14 @@ def start_query(
     lease: Lease,
     manifest: Manifest,
     seconds: float | None,
-    on_progress: Callable[[StreamTotals], None],
-    check_source: Callable[[], None],
-) -> tuple[StreamingQuery, StreamTotals]:
+    watch: BatchWatch,
+    by_tasks: bool,
+) -> tuple[StreamingQuery, RowPlanner | None]:
     """Start a generation's query from its checkpoint, or from its snapshot if it has committed nothing.
 
     `spec` defines the generation's states; the deployed model defines the sinks. If `seconds` is None, the query
-    processes the available rows, then ends. The query calls `on_progress` after each micro-batch, and `check_source`
-    before it writes one.
+    processes the available rows, then ends. If `by_tasks`, tasks read the rows where they can; the planner of these
+    rows is returned, too.
     """
     to_run, spark = model.with_spec(spec), model.warehouse.spark
     runtime = ModelRuntime.of(model.warehouse, spec, manifest.parameters)
@@ -79,9 +80,10 @@ def start_query(
     spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
     context = QueryContext(to_run, runtime, lease, manifest)
     pins = None if spec.inputs is None else InputPins(to_run, runtime.kind, lease.generation)
-    packed, processor = open_source(context), build_operator(context)
-    writer = build_sinks(context, model.spec, pins, on_progress, check_source)
-    return start(context, packed, processor, writer, seconds), writer.totals
+    planner = choose_planner(to_run, lease.generation, context.imports_keys) if by_tasks else None
+    packed, processor = open_source(context, planner), build_operator(context)
+    writer = build_sinks(context, model.spec, pins, watch)
+    return start(context, packed, processor, writer, seconds), planner
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,16 @@ class QueryContext:
         return self.imports_keys or self.event_time is not None
 
 
-def open_source(context: QueryContext) -> DataFrame:
-    """Return the rows after the generation's snapshot as a stream of packets, with the states of new keys."""
+def open_source(context: QueryContext, planner: RowPlanner | None) -> DataFrame:
+    """Return the rows after the generation's snapshot as a stream of packets, with the states of new keys.
+
+    planner: planner of the rows, which tasks then read; None if Spark reads the rows.
+    """
     warehouse, spec, runtime = context.model.warehouse, context.spec, context.runtime
     generation, rows = context.generation, runtime.rows
     packer = _build_packer(context)
+    if planner is not None:
+        return read_planned_rows(warehouse.spark, planner, rows, packer, context.typed)
     if generation.topic is None:
         source = _read_measurements(context.model, generation)
         # A table that another tool wrote may lack the column.
@@ -210,8 +217,7 @@ def build_sinks(
     context: QueryContext,
     deployed: ModelSpec,
     pins: InputPins | None,
-    on_progress: Callable[[StreamTotals], None],
-    check_source: Callable[[], None],
+    watch: BatchWatch,
 ) -> MicroBatchWriter:
     """Prepare each sink of the deployed spec, and return the writer of micro-batches to them."""
     warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
@@ -227,14 +233,13 @@ def build_sinks(
         rows=runtime.rows,
         files=context.files,
         fence=fence,
-        on_progress=on_progress,
+        watch=watch,
         limit=spec.quarantine,
         latest=_begin_latest(context, fence, deployed.sinks),
         publisher=_begin_publisher(warehouse, lease, deployed, context.committed),
         pins=pins,
         ended=ended,
         reached=_build_reached(context),
-        check_source=check_source,
     )
 
 

@@ -18,7 +18,9 @@ from pyspark.sql import functions as F
 
 from jobs.batch import file_rows
 from jobs.batch.batch_filter import Interval
-from jobs.batch.file_rows import HistoryFiles, RowSource, build_packing_columns, choose_files, read_pieces
+from jobs.batch.file_rows import HistoryFiles, RowSource, choose_files
+from jobs.snapshots import measurement_files
+from jobs.snapshots.measurement_files import build_packing_columns, divide_groups, read_groups
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import KeyKind
@@ -90,7 +92,7 @@ def test_tasks_make_the_columns_that_spark_makes(
     write_deltalake(tmp_path / "t", rows_of())
     files = whole(tmp_path)
     fmt = RowFormat(KEYS[key], "at", ("a", "float"), ("whole", "short"), row_id=IDS[row_id])
-    (batch,) = read_pieces(files.folder, files.pieces, rows_of().schema.names, "at", Interval())
+    (batch,) = read_groups(files.folder, files.pieces, rows_of().schema.names, "at", None)
     expected = select_columns(Warehouse(spark, str(tmp_path)).read("t"), fmt).toArrow()
     found = build_packing_columns(batch, fmt)
     assert found.schema.names == expected.schema.names
@@ -134,11 +136,11 @@ def test_row_groups_are_divided_by_bytes_and_none_is_lost(tmp_path: Path) -> Non
     _rewrite(tmp_path, lambda rows: rows, row_group_size=4)
     files = whole(tmp_path)
     for cores in (1, 2, 4, 100):
-        parts = files._divide(cores)
+        parts = divide_groups(files.pieces, cores)
         assert [one for part in parts for one in part] == list(files.pieces)
         assert len(parts) == min(cores, len(files.pieces))
         assert max(map(len, parts)) <= -(-len(files.pieces) // cores) + 1
-    assert files.between(Interval(FIRST + 10**12, None))._divide(2) == []
+    assert divide_groups(files.between(Interval(FIRST + 10**12, None)).pieces, 2) == []
 
 
 WHERE: dict[str, tuple[dict[str, Any], str]] = {
@@ -273,7 +275,9 @@ def test_spark_reads_files_of_a_codec_that_tasks_may_lack(
     write_deltalake(tmp_path / "t", rows_of())
     _rewrite(tmp_path, lambda rows: rows, compression="zstd")
     whole(tmp_path)
-    monkeypatch.setattr(file_rows, "_CODECS", {"UNCOMPRESSED"})  # no library here writes the codec LZO
+    monkeypatch.setattr(
+        measurement_files, "_CODECS", {"UNCOMPRESSED"}
+    )  # no library here writes the codec LZO
     assert "compressed by ZSTD" in str(chosen(tmp_path))
 
 
