@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from jobs.core.settings import find_local_path
-from jobs.snapshots.row_hash import compute_row_hashes, hash_literal
+from jobs.snapshots.row_hash import hash_texts
 from jobs.spark.conf import ARROW_ROWS
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_texts, repeat_text
@@ -177,7 +177,7 @@ def build_packing_columns(rows: pa.RecordBatch, fmt: RowFormat) -> pa.RecordBatc
         found["identity"] = rows.column(kind.columns[0]).cast(pa.int64())
     else:
         text = build_key_texts([rows.column(name) for name in kind.columns], rows.num_rows)
-        found |= {"identity": _hash(text), "check": _hash(text, KEY_CHECK_SEED), "text": text}
+        found |= {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED), "text": text}
     found["time"] = rows.column(fmt.time)
     for i, name in enumerate(fmt.numbers):
         found[f"n{i}"] = _find(rows, name, pa.float64())
@@ -185,7 +185,7 @@ def build_packing_columns(rows: pa.RecordBatch, fmt: RowFormat) -> pa.RecordBatc
         found[ROW_ID[0]] = _find(rows, row_id.column, pa.int64())
     elif row_id is not None:
         text = _find(rows, row_id.column, pa.string())
-        found |= zip(ROW_ID, (_hash(text), _hash(text, ID_CHECK_SEED), text), strict=True)
+        found |= zip(ROW_ID, (hash_texts(text), hash_texts(text, ID_CHECK_SEED), text), strict=True)
     return pa.RecordBatch.from_arrays(list(found.values()), list(found))
 
 
@@ -208,14 +208,6 @@ def _escape(texts: pa.Array) -> pa.Array:
     coded = texts.dictionary_encode()
     plain = [_ESCAPED.sub(lambda found: _ESCAPES[found[0]], one) for one in coded.dictionary.to_pylist()]
     return build_texts(plain).take(coded.indices)
-
-
-def _hash(texts: pa.Array, literal: int | None = None) -> pa.Array:
-    """Return Spark's `xxhash64` of texts, or of a literal and texts."""
-    hashes = (
-        compute_row_hashes([texts]) if literal is None else compute_row_hashes([texts], hash_literal(literal))
-    )
-    return pa.array(hashes.view(np.int64))
 
 
 def _find(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:

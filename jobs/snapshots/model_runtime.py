@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 import kalman
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.state_rows import pack_seeds
+from jobs.snapshots.state_rows import StateRows, pack_seeds
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.functions import list_functions
 from jobs.specs.model_spec import ModelSpec
@@ -198,7 +198,7 @@ class ModelRuntime:
 
 
 def build_initial_state(
-    warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: DataFrame, routing: Routing
+    warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: StateRows, routing: Routing
 ) -> DataFrame:
     """Return the initial state of the stateful operator as packets of a snapshot's states, waiting rows and row ids."""
     timed = runtime.spec.timed
@@ -241,8 +241,8 @@ def read_offered_states(warehouse: Warehouse, runtime: ModelRuntime, routing: Ro
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))
     mine = rows.filter(F.col("meaning") == hash_meaning(spec.fingerprint(), runtime.parameters))
-    return _pack_states(mine, runtime, routing, typed=True)
+    return _pack_states(StateRows.of(mine), runtime, routing, typed=True)
 
 
-def _pack_states(states: DataFrame, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
+def _pack_states(states: StateRows, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
     return pack_seeds(states, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)

@@ -47,7 +47,13 @@ def compute_row_hashes(columns: list[pa.Array], seed: np.uint64 | int = SEED) ->
     return found
 
 
-def hash_literal(value: int) -> np.uint64:
+def hash_texts(texts: pa.Array, literal: int | None = None) -> pa.Array:
+    """Return Spark's `xxhash64` of N texts, or of a literal and each text, as signed integers (N,)."""
+    seed = SEED if literal is None else _hash_literal(literal)
+    return pa.array(compute_row_hashes([texts], seed).view(np.int64))
+
+
+def _hash_literal(value: int) -> np.uint64:
     """Return the hash of a row after an integer literal of 32 bits, which Spark hashes as four bytes."""
     with np.errstate(over="ignore"):
         raw = np.array([value], "<i4").view(np.uint8)

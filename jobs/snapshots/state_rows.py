@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.snapshots.row_hash import compute_row_hashes
+from jobs.snapshots.row_hash import compute_row_hashes, hash_texts
 from jobs.snapshots.verified_rows import PARTITION, STATES
 from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.arrow import build_lists, build_matrix
-from jobs.state.encoding.keys import KeyKind, build_identity_arrays, build_identity_columns, build_key_array
+from jobs.state.encoding.keys import KEY_CHECK_SEED, KeyKind, build_identity_arrays, build_key_array
 from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS, Layout, Records, RowPacket
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import pack_buckets
@@ -118,7 +118,7 @@ def restore_types(rows: DataFrame) -> DataFrame:
 
 
 def pack_seeds(
-    rows: DataFrame,
+    rows: StateRows,
     kernel: Filter,
     kind: KeyKind,
     layout: Layout,
@@ -127,30 +127,23 @@ def pack_seeds(
 ) -> DataFrame:
     """Pack the rows of a snapshot into packets of state records for the initial state; `typed` packets have a kind."""
     widths, n = find_state_extras_widths(kernel), len(kernel.states)
-    columns = rows.select(
-        *build_identity_columns(kind, F.col("key")),
-        F.unix_micros("event_time").alias("event_time"),
-        F.col("state_index").alias("count"),
-        "log_likelihood",
-        "mean",
-        "covariance",
-        *split_extras(widths),
-    )
     packet = RowPacket.STATES if typed else None
 
     def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            names = ["identity"] if kind.integer else ["identity", "check"]
-            arrays = build_identity_arrays({name: batch.column(name).to_numpy() for name in names})
-            for name in ("event_time", "count", "log_likelihood"):
-                arrays[name] = batch.column(name).to_numpy()
-            arrays["values"] = kernel.restore(*parse_states(batch, n, widths))
-            records = Records(arrays, None if kind.integer else batch.column("text"))
-            yield pack_buckets(records, layout, routing, packet)
+            key = batch.column("key").cast(pa.int64() if kind.integer else pa.string())
+            identity = {"identity": key}
+            if not kind.integer:
+                identity = {"identity": hash_texts(key), "check": hash_texts(key, KEY_CHECK_SEED)}
+            arrays = build_identity_arrays({name: column.to_numpy() for name, column in identity.items()})
+            for name, column in (("event_time",) * 2, ("count", "state_index"), ("log_likelihood",) * 2):
+                arrays[name] = batch.column(column).to_numpy()
+            arrays["values"] = kernel.restore(*parse_states(with_extras(batch, list(widths)), n, widths))
+            yield pack_buckets(Records(arrays, None if kind.integer else key), layout, routing, packet)
 
-    return columns.mapInArrow(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
+    return rows.through(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
 
 def find_state_extras_widths(kernel: Filter) -> dict[str, int]:

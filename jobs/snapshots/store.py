@@ -10,8 +10,8 @@ from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, verified_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, build_manifest_row, find, read_manifests
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_rows import StateRows, measure_stored, write_states
-from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
+from jobs.snapshots.state_rows import StateRows, measure_stored, read_stored_rows, write_states
+from jobs.snapshots.verified_rows import STATES, RowsDigest
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse
@@ -110,13 +110,13 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     return found
 
 
-def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
+def verify(warehouse: Warehouse, manifest: Manifest) -> StateRows:
     """Return a snapshot's state rows, pinned to a version of their table, after a check that the rows are whole.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    return read_rows(warehouse, manifest.snapshot_id, manifest.model, find_whole_states(warehouse, manifest))
+    return read_stored_rows(warehouse, manifest, find_whole_states(warehouse, manifest))
 
 
 def find_whole_states(

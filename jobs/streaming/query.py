@@ -22,6 +22,7 @@ from jobs.snapshots.model_runtime import (
     is_importing_new_keys,
     read_offered_states,
 )
+from jobs.snapshots.state_rows import StateRows
 from jobs.spark.queries import plan_once, start_micro_batches
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -117,7 +118,7 @@ class QueryContext:
         return self.checkpoint.find_last_commit()
 
     @cached_property
-    def states(self) -> DataFrame | None:
+    def states(self) -> StateRows | None:
         """Return the verified states of the snapshot, or None if the checkpoint has newer ones.
 
         Micro-batch 0 initialises the state and may run many times, so the snapshot is pinned, never "the newest".
@@ -285,7 +286,7 @@ def _begin_latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest |
 
     def states() -> DataFrame:
         if context.states is not None:
-            return context.states
+            return context.states.frame
         assert context.committed is not None
         return read_states(context.model, generation, context.manifest, context.committed).frame
 

@@ -279,9 +279,9 @@ def states_at(model: Any, generation: Any, origin: Any, batch: int) -> Frame:
     return found
 
 
-def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Frame, routing: Any) -> Any:
+def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Any, routing: Any) -> Any:
     """Return a snapshot's states as the initial state of a query."""
-    seeds = Frame(warehouse.spark, states.rows, states.schema)
+    seeds = Frame(warehouse.spark, states.frame.rows, states.frame.schema)
     seeds.groupBy = lambda *names: seeds  # type: ignore[method-assign]
     return seeds
 
@@ -295,6 +295,11 @@ def write_states(warehouse: Any, manifest: Any, states: Any) -> Any:
     mine = [[(name, "=", value) for name, value in names.items()]]
     version = warehouse.replace(Frame(warehouse.spark, rows, parse_schema(SNAPSHOTS)), STATES, mine)
     return CommittedStates(version, Measured(*measure_stored(warehouse, manifest, version)))
+
+
+def read_stored_rows(warehouse: Any, manifest: Any, version: int) -> Any:
+    """Return a snapshot's rows at a version of their table."""
+    return SimpleNamespace(frame=read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
 
 
 def measure_stored(warehouse: Any, manifest: Any, version: int) -> Any:

@@ -165,6 +165,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         (model_runtime.build_initial_state, data_path.initial_state),
         (model_runtime.read_offered_states, data_path.offered),
         (state_rows.write_states, data_path.write_states),
+        (state_rows.read_stored_rows, data_path.read_stored_rows),
         (state_rows.measure_stored, data_path.measure_stored),
         (EstimateFiles, data_path.MemoryEstimateFiles),
         (exporting.read_states, data_path.states_at),
