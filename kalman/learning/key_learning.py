@@ -22,7 +22,8 @@ from kalman.learning.key_population import compute_evidence, compute_posterior, 
 from kalman.learning.key_rows import RoundRows, sort_by_rounds
 from kalman.learning.key_search import Box, KeyPoints, SearchEnds, invert_information, search
 from kalman.learning.key_starts import Free, Starts, build_candidates, free_numbers
-from kalman.learning.tangents import LearnedEntries, compute_fits, evaluate, whiten_innovations
+from kalman.learning.key_values import compute_fits, evaluate, whiten_innovations
+from kalman.learning.tangents import LearnedEntries
 from kalman.models import learned_entries
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
