@@ -11,6 +11,7 @@ import importlib
 import struct
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ OTHERS = {
     "logical_not",
     "where",
 }
+COMPILING = Lock()
+"""Held while code is compiled, so that several threads compile the same once."""
 ROUND = "round to float32"
 """The name of an operation that is no NumPy function: the nearest number that float32 can hold."""
 COMPILED = {*BINARY, *COMPARED, *LOGICAL, *CALLED, *OTHERS, ROUND}
