@@ -69,7 +69,10 @@ class Lanes:
         shared[:whole] = np.maximum(np.repeat(end[eight - 1 : whole : eight], eight), rounds[0])
         given = (ctypes.c_void_p * len(inputs))(*(a.ctypes.data for a in inputs))
         results = (ctypes.c_void_p * len(outputs))(*(a.ctypes.data for a in outputs))
-        for walk, count, begin, until in ((self._eight, whole, first, shared), (self._one, keys, shared, end)):
+        for walk, count, begin, until in (
+            (self._eight, whole, first, shared),
+            (self._one, keys, shared, end),
+        ):
             places = (a.ctypes.data for a in (begin, until, starts))
             walk(count, *places, given, results, state.ctypes.data, keys)
 
@@ -81,7 +84,6 @@ def _write_function(recorded: Recorded, size: int, width: Width) -> str:
     """
     number = width.number
     inputs, results = recorded.inputs[size:], recorded.outputs[size:]
-    names = {id(symbol): f"%s{k}" for k, symbol in enumerate(recorded.inputs[:size])}
     entry = [line for k in range(len(inputs)) for line in load_pointer(f"%in{k}", "%inputs", k)]
     entry += [line for k in range(len(results)) for line in load_pointer(f"%out{k}", "%outputs", k)]
     begin: list[str] = []
@@ -89,22 +91,7 @@ def _write_function(recorded: Recorded, size: int, width: Width) -> str:
         begin += [f"%line{k} = mul i64 %stride, {k}", f"%place{k} = add i64 %line{k}, %key"]
         begin += [f"%state{k} = getelementptr double, ptr %state, i64 %place{k}"]
         begin += [f"%begin{k} = load {number}, ptr %state{k}, align 8"]
-    body: list[str] = []
-    for k, symbol in enumerate(inputs):
-        names[id(symbol)] = f"%i{k}"
-        body += [f"%at{k} = getelementptr double, ptr %in{k}, i64 %row"]
-        body += [f"%i{k} = load {number}, ptr %at{k}, align 8"]
-        if symbol.boolean:  # a mask is 1.0 or 0.0
-            names[id(symbol)] = f"%m{k}"
-            body += [f"%m{k} = fcmp une {number} %i{k}, {width.repeat('double', '0.0')}"]
-    for at, operation in enumerate(recorded.select()):
-        names[id(operation[2])] = f"%x{at}"
-        body += write_operation(f"x{at}", operation, names, width)
-    values = [write_operand(a, names, False, width) for a in recorded.outputs]
-    states = [f"%s{k} = phi {number} [%begin{k}, %begin], [{values[k]}, %loop]" for k in range(size)]
-    for k, value in enumerate(values[size:]):
-        body += [f"%to{k} = getelementptr double, ptr %out{k}, i64 %row"]
-        body += [f"store {number} {value}, ptr %to{k}, align 8"]
+    body, values = _write_row(recorded, size, width)
     pointers = ", ".join(
         f"ptr noalias %{a}" for a in ("first", "end", "starts", "inputs", "outputs", "state")
     )
@@ -125,7 +112,7 @@ def _write_function(recorded: Recorded, size: int, width: Width) -> str:
         "br label %loop",
         "loop:",
         "%round = phi i64 [%from, %begin], [%later, %loop]",
-        *states,
+        *(f"%s{k} = phi {number} [%begin{k}, %begin], [{values[k]}, %loop]" for k in range(size)),
         *_load_integer("%start", "%starts", "%round"),
         "%row = add i64 %start, %key",
         *body,
@@ -144,6 +131,28 @@ def _write_function(recorded: Recorded, size: int, width: Width) -> str:
         "}",
     ]
     return "\n".join(lines)
+
+
+def _write_row(recorded: Recorded, size: int, width: Width) -> tuple[list[str], list[str]]:
+    """Return the instructions of a row, and the names of all outputs."""
+    number = width.number
+    names = {id(symbol): f"%s{k}" for k, symbol in enumerate(recorded.inputs[:size])}
+    body: list[str] = []
+    for k, symbol in enumerate(recorded.inputs[size:]):
+        names[id(symbol)] = f"%i{k}"
+        body += [f"%at{k} = getelementptr double, ptr %in{k}, i64 %row"]
+        body += [f"%i{k} = load {number}, ptr %at{k}, align 8"]
+        if symbol.boolean:  # a mask is 1.0 or 0.0
+            names[id(symbol)] = f"%m{k}"
+            body += [f"%m{k} = fcmp une {number} %i{k}, {width.repeat('double', '0.0')}"]
+    for at, operation in enumerate(recorded.select()):
+        names[id(operation[2])] = f"%x{at}"
+        body += write_operation(f"x{at}", operation, names, width)
+    values = [write_operand(a, names, False, width) for a in recorded.outputs]
+    for k, value in enumerate(values[size:]):
+        body += [f"%to{k} = getelementptr double, ptr %out{k}, i64 %row"]
+        body += [f"store {number} {value}, ptr %to{k}, align 8"]
+    return body, values
 
 
 def _load_integer(name: str, array: str, index: str) -> list[str]:

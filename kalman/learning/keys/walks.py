@@ -7,7 +7,6 @@ time (`kalman.linalg.lanes`); NumPy computes before it what depends on known col
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from kalman.filters.clear_step import ClearStep
 from kalman.learning.key_rows import RoundRows
 from kalman.learning.tangents import LearnedEntries, record_innovations, record_sums
-from kalman.linalg.compiled import load_llvm
+from kalman.linalg.compiled import COMPILING, load_llvm
 from kalman.linalg.lanes import Lanes
 from kalman.linalg.program import Program, Recorded, Tape
 from kalman.long_series import StepParts, split_step
@@ -25,15 +24,12 @@ ENOUGH_ROWS, ROUND_ROWS = 60_000, 1000
 """Rows from which compiling pays; a round of NumPy calls counts as so many rows, whatever the number of its keys."""
 LONGEST = 8_000
 """Maximum number of operations of a step to compile, which takes some seconds."""
+MOST_PRODUCTS = 4_000
+"""Largest product of learned entries and cubed states of a model whose step is recorded to see if it is too long."""
+MOST_CASES = 16
+"""Maximum number of models whose compiled steps are kept."""
 CHUNK = 16_384
 """Rows whose logarithms are computed at once, so that they stay in the processor's cache."""
-_LOCK = Lock()
-"""Held while steps are compiled, so that several threads compile them once."""
-
-
-def pays(rows: RoundRows) -> bool:
-    """Return whether a search over these rows is faster by compiled code, which takes a second to compile."""
-    return rows.size + ROUND_ROWS * len(rows.missing) >= ENOUGH_ROWS
 
 
 class LaneStep:
@@ -88,10 +84,14 @@ class Phases(NamedTuple):
     later: LaneStep
 
 
+def is_compiled(of: LearnedEntries, rows: RoundRows) -> bool:
+    """Return whether `sum_rows` has a result; the first call for many rows compiles the steps."""
+    return _find_phases(_cut_sums, of, rows) is not None
+
+
 def sum_rows(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array | None:
-    """Return the sums (sums, J) of J keys at their learned entries (d, J), or None where nothing can be compiled."""
-    missing = bool(rows.missing.any())
-    phases = _build_phases(_cut_sums, of, missing)
+    """Return the sums (sums, J) of J keys at their learned entries (d, J), or None where nothing is compiled."""
+    phases = _find_phases(_cut_sums, of, rows)
     if phases is None:
         return None
     diffuse = of.factor > 0
@@ -103,15 +103,14 @@ def sum_rows(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array | Non
     totals = state[len(state) - len(entries) - of.sums : len(state) - len(entries)]
     total = np.zeros((1, rows.keys))
     with np.errstate(all="ignore"):
-        _build_summation()(total, rows.starts, (0, rows.count_rounds()), score, ())
+        _build_summation()(total, rows.starts, (0, rows.count_rounds()), [score[0]], ())
     totals[0] = total[0]
     return totals
 
 
 def find_innovations(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array | None:
-    """Return innovations and variances (2 m, N), or None where nothing can be compiled."""
-    missing = bool(rows.missing.any())
-    phases = _build_phases(_cut_innovations, of, missing)
+    """Return innovations and variances (2 m, N), or None where nothing is compiled."""
+    phases = _find_phases(_cut_innovations, of, rows)
     if phases is None:
         return None
     settled = of.model.places["covariance"].stop
@@ -157,18 +156,27 @@ def _apply_phases(
 
 Cut = Callable[[LearnedEntries, bool, bool, bool], "tuple[ClearStep, int]"]
 """(of, missing, first, diffuse) -> the step, whose outputs are the state and others, and the size of the state."""
+_PHASES: dict[tuple[Cut, LearnedEntries, bool], Phases | None] = {}
+"""Compiled steps by cut, learned entries, and whether components are missing; they serve fewer rows too."""
 
 
-def _build_phases(cut: Cut, of: LearnedEntries, missing: bool) -> Phases | None:
-    """Return the compiled steps; None if a step cannot be compiled, is too long, or nothing can be compiled here."""
-    with _LOCK:
-        return _compile_phases(cut, of, missing)
+def _find_phases(cut: Cut, of: LearnedEntries, rows: RoundRows) -> Phases | None:
+    """Return the compiled steps; None if the rows are too few to compile them, or if they cannot be compiled."""
+    case = cut, of, bool(rows.missing.any())
+    with COMPILING:
+        if case not in _PHASES:
+            if rows.size + ROUND_ROWS * len(rows.missing) < ENOUGH_ROWS:
+                return None
+            if len(_PHASES) >= MOST_CASES:
+                _PHASES.pop(next(iter(_PHASES)))
+            _PHASES[case] = _compile_phases(*case)
+        return _PHASES[case]
 
 
-@lru_cache(maxsize=16)
 def _compile_phases(cut: Cut, of: LearnedEntries, missing: bool) -> Phases | None:
+    """Return the compiled steps; None if a step cannot be compiled, is too long, or nothing can be compiled here."""
     diffuse = of.factor > 0
-    if load_llvm() is None:
+    if load_llvm() is None or max(1, of.slopes) * len(of.model.states) ** 3 > MOST_PRODUCTS:
         return None
     split: list[tuple[StepParts, int]] = []
     for first, flat in ((True, diffuse), (False, False), *([(False, True)] if diffuse else [])):
@@ -180,9 +188,7 @@ def _compile_phases(cut: Cut, of: LearnedEntries, missing: bool) -> Phases | Non
     try:
         begin, later, *others = (LaneStep(*one) for one in split)
     except (AttributeError, OSError, RuntimeError) as error:  # such as no memory that may hold code
-        warnings.warn(
-            f"learning takes rounds, since nothing can be compiled here: {error}", stacklevel=2
-        )
+        warnings.warn(f"learning takes rounds, since nothing can be compiled here: {error}", stacklevel=2)
         return None
     return Phases(begin, others[0] if others else None, later)
 

@@ -1,6 +1,6 @@
 """Log-likelihood, gradient, information and innovations of many keys, each at its learned entries.
 
-A step is recorded once (`kalman.learning.tangents`). For many rows it is compiled (`kalman.learning.key_walks`); else
+A step is recorded once (`kalman.learning.tangents`). For many rows it is compiled (`kalman.learning.keys.walks`); else
 each round is a program of NumPy calls. Both give the same bits.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman.learning.key_rows import RoundRows
-from kalman.learning.key_walks import find_innovations, pays, sum_rows
+from kalman.learning.keys.walks import find_innovations, sum_rows
 from kalman.learning.tangents import LearnedEntries, record_innovations, record_sums
 from kalman.linalg.packing import unpack_symmetric
 from kalman.linalg.program import Program
@@ -46,7 +46,7 @@ def compute_fits(of: LearnedEntries, rows: RoundRows, entries: Array) -> tuple[A
 
 
 def _sum_all_blocks(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
-    walked = sum_rows(of, rows, entries) if pays(rows) else None
+    walked = sum_rows(of, rows, entries)
     if walked is not None:
         return walked
     result = np.zeros((of.sums, rows.keys))
@@ -108,7 +108,7 @@ def whiten_innovations(of: LearnedEntries, rows: RoundRows, entries: Array) -> A
     Both are NaN where the component is missing. While the component is diffuse, the innovation is NaN and the variance
     is F_inf.
     """
-    walked = find_innovations(of, rows, entries) if pays(rows) else None
+    walked = find_innovations(of, rows, entries)
     if walked is not None:
         return walked
     start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
