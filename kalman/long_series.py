@@ -6,16 +6,15 @@ state and cannot be compiled, such as the logarithm in the likelihood, is comput
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kalman import flags
 from kalman.filters.clear_step import ClearStep, build_clear_step
-from kalman.linalg.compiled import COMPILED, LONGEST, Walk, load_llvm
+from kalman.linalg.compiled import COMPILED, COMPILING, LONGEST, Walk, load_llvm
 from kalman.linalg.program import Program, Recorded, Symbol, Tape
 from kalman.types import Array, Filter, Rows, Step
 
@@ -26,8 +25,29 @@ FEW_OTHERS = 8
 """A key's rows that are not in order may be so many, and one in so many of its rows, shared by the keys of a round."""
 PATIENCE = 512
 """Rounds that may pass until all keys have a row and no diffuse part; a key that has one later takes rounds."""
-_LOCK = Lock()
-"""Held while a step is compiled, so that several threads compile it once."""
+
+
+def walk_places(
+    count: int, allowed: Callable[[int], int], walk: Callable[[int, int], int], take: Callable[[int], None]
+) -> int:
+    """Apply the rows of a key at the places 0 to `count` - 1, and return how many were applied.
+
+    Args:
+        count: number of the key's rows.
+        allowed: (place) -> how many rows before the place may be not in order; with more, the others are left.
+        walk: (first place, end) -> how many rows compiled code has applied, up to one that is not in order.
+        take: (place) -> None applies a row that is not in order.
+    """
+    at, size, others = 0, SMALLEST, 0
+    while at < count and others <= allowed(at):
+        done = walk(at, min(at + size, count))
+        at += done
+        if done == size or at == count:
+            size = min(2 * size, LARGEST)
+            continue
+        take(at)
+        at, size, others = at + 1, SMALLEST, others + 1
+    return at
 
 
 class Walked(NamedTuple):
@@ -126,7 +146,7 @@ def build_walk(model: Filter, missing: bool) -> SeriesWalk | None:
 
     None where nothing can be compiled, and for a kind of filter whose state depends on more than compiled operations.
     """
-    with _LOCK:
+    with COMPILING:
         return _build_walk(model, missing)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.long_series import FEW_OTHERS, LARGEST, PATIENCE, SMALLEST, SeriesWalk, build_walk
+from kalman.long_series import FEW_OTHERS, PATIENCE, SeriesWalk, build_walk, walk_places
 from kalman.types import Array, Filter, Rows, Step
 
 Integers = npt.NDArray[np.int64]
@@ -289,18 +289,17 @@ class _RowRounds:
 
         Return how many rows were applied: not all, if so many are not in order that rounds of all `keys` are faster.
         """
-        at, size, others = 0, SMALLEST, 0
-        while at < len(places) and others <= FEW_OTHERS + at // (FEW_OTHERS * keys):
-            state, done = np.ascontiguousarray(self.values[:, key]), 0
-            if self.count[key] and walk.is_clear(state):
-                done = self._walk_rows(key, state, places[at : at + size], walk)
-                at += done
-            if done == size or at == len(places):
-                size = min(2 * size, LARGEST)
-                continue
+
+        def walk_some(at: int, end: int) -> int:
+            state = np.ascontiguousarray(self.values[:, key])
+            if not self.count[key] or not walk.is_clear(state):
+                return 0
+            return self._walk_rows(key, state, places[at:end], walk)
+
+        def take(at: int) -> None:
             self.apply_round(slice(places[at], places[at] + 1), slice(key, key + 1))
-            at, size, others = at + 1, SMALLEST, others + 1
-        return at
+
+        return walk_places(len(places), lambda at: FEW_OTHERS + at // (FEW_OTHERS * keys), walk_some, take)
 
     def _walk_rows(self, key: int, state: Array, places: Integers, walk: SeriesWalk) -> int:
         """Apply the rows of a key at these places up to one that is not in order; return how many were applied."""

@@ -34,6 +34,18 @@ class Clear(Protocol):
         ...
 
 
+@runtime_checkable
+class PredictionRecorder(Filter, Protocol):
+    """A filter that gives the record of its `prediction` of rows in order."""
+
+    def record_clear_prediction(self) -> Recorded | None:
+        """Return the record, or None if it calls Python functions.
+
+        Inputs: state, dt, u. Outputs: mean, gain by rows, packed rest.
+        """
+        ...
+
+
 def build_clear_step(model: Filter, missing: bool) -> ClearStep | None:
     """Return the step of a filter for rows in order, or None where the kind of filter has no such step."""
     return model.build_clear_step(missing) if isinstance(model, Clear) else None

@@ -27,6 +27,7 @@ from kalman.learning.filter_learning import FilterLearning
 from kalman.learning.filter_searches import compute_observed_curvature
 from kalman.learning.fisher_information import compute_fisher_information
 from kalman.learning.key_fits import FitOutcome, find_row_shortage
+from kalman.learning.keys.points import drop_unseen
 from kalman.learning.maximum_likelihood import STEP, Learning
 from kalman.learning.score import score
 from kalman.learning.scoring import Maximum, Point, build_point, is_finite
@@ -108,6 +109,11 @@ class GroupLearning:
             count = np.bincount(group, rows_used, minlength=groups).astype(np.int64)
             finite = np.where(np.isfinite(vector), vector, 0.0)
             return _sum_groups(add, value), np.array([add(row) for row in finite]), count
+        walked = model.evaluate_each(own, rows, keys, unit)
+        if walked is not None:
+            count = np.bincount(group, walked.used, minlength=groups).astype(np.int64)
+            vector = drop_unseen(np.array([add(row) for row in walked.vector]), len(theta))
+            return add(walked.value), vector, count
         scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
         parts = [scored.gradient]
         parts += [scored.mean] if "initial.mean" in model.names else []

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.learning.key_search import dot, invert_information
+from kalman.learning.keys.directions import dot, invert_information
 from kalman.types import Array
 
 

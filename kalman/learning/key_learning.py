@@ -1,6 +1,6 @@
 """Maximum likelihood for each key: find starts from its rows, search, try further starts where in doubt, judge."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -19,10 +19,13 @@ from kalman.learning.key_fits import (
     find_row_shortage,
 )
 from kalman.learning.key_population import compute_evidence, compute_posterior, compute_row_share
-from kalman.learning.key_rows import RoundRows, sort_by_rounds
-from kalman.learning.key_search import Box, KeyPoints, SearchEnds, invert_information, search
+from kalman.learning.key_rows import sort_by_rounds
+from kalman.learning.key_search import Box, KeyPoints, SearchEnds, search
 from kalman.learning.key_starts import Free, Starts, build_candidates, free_numbers
-from kalman.learning.tangents import LearnedEntries, compute_fits, evaluate, whiten_innovations
+from kalman.learning.keys.directions import invert_information
+from kalman.learning.keys.points import Points, Problems, add_in_order, compute_free_entries
+from kalman.learning.keys.values import compute_fits, whiten_innovations
+from kalman.learning.tangents import LearnedEntries
 from kalman.models import learned_entries
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
@@ -101,83 +104,6 @@ def build_key_model(of: LearnedEntries, parameters: tuple[Parameter, ...], writt
     return Model(of, parameters, written, free, not proper and all_noises <= noises)
 
 
-class _Points:
-    """Evaluations for a search of problems 0 to V - 1; each problem is the rows of one key."""
-
-    def __init__(self, model: Model, rows: RoundRows) -> None:
-        self.model, self.rows, self.problems = model, rows, rows.keys
-        self._left = rows
-        self._entries = np.zeros((len(model.written), rows.keys))
-
-    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
-        """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
-        model = self.model
-        self._entries[:, which] = compute_free_entries(model, theta, zero)
-        rows = self._select_problems(which)
-        values = evaluate(model.of, rows, self._entries[:, rows.number])
-        place = np.empty(self.problems, np.int64)
-        place[rows.number] = np.arange(rows.keys)
-        here = place[which]
-        jacobian = _compute_jacobian(model, theta, zero)
-        p = len(theta)
-        slopes, J = values.gradient[:, here], values.information[:, :, here]
-        gradient = np.array([_sum(slopes[k] * jacobian[k, i] for k in range(p)) for i in range(p)])
-        half = [[_sum(J[k, j] * jacobian[k, i] for k in range(p)) for j in range(p)] for i in range(p)]
-        whole = [[_sum(half[i][k] * jacobian[k, j] for k in range(p)) for j in range(p)] for i in range(p)]
-        value = np.where(np.isfinite(values.log_likelihood[here]), values.log_likelihood[here], -np.inf)
-        return KeyPoints(value, gradient, np.array(whole).reshape(p, p, len(which)))
-
-    def _select_problems(self, which: np.ndarray) -> RoundRows:
-        """Return the rows of these problems, possibly with the rows of further problems."""
-        asked = np.zeros(self.problems, bool)
-        asked[which] = True
-        kept = asked[self._left.number]
-        if np.count_nonzero(kept) < len(which):
-            self._left, kept = self.rows, asked[self.rows.number]
-        if len(which) < 0.8 * self._left.keys:
-            self._left = self._left.at(np.flatnonzero(kept), self._left.number[kept])
-        return self._left
-
-
-def compute_free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
-    """Return the learned entries (p, J) at theta (p, J)."""
-    found: list[Any] = []
-    at = 0
-    for p in model.parameters:
-        entries = constraints.list_free_entries(p)
-        values = constraints.compute_entries(p, list(theta[at : at + len(entries)]))
-        found += [values[e] for e in entries]
-        at += len(entries)
-    return np.where(zero, 0.0, np.array(found))
-
-
-def _compute_jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
-    """Return the derivatives (p, p, J) of the learned entries by theta, or by the entry itself where `zero` is true."""
-    p = len(theta)
-    result = np.zeros((p, p, theta.shape[1]))
-    at = 0
-    for one in model.parameters:
-        entries = constraints.list_free_entries(one)
-        width = len(entries)
-        for row, e in enumerate(entries):
-            unit = [float(e == other) for other in range(len(one.value))]
-            slopes = constraints.pull_back(one, list(theta[at : at + width]), unit)
-            for column, slope in enumerate(slopes):
-                result[at + row, at + column] = slope
-        at += width
-    for i in range(p):
-        result[i, i] = np.where(zero[i], 1.0, result[i, i])
-    return result
-
-
-class Problems(Protocol):
-    """Evaluations for a search; each problem is the rows of one key."""
-
-    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
-        """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
-        ...
-
-
 class KeySearches:
     """The searches of the keys that have rows, numbered 0 to J - 1."""
 
@@ -202,11 +128,11 @@ class KeySearches:
     def points(self, which: np.ndarray | None = None) -> Problems:
         """Return the problems of these keys, in the given order; a key may occur twice. None means all keys."""
         if which is None:
-            return _Points(self.model, self.rows)
+            return Points(self.model, self.rows)
         place = np.empty(self.keys, np.int64)
         place[self.rows.number] = np.arange(self.keys)
         order = np.argsort(place[which], kind="stable")
-        return _Points(self.model, self.rows.at(place[which][order], order))
+        return Points(self.model, self.rows.at(place[which][order], order))
 
     @cached_property
     def measured(self) -> Array:
@@ -484,8 +410,8 @@ def _lean_on_population(searches: KeySearches, ends: _Ends, population: Populati
     def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> KeyPoints:
         plain = points.point(theta, zero, some)
         away = theta - population.mean[:, None]
-        pull = np.array([_sum(precision[i, j] * away[j] for j in range(p)) for i in range(p)])
-        penalty = 0.5 * _sum(pull[i] * away[i] for i in range(p))
+        pull = np.array([add_in_order(precision[i, j] * away[j] for j in range(p)) for i in range(p)])
+        penalty = 0.5 * add_in_order(pull[i] * away[i] for i in range(p))
         return KeyPoints(
             plain.value - penalty, plain.gradient - pull, plain.information + precision[:, :, None]
         )
@@ -574,7 +500,7 @@ def _compute_errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends:
                 np.broadcast_to(a, (searches.keys,))
                 for a in constraints.pull_back(one, list(theta[part]), unit)
             ]
-            variance = _sum(
+            variance = add_in_order(
                 np.where(
                     (slopes[i] != 0.0) & (slopes[j] != 0.0),
                     slopes[i] * slopes[j] * ends.covariance[at + i, at + j],
@@ -639,12 +565,3 @@ def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Arra
         none = np.zeros(some.shape, bool)
         nis[present], p_value[present], _ = searches.checked(some, none, 0)  # theta is not fitted to one key
     return nis, p_value
-
-
-def _sum(parts: Iterable[Array]) -> Array:
-    """Return the sum of arrays, added in their order."""
-    total: Array | None = None
-    for part in parts:
-        total = part if total is None else total + part
-    assert total is not None
-    return total

@@ -12,7 +12,7 @@ for a prior with a mass at zero.
 import numpy as np
 
 from kalman.learning.key_fits import Population
-from kalman.learning.key_search import dot
+from kalman.learning.keys.directions import dot
 from kalman.types import Array
 
 DEGREES = 4.0

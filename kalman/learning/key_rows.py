@@ -38,6 +38,10 @@ class RoundRows(NamedTuple):
         """Number of rows."""
         return len(self.dt)
 
+    def count_rounds(self) -> np.ndarray:
+        """Return the number of rows of each key (J,) int64."""
+        return np.searchsorted(-np.diff(self.starts), -np.arange(self.keys)).astype(np.int64)
+
     def places(self) -> list[slice]:
         """Return the positions of each round's rows."""
         starts = self.starts.tolist()

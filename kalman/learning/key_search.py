@@ -6,8 +6,7 @@ steps. If scoring leads a variance below zero, the search tries a variance of ze
 log-likelihood is no smaller there and the slope of the log-likelihood by the variance is not positive (the conditions
 of Karush, Kuhn and Tucker).
 
-References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton
-corrections and chapter 16 for active sets.
+References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), chapter 16, for active sets.
 """
 
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kalman.learning.keys.directions import compute_direction, dot
 from kalman.types import Array
 
 MOST = 60
@@ -25,14 +25,10 @@ PAIRS = 3
 """Number of recent steps whose gradient changes correct the information."""
 SHORTEST = 1e-5
 """A search gives up when it would take less than this share of a step."""
-RIDGE = 1e-7
-"""Relative increase of the information's diagonal, so that the information can be inverted."""
 LOST = 1e-4
 """Expected gain in log-likelihood below which a search that cannot take a step is done: rounding hides the gain."""
 FAR, HIGHEST = 4.0, 8.0
 """A longer step than FAR of a variance's logarithm becomes a step of the variance, at most HIGHEST in the logarithm."""
-SWEPT = 8
-"""Largest size p of information matrices that are inverted for all keys together."""
 REFUSED = 4
 """Number of steps after zero was refused for a variance before zero is tried again."""
 
@@ -216,7 +212,11 @@ def _choose_trial(
     above = lone & (size > FAR) & (now.point.gradient > 0.0)
     alone = below | above
     if alone.any():
-        others, _ = _compute_direction(now.point, held | alone, memory, active)
+        some = np.flatnonzero(alone.any(axis=0))
+        others = step.copy()
+        others[:, some], _ = _compute_direction(
+            now.take(some).point, (held | alone)[:, some], memory, active[some]
+        )
         up = np.minimum(np.log1p(np.where(above, size, 0.0)), HIGHEST) / np.maximum(box.power, 1.0)[:, None]
         step = np.where(below, -box.limit[:, None], np.where(above, up, others))
     furthest = np.arange(len(step))[:, None] == np.where(below, size, 0.0).argmin(axis=0)
@@ -296,80 +296,5 @@ def _compute_direction(
     point: KeyPoints, held: np.ndarray, memory: _Memory, active: np.ndarray
 ) -> tuple[Array, Array]:
     """Return the corrected scoring steps (p, J), zero for held numbers, and half the slope along each step (J,)."""
-    gradient = np.where(held, 0.0, point.gradient)
-    H = invert_information(point.information, held)
-    for s, y, used in zip(memory.steps, memory.changes, memory.used, strict=True):
-        use = np.flatnonzero(used[active])
-        if len(use):
-            stay, at = held[:, use], active[use]
-            H[:, :, use] = _correct_inverse(
-                H[:, :, use], np.where(stay, 0.0, s[:, at]), np.where(stay, 0.0, y[:, at])
-            )
-    step = np.array([dot(row, gradient) for row in H])
-    step[held] = 0.0
-    return step, 0.5 * dot(gradient, step)
-
-
-def invert_information(information: Array, held: np.ndarray) -> Array:
-    """Return the inverses of information matrices (p, p, J) over the numbers where the mask `held` (p, J) is false."""
-    p = len(held)
-    J = np.where(held[:, None] | held[None, :], 0.0, information)
-    diagonal = np.array([J[i, i] for i in range(p)])
-    scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
-    unit = J / (scale[:, None] * scale[None, :])
-    for i in range(p):
-        unit[i, i] = np.where(diagonal[i] > 0.0, 1.0 + RIDGE, 1.0)
-    unit = np.where(np.isfinite(unit).all(axis=(0, 1)), unit, np.eye(p)[:, :, None])
-    if p <= SWEPT:
-        found = _sweep_matrices(unit)
-    else:
-        found = np.moveaxis(np.linalg.inv(np.moveaxis(unit, -1, 0)), 0, -1)
-    return found / (scale[:, None] * scale[None, :])
-
-
-def _sweep_matrices(matrices: Array) -> Array:
-    """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row.
-
-    Each operation covers all keys at once, while LAPACK inverts one matrix after another.
-
-    References: Goodnight (1979), A tutorial on the SWEEP operator.
-    """
-    p = len(matrices)
-    a = [list(row) for row in matrices]
-    for k in range(p):
-        row, pivot = list(a[k]), a[k][k]
-        share = [one / pivot for one in row]
-        for i in range(p):
-            for j in range(i + 1):
-                if i != k and j != k:
-                    a[i][j] = a[j][i] = a[i][j] - share[i] * row[j]
-        for j in range(p):
-            a[k][j] = a[j][k] = share[j]
-        a[k][k] = -1.0 / pivot
-    return -np.array(a)
-
-
-def _correct_inverse(H: Array, s: Array, y: Array) -> Array:
-    """Return H (p, p, J) after the BFGS correction by steps s and gradient changes y (p, J).
-
-    H stays the same for keys whose step has no positive curvature s'y.
-    """
-    sy = dot(s, y)
-    use = sy > 1e-300
-    sy = np.where(use, sy, 1.0)
-    Hy = np.array([dot(row, y) for row in H])
-    weight = np.where(use, (1.0 + dot(y, Hy) / sy) / sy, 0.0)
-    s, Hy = s * np.where(use, 1.0, 0.0), Hy / sy
-    result = np.empty_like(H)
-    for i in range(len(s)):
-        for j in range(i + 1):
-            result[i, j] = result[j, i] = H[i, j] + (weight * s[i] * s[j] - (s[i] * Hy[j] + Hy[i] * s[j]))
-    return result
-
-
-def dot(a: Array, b: Array) -> Array:
-    """Return the inner products (J,) of the columns of two arrays (p, J), with terms added in a fixed order."""
-    total = a[0] * b[0]
-    for x, y in zip(a[1:], b[1:], strict=True):
-        total = total + x * y
-    return total
+    pairs = memory.steps[..., active], memory.changes[..., active], memory.used[:, active]
+    return compute_direction(point.gradient, point.information, held, pairs)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from kalman.learning.fisher_information import compute_fisher_information
 from kalman.learning.free_numbers import FreeNumbers, constrain_parameters, follows_scale, parse_request
 from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 from kalman.learning.key_learning import Climbed, Model, build_key_model, fit_each
+from kalman.learning.keys.points import drop_unseen, evaluate_each
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, build_point, is_finite, maximise
@@ -32,6 +33,14 @@ from kalman.types import Array, ModelError
 
 STEP = 1e-5
 """Step of a free number for the differences of the information."""
+
+
+class KeyEvaluations(NamedTuple):
+    """Log-likelihood (K,), gradient and packed information (p + p(p+1)/2, K), and number of rows (K,) of K keys."""
+
+    value: Array
+    vector: Array
+    used: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,11 @@ class Learning(FreeNumbers):
 
         The vector is the gradient (p,) and the packed information (p(p+1)/2), the sums exactly rounded.
         """
+        walked = self.evaluate_each(np.repeat(theta[:, None], keys, axis=1), rows, keys, unit)
+        if walked is not None:
+            sums = [math.fsum(row) for row in walked.vector.tolist()]
+            vector = drop_unseen(np.array(sums), len(theta))
+            return math.fsum(walked.value.tolist()), vector, int(walked.used.sum())
         value, gradient, used = self.compute_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
@@ -126,6 +140,22 @@ class Learning(FreeNumbers):
         packed = compute_fisher_information(self.each, rows, keys, unit, states, steps) if states else []
         sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
+
+    def evaluate_each(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> KeyEvaluations | None:
+        """Return the evaluations of keys at theta (p, keys) by compiled code.
+
+        None where nothing is compiled, and where a row fails, since another pass must then leave out flagged rows.
+        """
+        if not self.names or len(self.own_names) < len(self.names):
+            return None
+        rows = self.key_model.usable(rows)
+        found = evaluate_each(self.key_model, rows, keys, unit, theta)
+        if found is None:
+            return None
+        vector = np.array([*found.gradient, *found.information[np.tril_indices(len(theta))]])
+        if not (np.isfinite(found.value).all() and np.isfinite(vector).all()):
+            return None
+        return KeyEvaluations(found.value, vector, np.bincount(rows.key, minlength=keys))
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
         """Return the theta of the greatest log-likelihood, searched from the written parameters."""

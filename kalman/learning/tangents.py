@@ -10,7 +10,6 @@ References: Harvey (1989), section 3.4; Engle and Watson (1981); Durbin and Koop
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,25 +19,13 @@ from kalman.filters.diffuse import compute_flat_covariance as diffuse_covariance
 from kalman.filters.linear import LinearFilter, Parts
 from kalman.filters.recursions import Decorrelated, Weighing, congruence, decorrelate, predict, weigh
 from kalman.filters.update import LOG_2PI, apply_scalar, settle_columns
-from kalman.learning.key_rows import RoundRows
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, unpack_symmetric
-from kalman.linalg.program import Program, Tape
+from kalman.linalg.program import Recorded, Tape
 from kalman.models.columns import resolve
 from kalman.models.learned_entries import parse_entry_name
 from kalman.models.structure import Transition, build_zero_transition
 from kalman.types import Array
-
-WIDTH = 4096
-"""Keys processed at once, so that their states stay in the processor's cache."""
-
-
-class Values(NamedTuple):
-    """For each of J keys: log-likelihood (J,), gradient (d, J) and information (d, d, J) by the learned entries."""
-
-    log_likelihood: Array
-    gradient: Array
-    information: Array
 
 
 class StateSlope(NamedTuple):
@@ -111,110 +98,6 @@ def list_learned_entries(model: LinearFilter) -> LearnedEntries:
     return LearnedEntries(model, tuple(found))
 
 
-def evaluate(of: LearnedEntries, rows: RoundRows, entries: Array) -> Values:
-    """Return the values of the J keys of `rows` at their learned entries (d, J).
-
-    If a key's filter breaks down, its log-likelihood is not finite.
-    """
-    d = of.slopes
-    result = _sum_all_blocks(of, rows, entries)
-    full = np.array(unpack_symmetric(list(result[2 + d :]))).reshape(d, d, rows.keys)
-    return Values(result[0] - 0.5 * result[1], result[2 : 2 + d], full)
-
-
-def compute_fits(of: LearnedEntries, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
-    """Return the log-likelihood of J keys without the term of v^2 / S, and the sum of v^2 / S, (J,) each."""
-    result = _sum_all_blocks(of._replace(derived=False), rows, entries)
-    return result[0], result[1]
-
-
-def _sum_all_blocks(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
-    result = np.zeros((of.sums, rows.keys))
-    for begin in range(0, rows.keys, WIDTH):
-        block = slice(begin, min(begin + WIDTH, rows.keys))
-        result[:, block] = _sum_block(of, rows, block, np.ascontiguousarray(entries[:, block]))
-    return result
-
-
-def _sum_block(of: LearnedEntries, rows: RoundRows, block: slice, entries: Array) -> Array:
-    """Return the sums (sums, k) of the k keys of a block."""
-    k = entries.shape[1]
-    diffuse = of.factor > 0
-    start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
-    state = np.zeros((sum(of.sizes(diffuse)) + of.sums, k))
-    state[: len(start)] = start
-    pair, programs = _Pair(state), dict[tuple[bool, bool, bool], tuple[Program, Array, list[Array]]]()
-    own = list(entries)
-    with np.errstate(all="ignore"):  # the search refuses a value that is not finite
-        for first, dt, y, u, missing in rows.within(block):
-            here = y.shape[1]
-            if diffuse and not pair.state[_locate_factor(of)].any():
-                diffuse, pair = False, _Pair(of.drop_diffuse_rows(pair.state))
-            case = missing, first, diffuse
-            if case not in programs:
-                program = _build_program(of, *case)
-                work = np.empty((program.buffers, k))
-                programs[case] = program, work, list(work)
-            program, work, buffers = programs[case]
-            masks = list(~np.isnan(y)) if missing else []
-            if here < k:
-                pair.after[:, here:] = pair.state[:, here:]
-                inputs = [*pair.state[:, :here], *entries[:, :here], dt, *u, *y, *masks]
-                program(inputs, work[:, :here], pair.after[:, :here])
-            else:
-                program([*pair.rows, *own, dt, *u, *y, *masks], buffers, pair.later)
-            pair = pair.swap_buffers()
-    return pair.state[-of.sums :]
-
-
-class _Pair:
-    """The running state and a buffer for the next state; `rows` and `later` list the rows of the two arrays."""
-
-    def __init__(self, state: Array, after: Array | None = None) -> None:
-        self.state = state
-        self.after = np.empty_like(state) if after is None else after
-        self.rows, self.later = list(self.state), list(self.after)
-
-    def swap_buffers(self) -> "_Pair":
-        """Swap the two buffers and return the same object."""
-        self.state, self.after = self.after, self.state
-        self.rows, self.later = self.later, self.rows
-        return self
-
-
-def whiten_innovations(of: LearnedEntries, rows: RoundRows, entries: Array) -> Array:
-    """Return innovation and variance of each independent component, (2 m, N) in turn, in the order of the rounds.
-
-    Both are NaN where the component is missing. While the component is diffuse, the innovation is NaN and the variance
-    is F_inf.
-    """
-    start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
-    settled = of.model.places["covariance"].stop
-    m = of.model.measurements
-    state = np.repeat(start, rows.keys, axis=1)
-    result = np.empty((2 * m, rows.size))
-    diffuse = of.factor > 0
-    after = np.empty((len(start), rows.keys))
-    taken = slice(0, rows.keys)
-    with np.errstate(all="ignore"):
-        for place, (first, dt, y, u, missing) in zip(rows.places(), rows.within(taken), strict=True):
-            here = y.shape[1]
-            diffuse = diffuse and bool(state[settled:].any())
-            size = len(start) if diffuse else settled
-            program = _build_innovation_program(of, missing, first, diffuse)
-            work = np.empty((program.buffers, here))
-            masks = list(~np.isnan(y)) if missing else []
-            inputs = [*state[:size, :here], *entries[:, :here], dt, *u, *y, *masks]
-            program(inputs, work, [*after[:size, :here], *result[:, place]])
-            state[:size, :here] = after[:size, :here]
-    return result
-
-
-def _locate_factor(of: LearnedEntries) -> slice:
-    stop = of.model.places["covariance"].stop
-    return slice(stop, stop + of.factor)
-
-
 class _Traced(NamedTuple):
     """The symbols of one row's step: the parts of the state, all inputs in order, and the parts of the row."""
 
@@ -252,9 +135,19 @@ def _record_step(
     return _Traced(tape, Parts(m, P, factor, values), [*inputs, *masks], dt, u, y, presents), groups
 
 
-@lru_cache(maxsize=64)
-def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
-    """Return the program of one step, whose outputs are the running state after the row, then the sums so far."""
+class RecordedRow(NamedTuple):
+    """The record of one row's step, and the row's term of the log-likelihood without v^2 / S (an output's addend)."""
+
+    step: Recorded
+    score: Entry
+
+
+def record_sums(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> RecordedRow:
+    """Return the record of one step.
+
+    Its inputs are the running state, the sums so far, the learned entries, dt, u, y and, if components are missing,
+    masks of those present. Its outputs are the running state after the row, then the sums.
+    """
     d = of.slopes
     trace, groups = _record_step(of, missing, diffuse, [*of.sizes(diffuse)[3:], of.sums])
     sums = groups.pop()
@@ -269,18 +162,21 @@ def _build_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool
     factor = [] if A is None else [a for row in A for a in row]
     moved = [a for slope in slopes for a in (*slope.m, *slope.P, *(slope.P_inf or []))]
     totals = [plus(a, b) for a, b in zip(sums, added, strict=True)]
-    return Program(trace.tape, trace.inputs, [*m, *P, *factor, *moved, *totals])
+    outputs = [*m, *P, *factor, *moved, *totals]
+    return RecordedRow(Recorded(trace.tape.operations, trace.inputs, outputs), added[0])
 
 
-@lru_cache(maxsize=64)
-def _build_innovation_program(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Program:
-    """Return the program of one step: the state after the row, then each component's innovation and variance."""
+def record_innovations(of: LearnedEntries, missing: bool, first: bool, diffuse: bool) -> Recorded:
+    """Return the record of one step: the state after the row, then each component's innovation and variance.
+
+    Its inputs are those of `record_sums` without derivatives and sums.
+    """
     trace, _ = _record_step(of, missing, diffuse, [])
     parts = trace.parts if first else of.model.predicted(trace.parts, trace.dt, trace.u, False)
     found: list[Entry] = []
     m, P, A, _ = _update_row(of, trace, parts, [], [], found)
     factor = [] if A is None else [a for row in A for a in row]
-    return Program(trace.tape, trace.inputs, [*m, *P, *factor, *found])
+    return Recorded(trace.tape.operations, trace.inputs, [*m, *P, *factor, *found])
 
 
 def _predict_slopes(of: LearnedEntries, trace: _Traced, slopes: list[StateSlope]) -> list[StateSlope]:

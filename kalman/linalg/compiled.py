@@ -11,7 +11,8 @@ import importlib
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,8 @@ OTHERS = {
     "logical_not",
     "where",
 }
+COMPILING = Lock()
+"""Held while code is compiled, so that several threads compile the same once."""
 ROUND = "round to float32"
 """The name of an operation that is no NumPy function: the nearest number that float32 can hold."""
 COMPILED = {*BINARY, *COMPARED, *LOGICAL, *CALLED, *OTHERS, ROUND}
@@ -71,6 +74,39 @@ def load_llvm() -> Any:
     return binding
 
 
+def compile_module(text: str, own: bool = False) -> Any:
+    """Return the engine that owns the machine code of LLVM instructions; own: for this machine alone."""
+    llvm = load_llvm()
+    module = llvm.parse_assembly(text)
+    chosen = dict[str, str]()
+    if own:
+        chosen = {"cpu": llvm.get_host_cpu_name(), "features": llvm.get_host_cpu_features().flatten()}
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, **chosen)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine
+
+
+class Width(NamedTuple):
+    """How many keys an instruction is for, eight or one, and the types of their numbers and truth values."""
+
+    keys: int
+    number: str
+    truth: str
+    suffix: str
+
+    def repeat(self, kind: str, constant: str) -> str:
+        """Return the constant for all keys."""
+        return constant if self.keys == 1 else "<" + ", ".join([f"{kind} {constant}"] * self.keys) + ">"
+
+
+ONE = Width(1, "double", "i1", "f64")
+EIGHT = Width(8, "<8 x double>", "<8 x i1>", "v8f64")
+
+
 class Walk:
     """Compiled operations that are applied to the rows of one key, one after the other.
 
@@ -81,14 +117,7 @@ class Walk:
     def __init__(self, recorded: Recorded, size: int) -> None:
         """Compile the record; size: number of the state's entries. Needs `load_llvm`."""
         self._counts = len(recorded.inputs) - size, len(recorded.outputs) - 1
-        llvm = load_llvm()
-        module = llvm.parse_assembly(_write_walk(recorded, size))
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        passes = llvm.create_pass_builder(machine, options)
-        passes.getModulePassManager().run(module, passes)
-        self._engine = llvm.create_mcjit_compiler(module, machine)  # the owner of the machine code
-        self._engine.finalize_object()
+        self._engine = compile_module(_write_walk(recorded, size))  # the owner of the machine code
         pointer = ctypes.c_void_p
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, pointer, pointer, pointer)
         self._walk = kind(self._engine.get_function_address("walk"))
@@ -114,8 +143,8 @@ def _write_walk(recorded: Recorded, size: int) -> str:
     """Return the function `i64 walk(i64 rows, ptr inputs, ptr outputs, ptr state)` as LLVM instructions."""
     inputs, results = recorded.inputs[size:], recorded.outputs[:-1]
     names = {id(symbol): f"%s{k}" for k, symbol in enumerate(recorded.inputs[:size])}
-    entry = [line for k in range(len(inputs)) for line in _load_pointer(f"%in{k}", "%inputs", k)]
-    entry += [line for k in range(len(results)) for line in _load_pointer(f"%out{k}", "%outputs", k)]
+    entry = [line for k in range(len(inputs)) for line in load_pointer(f"%in{k}", "%inputs", k)]
+    entry += [line for k in range(len(results)) for line in load_pointer(f"%out{k}", "%outputs", k)]
     for k in range(size):
         entry += [f"%state{k} = getelementptr double, ptr %state, i64 {k}"]
         entry += [f"%begin{k} = load double, ptr %state{k}"]
@@ -128,8 +157,8 @@ def _write_walk(recorded: Recorded, size: int) -> str:
             body += [f"%m{k} = fcmp une double %i{k}, 0.0"]
     for at, operation in enumerate(recorded.select()):
         names[id(operation[2])] = f"%x{at}"
-        body += _write_operation(f"x{at}", operation, names)
-    values = [_write_operand(a, names, False) for a in results]
+        body += write_operation(f"x{at}", operation, names)
+    values = [write_operand(a, names, False) for a in results]
     states = [f"%s{k} = phi double [%begin{k}, %entry], [{values[k]}, %next]" for k in range(size)]
     store = []
     for k, value in enumerate(values):
@@ -149,7 +178,7 @@ def _write_walk(recorded: Recorded, size: int) -> str:
         "%row = phi i64 [0, %entry], [%following, %next]",
         *states,
         *body,
-        f"br i1 {_write_operand(recorded.outputs[-1], names, True)}, label %next, label %stop",
+        f"br i1 {write_operand(recorded.outputs[-1], names, True)}, label %next, label %stop",
         "next:",
         *store,
         "%following = add i64 %row, 1",
@@ -162,69 +191,82 @@ def _write_walk(recorded: Recorded, size: int) -> str:
         *(f"store double {values[k]}, ptr %state{k}" for k in range(size)),
         "ret i64 %rows",
         "}",
-        "declare double @llvm.sqrt.f64(double)",
-        "declare double @llvm.fabs.f64(double)",
-        "declare double @llvm.copysign.f64(double, double)",
+        *declare_functions(ONE),
     ]
     return "\n".join(lines)
 
 
-def _load_pointer(name: str, array: str, k: int) -> list[str]:
+def declare_functions(width: Width) -> list[str]:
+    """Return the declarations of the functions that operations call."""
+    _, number, _, suffix = width
+    single = [f"declare {number} @llvm.{name}.{suffix}({number})" for name in ("sqrt", "fabs")]
+    return [*single, f"declare {number} @llvm.copysign.{suffix}({number}, {number})"]
+
+
+def load_pointer(name: str, array: str, k: int) -> list[str]:
+    """Return the instructions that read the k-th pointer of an array of pointers."""
     return [f"{name}.place = getelementptr ptr, ptr {array}, i64 {k}", f"{name} = load ptr, ptr {name}.place"]
 
 
-def _write_operand(a: Any, names: dict[int, str], boolean: bool) -> str:
+def write_operand(a: Any, names: dict[int, str], boolean: bool, width: Width = ONE) -> str:
     """Return an operand: a name or a constant."""
     if isinstance(a, Symbol):
         if a.boolean != boolean:
             raise TypeError("a truth value is used as a number")
         return names[id(a)]
     if boolean:
-        return "true" if a else "false"
-    return f"0x{struct.unpack('<Q', struct.pack('<d', float(a)))[0]:016X}"
+        return width.repeat("i1", "true" if a else "false")
+    return width.repeat("double", f"0x{struct.unpack('<Q', struct.pack('<d', float(a)))[0]:016X}")
 
 
-def _write_operation(name: str, operation: Operation, names: dict[int, str]) -> list[str]:
+def write_operation(name: str, operation: Operation, names: dict[int, str], width: Width = ONE) -> list[str]:
     """Return the instructions of an operation, whose result is `%name`."""
     function, args, result = operation
+    _, number, truth, suffix = width
 
     def read(a: Any, boolean: bool = False) -> str:
-        return _write_operand(a, names, boolean)
+        return write_operand(a, names, boolean, width)
 
     if function in BINARY:
-        return [f"%{name} = {BINARY[function]} double {read(args[0])}, {read(args[1])}"]
+        return [f"%{name} = {BINARY[function]} {number} {read(args[0])}, {read(args[1])}"]
     if function in COMPARED:
-        return [f"%{name} = fcmp {COMPARED[function]} double {read(args[0])}, {read(args[1])}"]
+        return [f"%{name} = fcmp {COMPARED[function]} {number} {read(args[0])}, {read(args[1])}"]
     if function in LOGICAL:
-        return [f"%{name} = {LOGICAL[function]} i1 {read(args[0], True)}, {read(args[1], True)}"]
+        return [f"%{name} = {LOGICAL[function]} {truth} {read(args[0], True)}, {read(args[1], True)}"]
     if function in CALLED:
-        return [f"%{name} = call double @llvm.{CALLED[function]}.f64(double {read(args[0])})"]
+        return [f"%{name} = call {number} @llvm.{CALLED[function]}.{suffix}({number} {read(args[0])})"]
     if function == "copysign":
-        return [f"%{name} = call double @llvm.copysign.f64(double {read(args[0])}, double {read(args[1])})"]
+        return [
+            f"%{name} = call {number} @llvm.copysign.{suffix}({number} {read(args[0])}, {number} {read(args[1])})"
+        ]
     if function in ("invert", "logical_not"):
-        return [f"%{name} = xor i1 {read(args[0], True)}, true"]
+        return [f"%{name} = xor {truth} {read(args[0], True)}, {width.repeat('i1', 'true')}"]
     if function == "where":
-        kind = "i1" if result.boolean else "double"
+        kind = truth if result.boolean else number
         yes, no = (read(a, result.boolean) for a in args[1:])
-        return [f"%{name} = select i1 {read(args[0], True)}, {kind} {yes}, {kind} {no}"]
+        return [f"%{name} = select {truth} {read(args[0], True)}, {kind} {yes}, {kind} {no}"]
     if function in ("maximum", "minimum"):
         a, b = map(read, args)
         order = "ogt" if function == "maximum" else "olt"  # of two zeros the second, as in NumPy
         return [
-            f"%{name}.a = fcmp {order} double {a}, {b}",
-            f"%{name}.b = fcmp uno double {a}, {a}",
-            f"%{name}.c = or i1 %{name}.a, %{name}.b",  # NaN wins, as in NumPy
-            f"%{name} = select i1 %{name}.c, double {a}, double {b}",
+            f"%{name}.a = fcmp {order} {number} {a}, {b}",
+            f"%{name}.b = fcmp uno {number} {a}, {a}",
+            f"%{name}.c = or {truth} %{name}.a, %{name}.b",  # NaN wins, as in NumPy
+            f"%{name} = select {truth} %{name}.c, {number} {a}, {number} {b}",
         ]
     a = read(args[0])
     if function == "negative":
-        return [f"%{name} = fneg double {a}"]
+        return [f"%{name} = fneg {number} {a}"]
     if function == "square":
-        return [f"%{name} = fmul double {a}, {a}"]
+        return [f"%{name} = fmul {number} {a}, {a}"]
     if function == "isnan":
-        return [f"%{name} = fcmp uno double {a}, {a}"]
+        return [f"%{name} = fcmp uno {number} {a}, {a}"]
     if function == "isfinite":
-        size = f"%{name}.a = call double @llvm.fabs.f64(double {a})"
-        return [size, f"%{name} = fcmp olt double %{name}.a, 0x7FF0000000000000"]
+        size = f"%{name}.a = call {number} @llvm.fabs.{suffix}({number} {a})"
+        return [
+            size,
+            f"%{name} = fcmp olt {number} %{name}.a, {width.repeat('double', '0x7FF0000000000000')}",
+        ]
     assert function == ROUND
-    return [f"%{name}.a = fptrunc double {a} to float", f"%{name} = fpext float %{name}.a to double"]
+    short = number.replace("double", "float")
+    return [f"%{name}.a = fptrunc {number} {a} to {short}", f"%{name} = fpext {short} %{name}.a to {number}"]

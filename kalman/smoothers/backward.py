@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.long_series import FEW_OTHERS, LARGEST, SMALLEST
+from kalman.long_series import FEW_OTHERS, walk_places
 from kalman.run import Integers, Rounds
 from kalman.smoothers.kinds import CompiledBack, Smoother, compile_back
 from kalman.types import Array, Rows
@@ -80,36 +80,38 @@ class BackwardPass:
 
         The first rows of a key are left if they are not in order, and all are if rounds of all `keys` are faster.
         """
-        filtered, n, p = self._filtered, len(self.mean), len(self.covariance)
+        filtered = self._filtered
         clear = (filtered.flag[places] == flags.WELL) & ~filtered.first[places]
         if back.diffuse.stop > back.diffuse.start:
             clear &= ~filtered.before[back.diffuse][:, places].any(axis=0)
         end = int(np.flatnonzero(clear)[-1]) + 1 if clear.any() else 0
         if np.count_nonzero(~clear[:end]) > FEW_OTHERS + end // (FEW_OTHERS * keys):
             return len(places)
-        left, places = len(places) - end, places[:end]
-        at, size = 0, SMALLEST
-        while at < len(places):
-            here = places[at : at + size]
-            ready = clear[at : at + size]
-            here, done = here if ready.all() else here[: int(ready.argmin())], 0
-            if len(here):
-                rows = filtered.take(here)
-                row = [*filtered.before[: back.size, here], rows.dt, *rows.u, *rows.y]
-                row += [~np.isnan(y) for y in rows.y] if back.missing else []
-                carried = np.ascontiguousarray(self.later[:, key])
-                earlier, _ = back.cut.apply(carried, row)
-                done = earlier.shape[1]
-            if done:
-                # a row's smoothed state is what was carried to it
-                given = np.concatenate([carried[: n + p, None], earlier[: n + p, : done - 1]], axis=1)
-                self.mean[:, here[:done]], self.covariance[:, here[:done]] = given[:n], given[n:]
-                self.later[:, key] = earlier[:, -1]
-                self._values[:, key] = filtered.before[:, here[done - 1]]
-                at += done
-            if done == size or at == len(places):
-                size = min(2 * size, LARGEST)
-                continue
+
+        def walk_some(at: int, stop: int) -> int:
+            ready = clear[at:stop]
+            return self._walk_rows(key, places[at : stop if ready.all() else at + int(ready.argmin())], back)
+
+        def take(at: int) -> None:
             self._go_back(slice(places[at], places[at] + 1), slice(key, key + 1))
-            at, size = at + 1, SMALLEST
-        return left
+
+        return len(places) - walk_places(end, lambda at: end, walk_some, take)
+
+    def _walk_rows(self, key: int, places: Integers, back: CompiledBack) -> int:
+        """Go back over the rows of a key at these places up to one that is not in order; return how many."""
+        if not len(places):
+            return 0
+        filtered, n, p = self._filtered, len(self.mean), len(self.covariance)
+        rows = filtered.take(places)
+        row = [*filtered.before[: back.size, places], rows.dt, *rows.u, *rows.y]
+        row += [~np.isnan(y) for y in rows.y] if back.missing else []
+        carried = np.ascontiguousarray(self.later[:, key])
+        earlier, _ = back.cut.apply(carried, row)
+        done = earlier.shape[1]
+        if done:
+            # a row's smoothed state is what was carried to it
+            given = np.concatenate([carried[: n + p, None], earlier[: n + p, : done - 1]], axis=1)
+            self.mean[:, places[:done]], self.covariance[:, places[:done]] = given[:n], given[n:]
+            self.later[:, key] = earlier[:, -1]
+            self._values[:, key] = filtered.before[:, places[done - 1]]
+        return done

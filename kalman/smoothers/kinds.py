@@ -8,6 +8,7 @@ from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unwrap_rounding
 from kalman.filters.sliding_likelihood import drop_sliding
+from kalman.linalg.compiled import COMPILING
 from kalman.long_series import CutStep, compile_step
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import LinearSmoother
@@ -52,9 +53,14 @@ class CompiledBack(NamedTuple):
     diffuse: slice
 
 
-@lru_cache(maxsize=4)
 def compile_back(backwards: Smoother, missing: bool) -> CompiledBack | None:
     """Return the compiled step back over rows in order, or None where it cannot be compiled."""
+    with COMPILING:
+        return _compile_back(backwards, missing)
+
+
+@lru_cache(maxsize=4)
+def _compile_back(backwards: Smoother, missing: bool) -> CompiledBack | None:
     if not isinstance(backwards, LinearSmoother | CrossSmoother):
         return None
     step, model = backwards.build_clear_back(missing), cast(Filter, backwards.model)

@@ -4,11 +4,10 @@ References: Rauch, Tung and Striebel (1965); for non-linear models Särkkä (200
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from kalman.filters.clear_step import ClearStep
+from kalman.filters.clear_step import ClearStep, PredictionRecorder
 from kalman.filters.prediction import Smoothable
 from kalman.filters.retrodiction import Retrodiction, carry_covariance_back, retrodict_mean
 from kalman.linalg.packing import packed_size
@@ -53,11 +52,10 @@ class CrossSmoother:
         Its inputs are the array, the state before the row, dt, control, measurement and masks. None where the
         prediction calls Python functions.
         """
-        record = getattr(self.model, "record_clear_prediction", None)
-        predicted = None if record is None else record()
-        if predicted is None:
+        model = self.model
+        predicted = model.record_clear_prediction() if isinstance(model, PredictionRecorder) else None
+        if predicted is None or not isinstance(model, PredictionRecorder):
             return None
-        model: Any = self.model
         tape, n = Tape(), len(model.states)
         m, later = tape.symbols(n), tape.symbols(n + packed_size(n))
         expected, gain, rest = tape.symbols(n), tape.symbols(n * n), tape.symbols(packed_size(n))

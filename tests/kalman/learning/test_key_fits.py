@@ -16,9 +16,10 @@ from kalman.learning.key_population import compute_evidence, compute_posterior, 
 from kalman.learning.key_rows import sort_by_rounds
 from kalman.learning.key_search import Box
 from kalman.learning.key_starts import Free, _measure_differences, free_numbers
+from kalman.learning.keys.values import evaluate
 from kalman.learning.maximum_likelihood import STEP, build_linear_learner
 from kalman.learning.score import score
-from kalman.learning.tangents import evaluate, list_learned_entries
+from kalman.learning.tangents import list_learned_entries
 from kalman.models.structure import Parameter
 from tests.kalman.learning.test_learning import CASES, LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers

@@ -13,8 +13,9 @@ from kalman.learning import learners, maximum_likelihood
 from kalman.learning.groups import group_learning
 from kalman.learning.key_fits import FitOutcome
 from kalman.learning.key_rows import sort_by_rounds
+from kalman.learning.keys.values import evaluate
 from kalman.learning.score import score
-from kalman.learning.tangents import evaluate, list_learned_entries
+from kalman.learning.tangents import list_learned_entries
 from kalman.models.groups import begin_states
 from tests.kalman.learning.test_group_learning import fit_all, of_group
 from tests.kalman.support.models import random_definition, random_rows, same, states_with

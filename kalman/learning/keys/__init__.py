@@ -1,0 +1,1 @@
+"""Likelihood, derivatives and directions of many keys at once."""
