@@ -207,11 +207,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
     """Forecast from the live state or a snapshot on Spark."""
     from jobs.batch.forecast_run import forecast_live, report_lines
     from jobs.lineage.generations import DeployedModel
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import open_warehouse
 
-    spark = spark_session(settings, f"forecast {spec.name}")
-    done = forecast_live(DeployedModel(spec, Warehouse(spark, settings.warehouse)), request)
+    done = forecast_live(DeployedModel(spec, open_warehouse(settings, f"forecast {spec.name}")), request)
     origin, written = done.origin, done.written
     data: dict[str, Any] = {
         "model": spec.name,

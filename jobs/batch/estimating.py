@@ -35,7 +35,7 @@ from jobs.lineage.inputs_table import InputsTable
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import pack_seeds
 from jobs.snapshots.store import verify
-from jobs.spark.conf import COMPILED_FROM, choose_codegen
+from jobs.spark.conf import COMPILED_FROM
 from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.specs.model_spec import ModelSpec
@@ -430,7 +430,7 @@ class _Run:
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
                 part = ReplacedPart(layout.slices(commit), question.request.interval)
-                with choose_codegen(self.model.warehouse.spark, total):
+                with self.model.warehouse.choose_codegen(total):
                     written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:

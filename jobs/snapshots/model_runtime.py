@@ -113,7 +113,7 @@ class ModelRuntime:
     @classmethod
     def of(cls, warehouse: Warehouse, spec: ModelSpec, parameters: Mapping[str, Any]) -> ModelRuntime:
         """Return the runtime of a model whose measurements are in the warehouse."""
-        return cls(spec, parameters, warehouse.read(measurements(spec.name)).schema)
+        return cls(spec, parameters, warehouse.schema(measurements(spec.name)))
 
     @cached_property
     def definition(self) -> dict[str, Any]:

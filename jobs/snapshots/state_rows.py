@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.snapshots.row_hash import compute_row_hashes
 from jobs.snapshots.verified_rows import PARTITION, STATES
-from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse, parse_struct
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.arrow import build_lists, build_matrix
@@ -288,7 +287,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
 
     written = write_files(made.source, typed, table, StateRowSums)
     mine = [[(name, "=", value) for name, value in values.items()]]
-    version = table.replace_rows(written.parts, mine, keep_rows(warehouse.spark, table, mine))
+    version = table.replace_rows(written.parts, mine, keep_rows(warehouse, table, mine))
     assert version is not None
     return CommittedStates(version, add_sums(written.sums))
 
@@ -309,8 +308,7 @@ def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> 
                 with open_parquet(folder, name) as file:
                     yield from map(_convert_batch, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
 
-    frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
-    return StateRows(frame, read, False)
+    return StateRows(warehouse.spread([(name,) for name in names], "name string"), read, False)
 
 
 def read_stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
@@ -331,7 +329,7 @@ def measure_rows(rows: StateRows) -> Measured:
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
     """Return the result of `measure_rows` for a snapshot's rows at a version of their table."""
-    with choose_codegen(warehouse.spark, manifest.key_count):
+    with warehouse.choose_codegen(manifest.key_count):
         return measure_rows(read_stored_rows(warehouse, manifest, version))
 
 

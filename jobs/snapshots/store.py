@@ -13,7 +13,6 @@ from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_rows import StateRows, measure_stored, write_states
 from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
-from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.row_changes import NOW, add_columns, delete_rows, put_rows, update_rows
 from jobs.storage.tables import MANIFESTS
@@ -48,7 +47,7 @@ def write(
         check: function called with the manifest before its commit; if it raises an error, the rows stay without a
             manifest. None means no check.
     """
-    with choose_codegen(warehouse.spark, manifest.key_count):
+    with warehouse.choose_codegen(manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
     waiting = None if held is None else waiting_rows.write(warehouse, manifest, held)
     told = None if learned is None else learned_rows.write(warehouse, manifest, learned)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from deltalake import Schema
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from jobs.spark.conf import choose_codegen
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.local_frame import LocalFrame
 from jobs.spark.written_rows import keep_rows, write_rows
+from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.part_files import PartFile
 from jobs.storage.row_changes import ReplacingTable
-from jobs.storage.table_log import FileTable, commit_or_remove
+from jobs.storage.table_log import FileTable, commit_or_remove, open_plain_log
 from jobs.storage.table_rows import Filter
 from jobs.storage.warehouse import Tables
 
@@ -37,6 +44,9 @@ class Warehouse(Tables):
         self.moves_rows = True
         """Whether many rows will pass through Java. A command whose tasks read and write all rows clears this before
         the session starts, so that Java starts as for a short command."""
+        self.in_process = False
+        """Whether this process does the work of tasks (`spread`), because the rows are few. Work that takes a frame of
+        Spark starts Spark nevertheless."""
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -50,7 +60,36 @@ class Warehouse(Tables):
 
     def at(self, root: str) -> Warehouse:
         """Return the tables below another root, with the same session."""
-        return Warehouse(lambda: self.spark, root)
+        other = Warehouse(lambda: self.spark, root)
+        other.in_process = self.in_process
+        return other
+
+    def spread(self, rows: Sequence[tuple[Any, ...]], columns: str) -> DataFrame:
+        """Return a few rows from which functions over batches begin, in Spark's tasks or in this process."""
+        if not self.in_process:
+            return self.spark.createDataFrame(rows, columns)
+        schema = parse_arrow_schema(columns)
+        batch = pa.RecordBatch.from_pylist(
+            [dict(zip(schema.names, row, strict=True)) for row in rows], schema
+        )
+        return cast("DataFrame", LocalFrame(lambda: [batch]))
+
+    def label(self, subject: str, step: str | None = None) -> AbstractContextManager[None]:
+        """Label the jobs that this thread starts in the block, if tasks of Spark do the work (`label_jobs`)."""
+        return nullcontext() if self.in_process else label_jobs(self.spark, subject, step)
+
+    def choose_codegen(self, rows: int) -> AbstractContextManager[None]:
+        """Choose how Spark runs the plans of the block for a number of rows, if it runs them (`choose_codegen`)."""
+        return nullcontext() if self.in_process else choose_codegen(self.spark, rows)
+
+    def schema(self, table: str) -> StructType:
+        """Return the columns of a table; the log has them unless only Spark can read the table."""
+        log = open_plain_log(self, table)
+        return (
+            self.read(table).schema
+            if log is None
+            else StructType.fromJson(json.loads(log.schema().to_json()))
+        )
 
     def setting(self, name: str) -> str | None:
         """Return a setting of the session; None if this version of Spark does not have the setting."""
@@ -129,12 +168,17 @@ class Warehouse(Tables):
             UserError: the table does not take such rows, or the commit failed.
         """
         files = ReplacingTable(self, table)
+        return self.replace_by(write_rows(frame, files, more_columns=True), files, rows, detail)
+
+    def replace_by(
+        self, parts: list[PartFile], files: ReplacingTable, rows: Filter, detail: str | None = None
+    ) -> int:
+        """Replace the rows of a filter by written files in one commit, as `replace` does."""
+        metadata = {} if detail is None else {"userMetadata": detail}
         version = commit_or_remove(
             files,
-            write_rows(frame, files, more_columns=True),
-            lambda parts: files.replace_rows(
-                parts, rows, keep_rows(self.spark, files, rows), _build_metadata(detail)
-            ),
+            parts,
+            lambda parts: files.replace_rows(parts, rows, keep_rows(self, files, rows), metadata),
         )
         assert version is not None
         return version
@@ -178,10 +222,6 @@ def format_ddl(columns: StructType) -> str:
     names = [one.name.replace("`", "``") for one in columns.fields]
     kinds = [one.dataType.simpleString() for one in columns.fields]
     return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
-
-
-def _build_metadata(detail: str | None) -> dict[str, str]:
-    return {} if detail is None else {"userMetadata": detail}
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_kept_rows_of_files_with_fewer_columns_have_all_columns(spark: SparkSess
         table.ready(batch.schema)
         table.commit(write_parts(table.path, "part-00000", [batch]), ("app", number))
     rows, files = part_of(1, None).rows, table.files()
-    kept, gone = keep_rows(spark, table, rows)(files, find_files(files, rows))
+    kept, gone = keep_rows(warehouse, table, rows)(files, find_files(files, rows))
     assert set(gone) == set(files["path"].to_pylist())
     assert sum(one.rows for one in kept) == 24
     found = [pq.read_table(Path(table.path, one.path)) for one in kept]
