@@ -145,10 +145,18 @@ def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
         yield pa.RecordBatch.from_arrays([pa.array([n], pa.int64()) for n in counts], list(Gaps._fields))
 
     schema = ", ".join(f"{name} bigint" for name in Gaps._fields)
-    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), schema)
-    row = found.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in Gaps._fields)).first()
-    assert row is not None
-    return Gaps(**row.asDict())
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), schema).collect()
+    return Gaps(*(sum(row[name] for row in found) for name in Gaps._fields))
+
+
+def count_keys(packed: DataFrame, batch: Batch) -> int:
+    """Count the keys of bucketed rows."""
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"keys": [keyed.keys.size]})
+
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), "keys bigint").collect()
+    return sum(row["keys"] for row in found)
 
 
 def find_lost_keys(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.batch.batch_filter import Interval, count_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
@@ -33,16 +32,16 @@ from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_rows import pack_seeds
-from jobs.snapshots.store import verify
+from jobs.snapshots.state_rows import pack_seeds, read_stored_rows
+from jobs.snapshots.store import find_whole_states
 from jobs.spark.conf import COMPILED_FROM
-from jobs.spark.job_labels import label_jobs
-from jobs.spark.warehouse import Warehouse, parse_struct
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.state.encoding.packets import NEVER, RowPacket
 from jobs.state.encoding.routing import Routing, compute_partition, make_routing
+from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
 from jobs.storage.warehouse import find_home
@@ -278,15 +277,15 @@ class _Run:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
             warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
-            spark = warehouse.spark
-            with label_jobs(spark, doing, "count the rows"):
+            with warehouse.label(doing, "count the rows"):
                 rows, counts, rejected = self._choose_rows(runtime)
-            runtime.ship(spark)
+            if not warehouse.in_process:
+                runtime.ship(warehouse.spark)
             layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
                 layout = BucketLayout(count_buckets(counts.rows), 1)
             self.note(f"estimating {counts.rows:,} rows")
-            with label_jobs(spark, doing, "filter and write the estimates"):
+            with warehouse.label(doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, rows, counts, layout, kept)
         path = self.table.warehouse.path(self.table.name)
         return EstimateResult(
@@ -342,7 +341,7 @@ class _Run:
             frame, counts, rejected = self._count_rows(self._frame(runtime))
             return RowSource.of_frame(source.warehouse, frame, source.files), counts, rejected
         files = source.files.between(Interval(self.question.start.before, wanted.last))
-        rows, before = files.count(source.warehouse.spark, runtime.spec.time, wanted.first)
+        rows, before = files.count(source.warehouse, runtime.spec.time, wanted.first)
         source = replace(source, choose=lambda: files, make_frame=lambda: self._frame(runtime))
         return source, HistoryCounts(rows, before, 0, 0), {}
 
@@ -440,7 +439,7 @@ class _Run:
     def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
         """Replace a part of the table by the estimates of packets in one commit; return the number of rows written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
-        schema = to_arrow_schema(parse_struct(columns), timezone="UTC")
+        schema = parse_arrow_schema(columns)
         table = self.table.ready(columns, schema)
         written = write_estimates(packed, plan, table, schema, self._constants)
         return self.table.replace(table, written, self.question.mark, part)
@@ -459,14 +458,15 @@ class _Run:
         if self.given is None:
             packed = rows.pack(plan.rows, routing, typed=True)
         else:
-            kind = F.lit(int(RowPacket.ROWS)).alias("kind")
-            packed = self.given.select("bucket", kind, "payload")
+            packed = self.given
         if start.manifest is None or not self._has_seeds(plan):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
-        states = verify(self.model.warehouse, start.manifest)
-        seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
-        kind = F.lit(int(RowPacket.STATES)).alias("kind")
-        both = packed.union(seeds.select("bucket", kind, "payload"))
+        warehouse, manifest = self.model.warehouse, start.manifest
+        states = read_stored_rows(warehouse, manifest, find_whole_states(warehouse, manifest))
+        seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing, typed=True)
+        if self.given is not None and not warehouse.in_process:
+            packed = packed.select("bucket", F.lit(int(RowPacket.ROWS)).alias("kind"), "payload")
+        both = packed.union(seeds.select("bucket", "kind", "payload"))
         return both.repartition(layout.buckets, "bucket")
 
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from jobs.batch.batch_filter import Interval
 from jobs.core.settings import find_local_path
-from jobs.snapshots.row_hash import compute_row_hashes, hash_literal
+from jobs.snapshots.row_hash import hash_texts
 from jobs.spark.conf import ARROW_ROWS
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_texts, repeat_text
@@ -38,7 +38,7 @@ from jobs.storage.tables import LATE_COPIES_TABLE
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from jobs.spark.warehouse import Warehouse
 
@@ -50,6 +50,8 @@ TASK_BYTES = 16 << 20
 """The bytes, in the columns that are read, for which one more task is worth its start."""
 QUICK_BYTES = 1 << 30
 """The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
+FEW_ROWS = 200_000
+"""The number of rows up to which this process reads, learns and filters sooner than Spark starts."""
 _LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
 """The mark of files with times in the calendar of Spark 2, which Spark converts."""
 _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
@@ -94,7 +96,7 @@ class HistoryFiles:
         )
         return replace(self, pieces=tuple(some), interval=interval)
 
-    def pack(self, spark: SparkSession, fmt: RowFormat, routing: Routing, typed: bool) -> DataFrame:
+    def pack(self, warehouse: Warehouse, fmt: RowFormat, routing: Routing, typed: bool) -> DataFrame:
         """Return packets of the rows, as `jobs.state.encoding.rows.pack_rows` does; `typed` packets have a kind."""
         packer = build_row_packer(fmt, routing, typed)
         beside = [] if fmt.row_id is None else [fmt.row_id.column]
@@ -103,13 +105,13 @@ class HistoryFiles:
         def work(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return packer(build_packing_columns(batch, fmt) for batch in rows)
 
-        return self._run(spark, columns, fmt.time, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
+        return self._run(warehouse, columns, fmt.time, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
-    def count(self, spark: SparkSession, time: str, at: int | None) -> tuple[int, int]:
+    def count(self, warehouse: Warehouse, time: str, at: int | None) -> tuple[int, int]:
         """Count the rows from an event time on, and the earlier rows; tasks count where statistics do not suffice.
 
         Args:
-            spark: the session.
+            warehouse: the warehouse, which runs the tasks.
             time: the column of event times.
             at: the event time; None means that no row is earlier.
         """
@@ -129,14 +131,14 @@ class HistoryFiles:
         found = [(0, one.rows) if at is not None and one.greatest < at else (one.rows, 0) for one in whole]
         if across:
             some = replace(self, pieces=across)
-            found += some._run(spark, [time], time, work, "rows bigint, before bigint").collect()
+            found += some._run(warehouse, [time], time, work, "rows bigint, before bigint").collect()
         return sum(rows for rows, _ in found), sum(before for _, before in found)
 
     def _run(
-        self, spark: SparkSession, columns: list[str], time: str, work: Callable[..., Any], schema: str
+        self, warehouse: Warehouse, columns: list[str], time: str, work: Callable[..., Any], schema: str
     ) -> DataFrame:
         """Return the result of a function over batches of the rows, in tasks that read about equally many bytes."""
-        parts = self._divide(spark.sparkContext.defaultParallelism)
+        parts = self._divide(warehouse.cores)
         folder, interval = self.folder, self.interval
 
         def over(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -144,7 +146,7 @@ class HistoryFiles:
                 for number in batch.column(0).to_pylist():
                     yield from work(read_pieces(folder, parts[number], columns, time, interval))
 
-        return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(over, schema)
+        return warehouse.number_tasks(len(parts)).mapInArrow(over, schema)
 
     def _divide(self, cores: int) -> list[list[FileGroup]]:
         """Return consecutive row groups for each task."""
@@ -188,7 +190,7 @@ def build_packing_columns(rows: pa.RecordBatch, fmt: RowFormat) -> pa.RecordBatc
         found["identity"] = rows.column(kind.columns[0]).cast(pa.int64())
     else:
         text = build_key_texts([rows.column(name) for name in kind.columns], rows.num_rows)
-        found |= {"identity": _hash(text), "check": _hash(text, KEY_CHECK_SEED), "text": text}
+        found |= {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED), "text": text}
     found["time"] = rows.column(fmt.time)
     for i, name in enumerate(fmt.numbers):
         found[f"n{i}"] = _find(rows, name, pa.float64())
@@ -196,7 +198,7 @@ def build_packing_columns(rows: pa.RecordBatch, fmt: RowFormat) -> pa.RecordBatc
         found[ROW_ID[0]] = _find(rows, row_id.column, pa.int64())
     elif row_id is not None:
         text = _find(rows, row_id.column, pa.string())
-        found |= zip(ROW_ID, (_hash(text), _hash(text, ID_CHECK_SEED), text), strict=True)
+        found |= zip(ROW_ID, (hash_texts(text), hash_texts(text, ID_CHECK_SEED), text), strict=True)
     return pa.RecordBatch.from_arrays(list(found.values()), list(found))
 
 
@@ -219,14 +221,6 @@ def _escape(texts: pa.Array) -> pa.Array:
     coded = texts.dictionary_encode()
     plain = [_ESCAPED.sub(lambda found: _ESCAPES[found[0]], one) for one in coded.dictionary.to_pylist()]
     return build_texts(plain).take(coded.indices)
-
-
-def _hash(texts: pa.Array, literal: int | None = None) -> pa.Array:
-    """Return Spark's `xxhash64` of texts, or of a literal and texts."""
-    hashes = (
-        compute_row_hashes([texts]) if literal is None else compute_row_hashes([texts], hash_literal(literal))
-    )
-    return pa.array(hashes.view(np.int64))
 
 
 def _find(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
@@ -373,10 +367,15 @@ class RowSource:
         """Return whether so much passes through Java, in rows or in packets, that its optimising compiler pays off."""
         return isinstance(self.files, str) or sum(one.size for one in self.files.pieces) > QUICK_BYTES
 
+    @property
+    def few(self) -> bool:
+        """Return whether one process is done with these rows before Spark has started."""
+        return not isinstance(self.files, str) and sum(one.rows for one in self.files.pieces) <= FEW_ROWS
+
     def pack(self, fmt: RowFormat, routing: Routing, typed: bool = False) -> DataFrame:
         """Return packets of the rows for each bucket; `typed` packets have a kind."""
         if not isinstance(self.files, str):
-            return self.files.pack(self.warehouse.spark, fmt, routing, typed)
+            return self.files.pack(self.warehouse, fmt, routing, typed)
         packets = TYPED_ROW_PACKETS if typed else ROW_PACKETS
         return select_columns(self.frame, fmt).mapInArrow(build_row_packer(fmt, routing, typed), packets)
 
@@ -392,7 +391,7 @@ class RowSource:
         """Return the number of rows."""
         if isinstance(self.files, str):
             return self.frame.count()
-        return self.files.count(self.warehouse.spark, time, None)[0]
+        return self.files.count(self.warehouse, time, None)[0]
 
     def find_newest(self, time: str) -> int | None:
         """Return the greatest event time (µs); None if there are no rows."""

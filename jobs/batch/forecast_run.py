@@ -474,7 +474,8 @@ def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> StateRows:
 
     def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield batch.filter(functions.is_in(batch.column("key").cast(pa.string()), wanted))
+            text = batch.column("key").cast(pa.string())
+            yield batch.set_column(0, "key", text).filter(functions.is_in(text, wanted))
 
     states = source.states.then(choose)
     refuse_absent_keys(source.spec, keys, set(_list_keys(states)), source.text)
@@ -483,7 +484,7 @@ def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> StateRows:
 
 def _list_keys(states: StateRows) -> list[str]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (one.select(["key"]) for one in batches)
+        return (pa.RecordBatch.from_pydict({"key": one.column("key").cast(pa.string())}) for one in batches)
 
     return [row["key"] for row in states.through(work, "key string").collect()]
 

@@ -312,7 +312,7 @@ def learn_pooled(
     share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
     rows = pack_window_rows(packed, batch, window, share, by).persist()
     try:
-        count = rows.groupBy().sum("rows").collect()[0][0] or 0
+        count = sum(row["rows"] for row in rows.select("rows").collect())
         if count == 0:
             raise UserError(
                 "there are no rows to learn from in the window: choose another window", RUN_FAILED

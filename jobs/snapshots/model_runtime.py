@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 import kalman
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.state_rows import pack_seeds
+from jobs.snapshots.state_rows import StateRows, pack_seeds
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.functions import list_functions
 from jobs.specs.model_spec import ModelSpec
@@ -245,4 +245,5 @@ def read_offered_states(warehouse: Warehouse, runtime: ModelRuntime, routing: Ro
 
 
 def _pack_states(states: DataFrame, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
-    return pack_seeds(states, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)
+    rows = StateRows.of(states)
+    return pack_seeds(rows, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)

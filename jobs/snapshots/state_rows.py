@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.snapshots.row_hash import compute_row_hashes
+from jobs.snapshots.row_hash import format_checksum, hash_texts, sum_hashes, wrap_sum
 from jobs.snapshots.verified_rows import PARTITION, STATES
-from jobs.spark.warehouse import Warehouse, parse_struct
+from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.arrow import build_lists, build_matrix
-from jobs.state.encoding.keys import KeyKind, build_identity_arrays, build_identity_columns, build_key_array
+from jobs.state.encoding.keys import KEY_CHECK_SEED, KeyKind, build_identity_arrays, build_key_array
 from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS, Layout, Records, RowPacket
 from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import pack_buckets
@@ -44,6 +43,9 @@ STATE_ROWS = (
 )
 STATE_COLUMNS = tuple(parse_arrow_schema(STATE_ROWS))
 """The columns of `STATE_ROWS` as Arrow fields."""
+
+
+_SEEDED = ("event_time", "state_index", "log_likelihood")
 
 
 def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
@@ -117,7 +119,7 @@ def restore_types(rows: DataFrame) -> DataFrame:
 
 
 def pack_seeds(
-    rows: DataFrame,
+    rows: StateRows,
     kernel: Filter,
     kind: KeyKind,
     layout: Layout,
@@ -126,41 +128,32 @@ def pack_seeds(
 ) -> DataFrame:
     """Pack the rows of a snapshot into packets of state records for the initial state; `typed` packets have a kind."""
     widths, n = find_state_extras_widths(kernel), len(kernel.states)
-    columns = rows.select(
-        *build_identity_columns(kind, F.col("key")),
-        F.unix_micros("event_time").alias("event_time"),
-        F.col("state_index").alias("count"),
-        "log_likelihood",
-        "mean",
-        "covariance",
-        *split_extras(widths),
-    )
     packet = RowPacket.STATES if typed else None
 
     def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            names = ["identity"] if kind.integer else ["identity", "check"]
-            arrays = build_identity_arrays({name: batch.column(name).to_numpy() for name in names})
-            for name in ("event_time", "count", "log_likelihood"):
-                arrays[name] = batch.column(name).to_numpy()
-            arrays["values"] = kernel.restore(*parse_states(batch, n, widths))
-            records = Records(arrays, None if kind.integer else batch.column("text"))
+            text = batch.column("key").cast(pa.string())
+            found = (
+                {"identity": text.cast(pa.int64())}
+                if kind.integer
+                else {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED)}
+            )
+            arrays = build_identity_arrays({name: one.to_numpy() for name, one in found.items()})
+            for name, column in zip(("event_time", "count", "log_likelihood"), _SEEDED, strict=True):
+                arrays[name] = batch.column(column).to_numpy()
+            arrays["values"] = kernel.restore(*parse_states(with_extras(batch, list(widths)), n, widths))
+            records = Records(arrays, None if kind.integer else text)
             yield pack_buckets(records, layout, routing, packet)
 
-    return columns.mapInArrow(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
+    return rows.through(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
 
 def find_state_extras_widths(kernel: Filter) -> dict[str, int]:
     """Return the number of values per key in each state field except mean and covariance."""
     _, _, extras = kernel.snapshot(kernel.initial(1))
     return {name: array.shape[0] for name, array in extras.items()}
-
-
-def split_extras(widths: dict[str, int]) -> list[Column]:
-    """Return expressions that split a snapshot's map `extras` into columns for `parse_states`."""
-    return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
 
 
 def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
@@ -222,12 +215,11 @@ class StateRowSums:
         columns = select_hashed_columns(rows)
         self.keys += len(columns["key"])
         self._rows += int(np.sum(columns["state_index"].to_numpy()))
-        self._hash += int(np.sum(compute_row_hashes([*columns.values()]), dtype=np.uint64))
+        self._hash += sum_hashes([*columns.values()])
 
     def numbers(self) -> dict[str, int]:
         """Return the values of the columns `SUMS`; the sum of hashes is a signed 64-bit integer."""
-        signed = (self._hash + (1 << 63)) % (1 << 64) - (1 << 63)
-        return {"keys": self.keys, "hash": signed, "rows": self._rows}
+        return {"keys": self.keys, "hash": wrap_sum(self._hash), "rows": self._rows}
 
 
 class Measured(NamedTuple):
@@ -242,7 +234,7 @@ def add_sums(parts: Iterable[Any]) -> Measured:
     """Return the total of the sums of all tasks; parts: rows with the columns `SUMS`."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
-    return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
+    return Measured(keys, format_checksum(hashes), rows)
 
 
 class CommittedStates(NamedTuple):
@@ -267,7 +259,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     """
     warehouse.create(STATES, SNAPSHOTS, PARTITION, NO_STATISTICS)
     table = ReplacingTable(warehouse, STATES)
-    schema = to_arrow_schema(parse_struct(SNAPSHOTS), timezone="UTC")
+    schema = parse_arrow_schema(SNAPSHOTS)
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
     make = made.make  # a local name, because the tasks must not get the DataFrame in `made`

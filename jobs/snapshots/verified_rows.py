@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.snapshots.row_hash import format_checksum, sum_hashes, wrap_sum
 from jobs.spark.warehouse import Warehouse
+from jobs.spark.written_rows import write_made_rows
+from jobs.state.encoding.estimates import build_table_batch
+from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.row_changes import ReplacingTable
+from jobs.storage.table_rows import read_parts, read_table
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -36,6 +43,23 @@ class RowsDigest(NamedTuple):
     version: int
 
 
+class _RowSums:
+    """The number and the hashes of the rows that a task has written."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns, self._rows, self._hash = list(columns), 0, 0
+
+    def add(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Add rows with the columns."""
+        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+            self._rows += batch.num_rows
+            self._hash += sum_hashes([batch.column(name) for name in self._columns])
+
+    def numbers(self) -> dict[str, int]:
+        """Return the sums by name."""
+        return {"rows": self._rows, "hash": wrap_sum(self._hash)}
+
+
 def write_rows(
     warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
 ) -> dict[str, Any]:
@@ -50,12 +74,47 @@ def write_rows(
         columns: names of the columns to write.
     """
     warehouse.create(table, schema, partition_by=PARTITION)
-    name, model = manifest.snapshot_id, manifest.model
-    marked = rows.select(F.lit(name).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
-    mine = [[("model", "=", model), ("snapshot_id", "=", name)]]
-    version = warehouse.replace(marked, table, mine)
-    count, checksum = _measure(read_rows(warehouse, name, model, version, table), columns)
-    return RowsDigest(count, checksum, version)._asdict()
+    constants = {"snapshot_id": manifest.snapshot_id, "model": manifest.model}
+    written = pa.schema([one for one in parse_arrow_schema(schema) if one.name in {*columns, *constants}])
+
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (build_table_batch(batch, written, constants) for batch in batches)
+
+    files = ReplacingTable(warehouse, table)
+    parts, sums = write_made_rows(
+        rows.select(*columns), mark, written, files, True, lambda: _RowSums(columns)
+    )
+    version = warehouse.replace_by(parts, files, [[(name, "=", one) for name, one in constants.items()]])
+    count, total = (sum(one[name] for one in sums) for name in ("rows", "hash"))
+    return RowsDigest(count, format_checksum(total), version)._asdict()
+
+
+def read_verified_table(
+    warehouse: Warehouse,
+    table: str,
+    manifest: Manifest,
+    digest: RowsDigest,
+    columns: Sequence[str],
+    what: str,
+) -> pa.Table:
+    """Return the rows of `read_verified_rows`, read in this process.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+
+    def measured(version: int) -> tuple[int, str]:
+        sums = _RowSums(columns)
+        for part in read_parts(warehouse.root, table, columns, mine, version):
+            sums.add(part)
+        found = sums.numbers()
+        return found["rows"], format_checksum(found["hash"])
+
+    version = find_whole_version(warehouse, table, manifest.snapshot_id, digest, measured, what)
+    found = read_table(warehouse.root, table, columns, mine, version)
+    assert found is not None
+    return found
 
 
 def read_verified_rows(

@@ -46,6 +46,10 @@ class LocalFrame:
         """Return this frame: all rows are in one partition, so rows with an equal value are together."""
         return self
 
+    def coalesce(self, count: int) -> LocalFrame:
+        """Return this frame, which has one partition."""
+        return self
+
     def persist(self) -> LocalFrame:
         """Keep the batches from their first use."""
         self._keeps = True

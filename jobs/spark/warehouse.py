@@ -69,10 +69,22 @@ class Warehouse(Tables):
         if not self.in_process:
             return self.spark.createDataFrame(rows, columns)
         schema = parse_arrow_schema(columns)
+        lists = ([list(one.items()) if isinstance(one, dict) else one for one in row] for row in rows)
         batch = pa.RecordBatch.from_pylist(
-            [dict(zip(schema.names, row, strict=True)) for row in rows], schema
+            [dict(zip(schema.names, row, strict=True)) for row in lists], schema
         )
         return cast("DataFrame", LocalFrame(lambda: [batch]))
+
+    def number_tasks(self, count: int) -> DataFrame:
+        """Return the numbers from 0 in a column, each in a task."""
+        if not self.in_process:
+            return self.spark.range(0, count, 1, max(1, count))
+        return self.spread([(number,) for number in range(count)], "id bigint")
+
+    @property
+    def cores(self) -> int:
+        """Return the number of tasks that run at the same time."""
+        return 1 if self.in_process else self.spark.sparkContext.defaultParallelism
 
     def label(self, subject: str, step: str | None = None) -> AbstractContextManager[None]:
         """Label the jobs that this thread starts in the block, if tasks of Spark do the work (`label_jobs`)."""
