@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, build_state_rows
+from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.state.encoding.keys import build_key_text
@@ -20,6 +21,7 @@ from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, 
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import find_storage_dtype
+from kalman.mixtures.building import FAMILIES
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -77,6 +79,16 @@ def build_batch(runtime: ModelRuntime) -> Batch:
 def count_buckets(rows: int) -> int:
     """Return the number of buckets for this number of rows."""
     return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
+
+
+def count_shared_buckets(spec: ModelSpec, rows: int, in_process: bool) -> int:
+    """Return the number of buckets whose packets learning, filter and estimates share.
+
+    What one process learns and filters for each key alone needs no buckets, as a key's numbers do not depend on the
+    others. Sums over keys are sums over the buckets of `count_buckets`, everywhere.
+    """
+    by_key = spec.learn is None or (spec.learn.scope == "key" and spec.filter not in FAMILIES)
+    return 1 if in_process and by_key else count_buckets(rows)
 
 
 def pack_buckets(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:

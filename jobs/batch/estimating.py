@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import Interval, count_buckets
+from jobs.batch.batch_filter import Interval, count_buckets, count_shared_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
 from jobs.batch.file_rows import RowSource
 from jobs.batch.history_rows import (
@@ -283,7 +283,8 @@ class _Run:
                 runtime.ship(warehouse.spark)
             layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
-                layout = BucketLayout(count_buckets(counts.rows), 1)
+                buckets = count_shared_buckets(question.spec, counts.rows, warehouse.in_process)
+                layout = BucketLayout(buckets, 1)
             self.note(f"estimating {counts.rows:,} rows")
             with warehouse.label(doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, rows, counts, layout, kept)

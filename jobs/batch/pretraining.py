@@ -17,8 +17,8 @@ from jobs.batch.batch_filter import (
     build_batch,
     compute_final_states,
     count_bucket_gaps,
-    count_buckets,
     count_keys,
+    count_shared_buckets,
     find_lost_keys,
 )
 from jobs.batch.file_rows import RowSource
@@ -146,7 +146,7 @@ def _learns_by_key(spec: ModelSpec) -> bool:
 
 def pack_history(spec: ModelSpec, rows: RowSource, batch: Batch, count: int, again: bool) -> DataFrame:
     """Return packets of the rows by bucket; they are cached if `again`, or if the spec lets several jobs read them."""
-    buckets = count_buckets(count)
+    buckets = count_shared_buckets(spec, count, rows.warehouse.in_process)
     packed = rows.pack(batch.rows, make_routing(buckets, 1)).repartition(buckets, "bucket")
     again = again or spec.learn is not None or bool(list_row_step_kinds(spec.definition()))
     return packed.persist() if again else packed

@@ -102,7 +102,7 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     found = find(warehouse, snapshot_id)
     try:
         if found is not None:
-            verify(warehouse, found)
+            find_whole_states(warehouse, found)
             learned_rows.read_learned_rows(warehouse, found)
     except UserError:
         return None
