@@ -14,7 +14,6 @@ from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, build_state_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
-from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.state.encoding.keys import build_key_text
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, pack_rows
@@ -134,19 +133,6 @@ def build_bucket_filter(
         return filter_step(row_filter, layout, layout.empty(), keyed, begin=begin, idle=batch.idle)
 
     return step
-
-
-def compute_packed_estimates(
-    packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
-) -> DataFrame:
-    """Filter bucketed rows to packets of estimates, which `jobs.state.encoding.estimates.unpack_estimates` unpacks."""
-    step = build_bucket_filter(kernel, batch, fmt.beside)
-
-    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        for _, packet in pack_estimates(fmt, keyed, step(keyed, begin and begin(keyed)).outputs):
-            yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
-
-    return packed.mapInArrow(build_bucket_worker(batch.rows, work), "payload binary")
 
 
 def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.snapshots.manifests import record
-from jobs.snapshots.verified_rows import RowsDigest, read_verified_table, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, find_verified_version, get_partition, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.table_rows import read_table
 from jobs.storage.tables import LEARNED
 from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 
@@ -181,7 +182,8 @@ def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> pa.Table | No
     if manifest.learned is None:
         return None
     digest = RowsDigest(**manifest.learned)
-    return read_verified_table(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+    version = find_verified_version(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+    return read_table(warehouse.root, TABLE, COLUMNS, get_partition(manifest), version)
 
 
 def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:

@@ -6,8 +6,8 @@ hashes of all rows, so the order of rows does not change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.snapshots.row_hash import format_checksum, hash_texts, sum_hashes, wrap_sum
-from jobs.snapshots.verified_rows import PARTITION, STATES
+from jobs.snapshots.verified_rows import PARTITION, STATES, get_partition
+from jobs.spark.local_frame import LocalFrame, Make
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.arrow import build_lists, build_matrix
@@ -26,7 +27,7 @@ from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import pack_buckets
 from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.row_changes import ReplacingTable
-from jobs.storage.table_rows import list_partition_files, open_parquet, read_parts
+from jobs.storage.table_rows import list_partition_files, open_parquet
 from jobs.storage.tables import SNAPSHOTS
 from kalman.types import Filter
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.snapshots.manifests import Manifest
-    from jobs.storage.warehouse import Tables
 
 
 STATE_ROWS = (
@@ -69,9 +69,6 @@ def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatc
         )
 
 
-Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
 class StateRows(NamedTuple):
     """State rows that tasks compute from source rows; the same tasks can process the state rows further.
 
@@ -93,6 +90,11 @@ class StateRows(NamedTuple):
         """Return the rows with the columns and types of a snapshot."""
         key_type = "bigint" if self.integer else "string"
         return restore_types(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
+
+    @property
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a source in this process (`Warehouse.in_process`)."""
+        return self.make(cast(LocalFrame, self.source).batches)
 
     def then(self, further: Make) -> StateRows:
         """Return the state rows after another function in the same tasks; the keys of the result are texts."""
@@ -263,7 +265,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
     make = made.make  # a local name, because the tasks must not get the DataFrame in `made`
-    values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+    values = get_partition(manifest)
     constants = {**values, "model_version": manifest.model_version}
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -290,8 +292,7 @@ def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> 
     Raises:
         UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
-    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    names = list_partition_files(warehouse.root, STATES, mine, version)
+    names = list_partition_files(warehouse.root, STATES, get_partition(manifest), version)
     folder = warehouse.path(STATES)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -303,17 +304,6 @@ def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> 
     return StateRows(warehouse.spread([(name,) for name in names], "name string"), read, False)
 
 
-def read_stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
-    """Read a snapshot's state rows at a version of their table in this process, without Spark; yield the batches.
-
-    Raises:
-        UserError: the log does not have the version, or the rows cannot be read from the table's files.
-    """
-    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    for part in read_parts(tables.root, STATES, _COLUMNS, mine, version):
-        yield from map(_convert_batch, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
-
-
 def measure_rows(rows: StateRows) -> Measured:
     """Return the number of keys, the checksum and the number of measurements of state rows, computed by Spark tasks."""
     return add_sums(rows.through(_sum, SUMS).collect())
@@ -323,13 +313,6 @@ def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Me
     """Return the result of `measure_rows` for a snapshot's rows at a version of their table."""
     with warehouse.choose_codegen(manifest.key_count):
         return measure_rows(read_stored_rows(warehouse, manifest, version))
-
-
-def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
-    """Return the result of `measure_stored`, computed in this process."""
-    return add_sums(
-        row for part in _sum(read_stored_batches(tables, manifest, version)) for row in part.to_pylist()
-    )
 
 
 def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,6 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots.state_rows import Measured
     from jobs.snapshots.waiting_rows import Held
 
 
@@ -118,28 +117,17 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     return read_rows(warehouse, manifest.snapshot_id, manifest.model, find_whole_states(warehouse, manifest))
 
 
-def find_whole_states(
-    warehouse: Warehouse,
-    manifest: Manifest,
-    measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
-) -> int:
+def find_whole_states(warehouse: Warehouse, manifest: Manifest) -> int:
     """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.find_whole_version`).
-
-    Args:
-        warehouse: warehouse of the snapshot.
-        manifest: manifest of the snapshot.
-        measure: function that reads and measures the rows; None means that tasks of Spark do this.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    measured = measure_stored if measure is None else measure
-    digest = RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version)
     return verified_rows.find_whole_version(
         warehouse,
         STATES,
         manifest.snapshot_id,
-        digest,
-        lambda version: measured(warehouse, manifest, version)[:2],
+        RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version),
+        lambda version: measure_stored(warehouse, manifest, version)[:2],
         "keys",
     )

@@ -64,6 +64,12 @@ class Warehouse(Tables):
         other.in_process = self.in_process
         return other
 
+    def work_here(self) -> Warehouse:
+        """Return the same tables for work in this process."""
+        other = self.at(self.root)
+        other.in_process = True
+        return other
+
     def spread(self, rows: Sequence[tuple[Any, ...]], columns: str) -> DataFrame:
         """Return a few rows from which functions over batches begin, in Spark's tasks or in this process."""
         if not self.in_process:
