@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Interval, count_buckets, count_shared_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
-from jobs.batch.file_rows import RowSource
+from jobs.batch.file_rows import FEW_ROWS, RowSource
 from jobs.batch.history_rows import (
     CountedRows,
     HistoryCounts,
@@ -276,6 +276,9 @@ class _Run:
         if not whole:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
+            if self.given is None:
+                warehouse.in_process = question.rows.source.few and FEW_ROWS <= ROWS_A_COMMIT
+            self.table.warehouse.in_process = warehouse.in_process
             warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
             with warehouse.label(doing, "count the rows"):
                 rows, counts, rejected = self._choose_rows(runtime)

@@ -1,4 +1,4 @@
-"""A pretraining on few rows needs no Spark: this process makes the same snapshot, estimates and report, bit by bit."""
+"""Few rows are learned, filtered and estimated without Spark: the same tables and reports, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from deltalake import DeltaTable
 
+from jobs import estimate
 from jobs.snapshots import manifests
 from tests.jobs.support.pipeline import Pipeline
 
@@ -30,6 +31,7 @@ TABLES = {
     "snapshots": ["key"],
     "learned": ["scope", "key_group", "key"],
     "estimates_history/level": ["key", "event_time"],
+    "estimated": ["key", "event_time"],
 }
 
 
@@ -84,9 +86,12 @@ def test_few_rows_are_pretrained_without_spark_to_the_same_bits(
         patched.setattr("jobs.spark.session.spark_session", refuse)
         report = begun.pretrain(estimates=True).data
         again = begun.pretrain(estimates=True).data
+        estimated = estimate.run(begun.settings, "level", output="estimated", smooth=True).data
     assert report["made"] and not again["made"] and again["learned"] == report["learned"]
     monkeypatch.setattr("jobs.batch.file_rows.FEW_ROWS", 0)
     expected = there.pretrain(estimates=True).data
+    wanted = estimate.run(there.settings, "level", output="estimated", smooth=True).data
+    assert {**estimated, "seconds": 0} == {**wanted, "seconds": 0}
     for table, by in TABLES.items():
         found = read_rows(begun, table, by)
         assert found == read_rows(there, table, by)
