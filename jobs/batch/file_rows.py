@@ -50,7 +50,7 @@ TASK_BYTES = 16 << 20
 """The bytes, in the columns that are read, for which one more task is worth its start."""
 QUICK_BYTES = 1 << 30
 """The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
-FEW_ROWS = 200_000
+FEW_ROWS = 100_000
 """The number of rows up to which this process reads, learns and filters sooner than Spark starts."""
 _LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
 """The mark of files with times in the calendar of Spark 2, which Spark converts."""
