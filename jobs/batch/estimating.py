@@ -282,8 +282,7 @@ class _Run:
             warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
             with warehouse.label(doing, "count the rows"):
                 rows, counts, rejected = self._choose_rows(runtime)
-            if not warehouse.in_process:
-                runtime.ship(warehouse.spark)
+            runtime.ship_to(warehouse)
             layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
                 buckets = count_shared_buckets(question.spec, counts.rows, warehouse.in_process)

@@ -378,8 +378,7 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
     source = find_origin(model, wanted)
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
-    if not warehouse.in_process:
-        runtime.ship(warehouse.spark)
+    runtime.ship_to(warehouse)
     chosen = _select_states(source, wanted.keys)
     states, inputs, future = _join_rows(model.with_spec(used), runtime.kind, chosen, wanted.future)
     run = wanted.run or _run_id(source, wanted, future, inputs)

@@ -98,8 +98,7 @@ def pretrain_snapshot(
     identity = earlier or snapshot_id(*made_of, of_table)
     if (found := find_whole(warehouse, identity)) is not None:
         return PretrainedSnapshot(found, None, False)
-    runtime = ModelRuntime(spec, {}, rows.schema)
-    landed = 0
+    runtime, landed = ModelRuntime(spec, {}, rows.schema), 0
     if inputs is not None and version is not None:
         landed = rows.frame.count()
         frame = inputs.complete_rows(rows.frame, runtime.kind, version.version)
@@ -124,8 +123,7 @@ def pretrain_snapshot(
         runtime = replace(runtime, parameters=_select_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
-        if not warehouse.in_process:
-            runtime.ship(warehouse.spark)
+        runtime.ship_to(warehouse)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         position = cut.place or find_position(model, table, cut.version, of_table)
         manifest = _build_manifest(runtime, identity, position, cut, window, given)

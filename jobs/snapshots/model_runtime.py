@@ -187,6 +187,11 @@ class ModelRuntime:
             id_format=self.ids,
         )
 
+    def ship_to(self, warehouse: Warehouse) -> None:
+        """Send these files as `ship` does, if tasks of Spark do the work."""
+        if not warehouse.in_process:
+            self.ship(warehouse.spark)
+
     def ship(self, spark: SparkSession) -> None:
         """Send the files of the model's functions to the session's workers.
 
