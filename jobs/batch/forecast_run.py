@@ -102,12 +102,6 @@ class ForecastPlan(NamedTuple):
     future: str | None = None
     own_inputs: bool = False
 
-    def count_steps(self, batch: pa.RecordBatch) -> int:
-        """Return the largest number of steps of a key in a batch of states that is not empty."""
-        if self.future is not None:
-            return max(int(batch.column(FUTURE).value_lengths().fill_null(0).to_numpy().max()), 1)
-        return self.horizon.count_steps(int(batch.column("event_time").to_numpy().min()))
-
 
 class FutureRows(NamedTuple):
     """Future rows by key (`key` and `FUTURE`), their digest, and whether they have inputs."""
@@ -178,7 +172,11 @@ def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.Recor
     if batch.num_rows == 0:
         return
     n, m = len(plan.spec.states), len(plan.spec.measurement)
-    size = max(int(NUMBERS_AT_ONCE // (plan.count_steps(batch) * (n + n * n + m + m * m))), 1)
+    if plan.future is not None:
+        steps = max(int(batch.column(FUTURE).value_lengths().fill_null(0).to_numpy().max()), 1)
+    else:
+        steps = plan.horizon.count_steps(int(batch.column("event_time").to_numpy().min()))
+    size = max(int(NUMBERS_AT_ONCE // (steps * (n + n * n + m + m * m))), 1)
     for start in range(0, batch.num_rows, size):
         yield batch.slice(start, size)
 
@@ -453,16 +451,9 @@ def replace_run(
 
 
 def _count_steps(states: StateRows, horizon: Horizon) -> int:
-    """Return the largest number of steps of a key."""
-    found = states.through(_find_earliest, "earliest bigint").collect()
-    return horizon.count_steps(min(row["earliest"] for row in found)) if found else 0
-
-
-def _find_earliest(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        if batch.num_rows:
-            earliest = int(batch.column("event_time").to_numpy().min())
-            yield pa.RecordBatch.from_pydict({"earliest": [earliest]})
+    """Return the largest number of steps of a key whose state this process reads."""
+    times = [batch.column("event_time").to_numpy() for batch in states.batches if batch.num_rows]
+    return horizon.count_steps(min(int(one.min()) for one in times)) if times else 0
 
 
 def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> StateRows:
