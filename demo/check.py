@@ -22,22 +22,22 @@ from demo.compare import (
     rows_of,
     states_of,
 )
-from jobs.batch.batch_filter import Batch, compute_final_states, compute_packed_estimates, pack_buckets
+from jobs.batch.batch_filter import Batch, build_bucket_filter, compute_final_states, pack_buckets
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
-from jobs.snapshots.state_rows import pack_seeds
-from jobs.snapshots.store import verify
+from jobs.snapshots.state_rows import pack_seeds, read_stored_rows
+from jobs.snapshots.store import find_whole_states
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
-from jobs.state.encoding.estimates import estimate_format, unpack_estimates
+from jobs.state.encoding.estimates import estimate_batch, estimate_format, estimate_records, estimate_schema
 from jobs.state.encoding.keys import build_key_kind, build_key_text, match
 from jobs.state.encoding.packets import join_records
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.row_order import order_rows
-from jobs.state.encoding.rows import KeyedRows, RowFormat, build_row_format
+from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, build_row_format
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.exporting import read_states
@@ -45,16 +45,29 @@ from kalman.filters.own_parameters import FIELD, find_key_parameters, with_key_p
 from kalman.filters.rounded import find_storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
+    from jobs.state.encoding.estimates import EstimateFormat
     from jobs.state.filter_step import Begin
     from kalman.types import Filter
 
 COLUMNS = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags")
+
+
+def compute_estimates(
+    packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
+) -> DataFrame:
+    """Return the estimates of bucketed rows: key, key columns, event_time, mean, covariance, ... and flags."""
+    step = build_bucket_filter(kernel, batch, fmt.beside)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        yield estimate_batch(fmt, estimate_records(fmt, keyed, step(keyed, begin and begin(keyed)).outputs))
+
+    return packed.mapInArrow(build_bucket_worker(batch.rows, work), estimate_schema(fmt, batch_id=False))
 
 
 class Counts(NamedTuple):
@@ -137,8 +150,7 @@ def check(
     begin = _begin(warehouse, manifest, kernel, batch)
     started = time.monotonic()
     packed = pack_buckets(frame, batch.rows, frame.count()).persist()
-    rows = compute_packed_estimates(packed, kernel, batch, out, begin)
-    wanted = unpack_estimates(rows, out).select(*COLUMNS).toArrow()
+    wanted = compute_estimates(packed, kernel, batch, out, begin).select(*COLUMNS).toArrow()
     seconds = time.monotonic() - started
     end = compute_final_states(packed, kernel, batch, begin).frame.toArrow()
     say(f"{spec.name}: the stream's estimates and state")
@@ -185,7 +197,8 @@ def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batc
         return None
     kind = batch.rows.kind
     layout = build_state_layout(kind, kernel.size, find_storage_dtype(kernel))
-    packets = pack_seeds(verify(warehouse, manifest), kernel, kind, layout, make_routing(1, 1))
+    states = read_stored_rows(warehouse, manifest, find_whole_states(warehouse, manifest))
+    packets = pack_seeds(states, kernel, kind, layout, make_routing(1, 1))
     known = join_records(
         [layout.decode(bytes(row["payload"])) for row in packets.select("payload").collect()]
     )

@@ -1,7 +1,7 @@
 """Forecast the state and the measurements of keys, some steps ahead, until a given time, or at the spec's horizons.
 
 A forecast starts from the state of the running stream after its last micro-batch, or from a snapshot, for all keys or
-some. It runs on Spark and writes a table; from a snapshot it can also run without Spark and write a file. With a file
+some. It writes a table, on Spark unless it starts from few keys of a snapshot, or a file, without Spark. With a file
 of rows (`--input`) the command filters the rows as `filter` does, without Spark, and forecasts each key from its newest
 row. The result has one row for each key and future time.
 """
@@ -207,11 +207,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
     """Forecast from the live state or a snapshot on Spark."""
     from jobs.batch.forecast_run import forecast_live, report_lines
     from jobs.lineage.generations import DeployedModel
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import open_warehouse
 
-    spark = spark_session(settings, f"forecast {spec.name}")
-    done = forecast_live(DeployedModel(spec, Warehouse(spark, settings.warehouse)), request)
+    done = forecast_live(DeployedModel(spec, open_warehouse(settings, f"forecast {spec.name}")), request)
     origin, written = done.origin, done.written
     data: dict[str, Any] = {
         "model": spec.name,

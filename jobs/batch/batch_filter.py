@@ -12,14 +12,15 @@ from pyspark.sql import functions as F
 
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, build_state_rows
+from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
-from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.state.encoding.keys import build_key_text
 from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, pack_rows
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import find_storage_dtype
+from kalman.mixtures.building import FAMILIES
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -79,6 +80,16 @@ def count_buckets(rows: int) -> int:
     return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
 
 
+def count_shared_buckets(spec: ModelSpec, rows: int, in_process: bool) -> int:
+    """Return the number of buckets whose packets learning, filter and estimates share.
+
+    What one process learns and filters for each key alone needs no buckets, as a key's numbers do not depend on the
+    others. Sums over keys are sums over the buckets of `count_buckets`, everywhere.
+    """
+    by_key = spec.learn is None or (spec.learn.scope == "key" and spec.filter not in FAMILIES)
+    return 1 if in_process and by_key else count_buckets(rows)
+
+
 def pack_buckets(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
     """Pack rows, and move the packets of each bucket to one partition.
 
@@ -124,19 +135,6 @@ def build_bucket_filter(
     return step
 
 
-def compute_packed_estimates(
-    packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
-) -> DataFrame:
-    """Filter bucketed rows to packets of estimates, which `jobs.state.encoding.estimates.unpack_estimates` unpacks."""
-    step = build_bucket_filter(kernel, batch, fmt.beside)
-
-    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        for _, packet in pack_estimates(fmt, keyed, step(keyed, begin and begin(keyed)).outputs):
-            yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
-
-    return packed.mapInArrow(build_bucket_worker(batch.rows, work), "payload binary")
-
-
 def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
     """Count the time steps in bucketed rows that differ from the usual time step of their key."""
 
@@ -145,10 +143,18 @@ def count_bucket_gaps(packed: DataFrame, batch: Batch) -> Gaps:
         yield pa.RecordBatch.from_arrays([pa.array([n], pa.int64()) for n in counts], list(Gaps._fields))
 
     schema = ", ".join(f"{name} bigint" for name in Gaps._fields)
-    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), schema)
-    row = found.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in Gaps._fields)).first()
-    assert row is not None
-    return Gaps(**row.asDict())
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), schema).collect()
+    return Gaps(*(sum(row[name] for row in found) for name in Gaps._fields))
+
+
+def count_keys(packed: DataFrame, batch: Batch) -> int:
+    """Count the keys of bucketed rows."""
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"keys": [keyed.keys.size]})
+
+    found = packed.mapInArrow(build_bucket_worker(batch.rows, work), "keys bigint").collect()
+    return sum(row["keys"] for row in found)
 
 
 def find_lost_keys(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:

@@ -66,8 +66,10 @@ def build_estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]]
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packets: dict[RowPacket, dict[int, list[bytes]]] = {RowPacket.ROWS: {}, RowPacket.STATES: {}}
         for batch in batches:
-            columns = (batch.column(name).to_pylist() for name in ("bucket", "kind", "payload"))
-            for bucket, kind, payload in zip(*columns, strict=True):
+            buckets, payloads = (batch.column(name).to_pylist() for name in ("bucket", "payload"))
+            typed = "kind" in batch.schema.names  # packets without a kind have rows
+            kinds = batch.column("kind").to_pylist() if typed else [RowPacket.ROWS] * len(buckets)
+            for bucket, kind, payload in zip(buckets, kinds, payloads, strict=True):
                 packets[RowPacket(kind)].setdefault(bucket, []).append(payload)
         rows, states = packets[RowPacket.ROWS], packets[RowPacket.STATES]
         for bucket in sorted(rows):

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.batch.batch_filter import Interval, count_buckets
+from jobs.batch.batch_filter import Interval, count_buckets, count_shared_buckets
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
-from jobs.batch.file_rows import RowSource
+from jobs.batch.file_rows import FEW_ROWS, RowSource
 from jobs.batch.history_rows import (
     CountedRows,
     HistoryCounts,
@@ -34,15 +33,15 @@ from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import pack_seeds
-from jobs.snapshots.store import verify
-from jobs.spark.conf import COMPILED_FROM, choose_codegen
-from jobs.spark.job_labels import label_jobs
-from jobs.spark.warehouse import Warehouse, parse_struct
+from jobs.snapshots.store import read_whole_states
+from jobs.spark.conf import COMPILED_FROM
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import build_state_layout
 from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.state.encoding.packets import NEVER, RowPacket
 from jobs.state.encoding.routing import Routing, compute_partition, make_routing
+from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
 from jobs.storage.warehouse import find_home
@@ -277,16 +276,19 @@ class _Run:
         if not whole:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
+            if self.given is None:
+                warehouse.in_process = question.rows.source.few and FEW_ROWS <= ROWS_A_COMMIT
+            self.table.warehouse.in_process = warehouse.in_process
             warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
-            spark = warehouse.spark
-            with label_jobs(spark, doing, "count the rows"):
+            with warehouse.label(doing, "count the rows"):
                 rows, counts, rejected = self._choose_rows(runtime)
-            runtime.ship(spark)
+            runtime.ship_to(warehouse)
             layout = choose_layout(counts.rows + counts.before)
             if self.given is not None:
-                layout = BucketLayout(count_buckets(counts.rows), 1)
+                buckets = count_shared_buckets(question.spec, counts.rows, warehouse.in_process)
+                layout = BucketLayout(buckets, 1)
             self.note(f"estimating {counts.rows:,} rows")
-            with label_jobs(spark, doing, "filter and write the estimates"):
+            with warehouse.label(doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, rows, counts, layout, kept)
         path = self.table.warehouse.path(self.table.name)
         return EstimateResult(
@@ -342,7 +344,7 @@ class _Run:
             frame, counts, rejected = self._count_rows(self._frame(runtime))
             return RowSource.of_frame(source.warehouse, frame, source.files), counts, rejected
         files = source.files.between(Interval(self.question.start.before, wanted.last))
-        rows, before = files.count(source.warehouse.spark, runtime.spec.time, wanted.first)
+        rows, before = files.count(source.warehouse, runtime.spec.time, wanted.first)
         source = replace(source, choose=lambda: files, make_frame=lambda: self._frame(runtime))
         return source, HistoryCounts(rows, before, 0, 0), {}
 
@@ -430,7 +432,7 @@ class _Run:
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
                 part = ReplacedPart(layout.slices(commit), question.request.interval)
-                with choose_codegen(self.model.warehouse.spark, total):
+                with self.model.warehouse.choose_codegen(total):
                     written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:
@@ -440,7 +442,7 @@ class _Run:
     def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
         """Replace a part of the table by the estimates of packets in one commit; return the number of rows written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
-        schema = to_arrow_schema(parse_struct(columns), timezone="UTC")
+        schema = parse_arrow_schema(columns)
         table = self.table.ready(columns, schema)
         written = write_estimates(packed, plan, table, schema, self._constants)
         return self.table.replace(table, written, self.question.mark, part)
@@ -459,14 +461,15 @@ class _Run:
         if self.given is None:
             packed = rows.pack(plan.rows, routing, typed=True)
         else:
-            kind = F.lit(int(RowPacket.ROWS)).alias("kind")
-            packed = self.given.select("bucket", kind, "payload")
+            packed = self.given
         if start.manifest is None or not self._has_seeds(plan):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
-        states = verify(self.model.warehouse, start.manifest)
-        seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
-        kind = F.lit(int(RowPacket.STATES)).alias("kind")
-        both = packed.union(seeds.select("bucket", kind, "payload"))
+        warehouse, manifest = self.model.warehouse, start.manifest
+        states = read_whole_states(warehouse, manifest)
+        seeds = pack_seeds(states, runtime.kernel, plan.rows.kind, plan.layout, routing, typed=True)
+        if self.given is not None and not warehouse.in_process:
+            packed = packed.select("bucket", F.lit(int(RowPacket.ROWS)).alias("kind"), "payload")
+        both = packed.union(seeds.select("bucket", "kind", "payload"))
         return both.repartition(layout.buckets, "bucket")
 
 

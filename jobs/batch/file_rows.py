@@ -29,7 +29,7 @@ from jobs.storage.table_rows import list_live_files
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from jobs.spark.warehouse import Warehouse
 
@@ -37,6 +37,8 @@ MOST_FILES = 5_000
 """The number of files up to which the driver looks at each; Spark's tasks do this for a table with more files."""
 QUICK_BYTES = 1 << 30
 """The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
+FEW_ROWS = 100_000
+"""The number of rows up to which this process reads, learns and filters sooner than Spark starts."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,20 @@ class HistoryFiles:
         )
         return replace(self, pieces=tuple(some), interval=interval)
 
-    def pack(self, spark: SparkSession, fmt: RowFormat, routing: Routing, typed: bool) -> DataFrame:
+    def pack(self, warehouse: Warehouse, fmt: RowFormat, routing: Routing, typed: bool) -> DataFrame:
         """Return packets of the rows, as `jobs.state.encoding.rows.pack_rows` does; `typed` packets have a kind."""
         packer, folder, holds = build_row_packer(fmt, routing, typed), self.folder, self.interval.holds
 
         def work(groups: list[FileGroup]) -> Iterator[pa.RecordBatch]:
             return pack_groups(folder, groups, fmt, packer, holds)
 
-        return self._run(spark, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
+        return self._run(warehouse, work, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
-    def count(self, spark: SparkSession, time: str, at: int | None) -> tuple[int, int]:
+    def count(self, warehouse: Warehouse, time: str, at: int | None) -> tuple[int, int]:
         """Count the rows from an event time on, and the earlier rows; tasks count where statistics do not suffice.
 
         Args:
-            spark: the session.
+            warehouse: the warehouse, which runs the tasks.
             time: the column of event times.
             at: the event time; None means that no row is earlier.
         """
@@ -96,19 +98,19 @@ class HistoryFiles:
         found = [(0, one.rows) if at is not None and one.greatest < at else (one.rows, 0) for one in whole]
         if across:
             some = replace(self, pieces=across)
-            found += some._run(spark, work, "rows bigint, before bigint").collect()
+            found += some._run(warehouse, work, "rows bigint, before bigint").collect()
         return sum(rows for rows, _ in found), sum(before for _, before in found)
 
-    def _run(self, spark: SparkSession, work: Callable[..., Any], schema: str) -> DataFrame:
+    def _run(self, warehouse: Warehouse, work: Callable[..., Any], schema: str) -> DataFrame:
         """Return the result of a function of row groups, in tasks that read about equally many bytes."""
-        parts = divide_groups(self.pieces, spark.sparkContext.defaultParallelism)
+        parts = divide_groups(self.pieces, warehouse.cores)
 
         def over(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
                     yield from work(parts[number])
 
-        return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(over, schema)
+        return warehouse.number_tasks(len(parts)).mapInArrow(over, schema)
 
 
 def choose_files(warehouse: Tables, spec: ModelSpec, table: str, version: int) -> HistoryFiles | str:
@@ -170,10 +172,15 @@ class RowSource:
         """Return whether so much passes through Java, in rows or in packets, that its optimising compiler pays off."""
         return isinstance(self.files, str) or sum(one.size for one in self.files.pieces) > QUICK_BYTES
 
+    @property
+    def few(self) -> bool:
+        """Return whether one process is done with these rows before Spark has started."""
+        return not isinstance(self.files, str) and sum(one.rows for one in self.files.pieces) <= FEW_ROWS
+
     def pack(self, fmt: RowFormat, routing: Routing, typed: bool = False) -> DataFrame:
         """Return packets of the rows for each bucket; `typed` packets have a kind."""
         if not isinstance(self.files, str):
-            return self.files.pack(self.warehouse.spark, fmt, routing, typed)
+            return self.files.pack(self.warehouse, fmt, routing, typed)
         packets = TYPED_ROW_PACKETS if typed else ROW_PACKETS
         return select_columns(self.frame, fmt).mapInArrow(build_row_packer(fmt, routing, typed), packets)
 
@@ -189,7 +196,7 @@ class RowSource:
         """Return the number of rows."""
         if isinstance(self.files, str):
             return self.frame.count()
-        return self.files.count(self.warehouse.spark, time, None)[0]
+        return self.files.count(self.warehouse, time, None)[0]
 
     def find_newest(self, time: str) -> int | None:
         """Return the greatest event time (µs); None if there are no rows."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -34,16 +36,27 @@ from jobs.offline.stored_keys import refuse_absent_keys
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_rows import find_state_extras_widths, parse_states, split_extras
-from jobs.snapshots.store import verify
-from jobs.spark.job_labels import label_jobs
-from jobs.spark.warehouse import Warehouse, format_ddl
+from jobs.snapshots.state_rows import (
+    StateRows,
+    build_untyped_columns,
+    find_state_extras_widths,
+    parse_states,
+    read_stored_rows,
+    with_extras,
+)
+from jobs.snapshots.store import find_whole_states
+from jobs.spark.local_frame import Make
+from jobs.spark.warehouse import Warehouse
+from jobs.spark.written_rows import write_made_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_integers, build_lists, build_matrix, build_vectors
-from jobs.state.encoding.estimates import find_flag_names
-from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_text
+from jobs.state.encoding.estimates import build_table_batch, find_flag_names
+from jobs.state.encoding.keys import KeyKind, build_key_text
+from jobs.state.encoding.table_columns import parse_key_columns
 from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.positions import describe, to_datetime
+from jobs.storage.row_changes import ReplacingTable
 from jobs.storage.tables import forecasts
 from jobs.storage.warehouse import find_home
 from jobs.streaming.exporting import read_states
@@ -57,12 +70,13 @@ if TYPE_CHECKING:
 
 
 ROWS = (
-    "key string, made_at bigint, event_time bigint, step bigint, mean array<double>, covariance array<double>, "
+    "made_at timestamp, event_time timestamp, step bigint, mean array<double>, covariance array<double>, "
     "lower array<double>, upper array<double>, measurement_mean array<double>, measurement_covariance array<double>, "
-    "measurement_lower array<double>, measurement_upper array<double>, flag string"
+    "measurement_lower array<double>, measurement_upper array<double>, flag string, model_version int, "
+    "snapshot_id string, generation string, batch_id bigint"
 )
-"""The columns of a forecast. `made_at` is the time of the key's newest row, `step` the number of the forecast; the
-others are the same as in the files that `forecast` writes.
+"""The columns of a forecast after its run and its key. `made_at` is the time of the key's newest row, `step` the number
+of the forecast; the other numbers are the same as in the files that `forecast` writes.
 """
 FUTURE = "future"
 """The column with the key's future rows, beside the states and `INPUTS`: array<struct<time bigint, control
@@ -71,6 +85,8 @@ array<double>, inputs array<double>>>.
 _FUTURE = f"struct<time: bigint, control: array<double>, {INPUTS}: array<double>>"
 NUMBERS_AT_ONCE = 8_000_000
 """The number of values in the forecasts of one call: some tens of megabytes."""
+FEW_KEYS, FEW_FORECASTS = 100_000, 1_000_000
+"""The numbers of keys and of forecasts up to which this process is done before Spark has started."""
 
 
 class ForecastPlan(NamedTuple):
@@ -93,19 +109,6 @@ class FutureRows(NamedTuple):
     rows: DataFrame
     digest: str
     own_inputs: bool
-
-
-def join_inputs(
-    model: DeployedModel[Warehouse], kind: KeyKind, states: DataFrame
-) -> tuple[DataFrame, int | None]:
-    """Return states with their keys' inputs, and the version of the table of inputs (None if the model has no inputs).
-
-    A key that is not in the table gets the defaults; without defaults it gets NaN, so its forecasts have a flag.
-    """
-    if model.spec.inputs is None:
-        return states, None
-    inputs, version = InputsTable(model).by_key(states.select("key"), kind)
-    return states.join(inputs, "key"), version
 
 
 def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:
@@ -134,29 +137,34 @@ def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) 
     return FutureRows(found, digest, future.inputs is not None)
 
 
-def forecast_rows(states: DataFrame, plan: ForecastPlan) -> DataFrame:
-    """Forecast the keys of a snapshot's rows (with `INPUTS` and `FUTURE`, if the model takes them); return `ROWS`."""
-    columns = states.select(
-        "key",
-        F.unix_micros("event_time").alias("event_time"),
-        F.col("state_index").alias("count"),
-        "mean",
-        "covariance",
-        *split_extras(find_state_extras_widths(plan.kernel)),
-        *(name for name in (INPUTS, FUTURE) if name in states.columns),
-    )
-    return columns.mapInArrow(build_forecaster(plan), ROWS)
+def build_forecaster(
+    plan: ForecastPlan, kind: KeyKind, schema: pa.Schema, constants: Mapping[str, Any]
+) -> Make:
+    """Return the function that forecasts keys, given batches of a snapshot's state rows with `INPUTS` and `FUTURE`.
 
-
-def build_forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that forecasts the keys in batches with the columns that `forecast_rows` selects."""
+    Args:
+        plan: the settings; `INPUTS` and `FUTURE` are there if the model takes them.
+        kind: the kind of the keys.
+        schema: the columns of the table of forecasts.
+        constants: the columns with the same value in all rows.
+    """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for part in _split_batch(batch, plan):
-                yield _forecast_batch(part, plan)
+                columns = _forecast_batch(part, plan)
+                columns |= {} if kind.is_plain_key else parse_key_columns(kind, columns["key"])
+                found = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+                yield build_table_batch(found, schema, constants)
 
     return work
+
+
+def build_table_schema(kind: KeyKind) -> pa.Schema:
+    """Return the columns of the table of forecasts for a kind of keys."""
+    names = [] if kind.is_plain_key else [name.replace("`", "``") for name in kind.columns]
+    keys = "".join(f"`{name}` {type_}, " for name, type_ in zip(names, kind.types, strict=False))
+    return parse_arrow_schema(f"{RUN} string, key string, {keys}{ROWS}")
 
 
 def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch]:
@@ -173,24 +181,26 @@ def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.Recor
         yield batch.slice(start, size)
 
 
-def _forecast_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
+def _forecast_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> dict[str, pa.Array]:
     spec, kernel, size = plan.spec, plan.kernel, batch.num_rows
-    values = kernel.restore(*parse_states(batch, len(spec.states), find_state_extras_widths(kernel)))
-    made, count = (batch.column(name).to_numpy() for name in ("event_time", "count"))
+    widths = find_state_extras_widths(kernel)
+    values = kernel.restore(*parse_states(with_extras(batch, list(widths)), len(spec.states), widths))
+    made, count = (batch.column(name).to_numpy() for name in ("event_time", "state_index"))
     own = len(spec.input_names)
     inputs = build_matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
-    names = batch.column("key")
+    names = batch.column("key").cast(pa.string())
     keys = ForecastKeys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
     future = None if plan.future is None else _build_future(batch, plan)
     found = forecast_ahead(spec, kernel, keys, plan.horizon, future)
     rows = list_forecasts(spec, found, plan.probability)
-    arrays = [
-        names.take(build_integers(rows.key)),
-        *map(build_integers, (made[rows.key], rows.time, rows.step)),
-    ]
-    arrays += [build_vectors(column.values, rows.flag == 0) for column in rows.columns]
-    arrays.append(find_flag_names(rows.flag).cast(pa.string()))
-    return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
+    return {
+        "key": names.take(build_integers(rows.key)),
+        "made_at": build_integers(made[rows.key]),
+        "event_time": build_integers(rows.time),
+        "step": build_integers(rows.step),
+        **{column.name: build_vectors(column.values, rows.flag == 0) for column in rows.columns},
+        "flag": find_flag_names(rows.flag).cast(pa.string()),
+    }
 
 
 def _build_future(batch: pa.RecordBatch, plan: ForecastPlan) -> Future:
@@ -200,7 +210,8 @@ def _build_future(batch: pa.RecordBatch, plan: ForecastPlan) -> Future:
     counts = column.value_lengths().fill_null(0).to_numpy()
     rows = column.flatten()
     controls, own = len(plan.spec.control), len(plan.spec.input_names)
-    names = batch.column("key").take(build_integers(np.repeat(np.arange(batch.num_rows), counts)))
+    names = batch.column("key").cast(pa.string())
+    names = names.take(build_integers(np.repeat(np.arange(batch.num_rows), counts)))
     time = rows.field("time").to_numpy()
     control = (
         build_matrix(rows.field("control"), controls, "control") if controls else np.empty((0, len(rows)))
@@ -225,7 +236,7 @@ class ForecastOrigin(NamedTuple):
 
     manifest: Manifest
     spec: ModelSpec
-    states: DataFrame
+    states: StateRows
     generation: str | None
     batch: int | None
     taken_at: datetime | None
@@ -245,31 +256,41 @@ class ForecastOrigin(NamedTuple):
             return f"snapshot {self.manifest.snapshot_id}"
         return f"micro-batch {self.batch} of {self.generation}"
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Return the columns of the forecasts that describe the states."""
+        return {
+            "model_version": self.manifest.model_version,
+            "snapshot_id": self.manifest.snapshot_id,
+            "generation": self.generation,
+            "batch_id": self.batch,
+        }
 
-def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> ForecastOrigin:
-    """Return the states to forecast from.
+
+def find_origin(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> ForecastOrigin:
+    """Return the states to forecast from; decide whether this process forecasts (`Warehouse.in_process`).
 
     Args:
         model: the deployed model.
-        snapshot: a snapshot's id, or `newest`; None means the live generation or, if none is live, the newest snapshot.
+        wanted: the request; its snapshot None means the live generation or, if none is live, the newest snapshot.
 
     Raises:
         UserError: the snapshot does not exist, the model has no snapshot, or the states are damaged.
     """
     warehouse, spec = model.warehouse, model.spec
-    generation = None if snapshot is not None else generations.find_live(warehouse, spec.name)
+    generation = None if wanted.snapshot is not None else generations.find_live(warehouse, spec.name)
     if generation is None:
-        return _read_snapshot(warehouse, _choose_snapshot(model, snapshot), spec.folder)
+        return _read_snapshot(model, _choose_snapshot(model, wanted.snapshot), wanted)
     refuse_damaged(warehouse, generation)
     began = origin_of(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     batch = checkpoint.find_last_commit()
     if batch is None:
-        return _read_snapshot(warehouse, began, spec.folder)
+        return _read_snapshot(model, began, wanted)
     return ForecastOrigin(
         began,
         began.model_spec(spec.folder),
-        read_states(model, generation, began, batch).frame,
+        read_states(model, generation, began, batch),
         generation.generation,
         batch,
         checkpoint.committed_at(batch),
@@ -277,12 +298,18 @@ def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Foreca
     )
 
 
-def _read_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -> ForecastOrigin:
-    states = verify(warehouse, manifest)
-    spec = manifest.model_spec(folder)
-    return ForecastOrigin(
-        manifest, spec, states, None, None, manifest.committed_at, describe(manifest.position)
-    )
+def _read_snapshot(
+    model: DeployedModel[Warehouse], manifest: Manifest, wanted: ForecastRequest
+) -> ForecastOrigin:
+    warehouse, spec = model.warehouse, manifest.model_spec(model.spec.folder)
+    warehouse.in_process = spec.inputs is None and wanted.future is None and manifest.key_count <= FEW_KEYS
+    version = find_whole_states(warehouse, manifest)
+    states = read_stored_rows(warehouse, manifest, version)
+    if warehouse.in_process and _count_steps(states, wanted.horizon) * manifest.key_count > FEW_FORECASTS:
+        warehouse.in_process = False
+        states = read_stored_rows(warehouse, manifest, version)
+    position = describe(manifest.position)
+    return ForecastOrigin(manifest, spec, states, None, None, manifest.committed_at, position)
 
 
 def _choose_snapshot(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
@@ -346,102 +373,131 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
         raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
     began = now()
-    source = find_origin(model, wanted.snapshot)
+    source = find_origin(model, wanted)
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
-    runtime.ship(warehouse.spark)
-    states = _select_states(source, wanted.keys)
-    states, inputs = join_inputs(model.with_spec(used), runtime.kind, states)
-    future = None
-    if wanted.future is not None:
-        future = read_future_rows(model.with_spec(used), runtime.kind, wanted.future)
-        states = states.join(future.rows, "key", "left")
+    runtime.ship_to(warehouse)
+    chosen = _select_states(source, wanted.keys)
+    states, inputs, future = _join_rows(model.with_spec(used), runtime.kind, chosen, wanted.future)
     run = wanted.run or _run_id(source, wanted, future, inputs)
-    plan = ForecastPlan(
-        used,
-        runtime.kernel,
-        wanted.horizon,
-        wanted.probability,
-        wanted.future,
-        future is not None and future.own_inputs,
-    )
-    rows = _label_forecasts(forecast_rows(states, plan), runtime.kind, source)
+    own_inputs = future is not None and future.own_inputs
+    plan = ForecastPlan(used, runtime.kernel, wanted.horizon, wanted.probability, wanted.future, own_inputs)
     home, table = find_home(warehouse, wanted.output or forecasts(model.name))
     age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
     facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
-    with label_jobs(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
-        written = replace_run(home, table, run, rows, json.dumps(facts))
+    schema = build_table_schema(runtime.kind)
+    make = build_forecaster(plan, runtime.kind, schema, {RUN: run, **source.constants})
+    with warehouse.label(f"forecast {model.name}", f"from {source.name}"):
+        written = replace_run(home, table, run, states, make, schema, json.dumps(facts))
         bounded = wanted.horizon.end is not None or future is not None
-        past = states.count() - written.keys if bounded else None
+        past = len(_list_keys(chosen)) - written.keys if bounded else None
     return ForecastRun(run, home.path(table), source, written, age, inputs, past)
 
 
-def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> WrittenForecasts:
+class _ForecastSums:
+    """The numbers of forecasts, keys and flagged rows that a task has written, and the newest row of any key."""
+
+    def __init__(self) -> None:
+        self._sums = {"forecasts": 0, "keys": 0, "flagged": 0}
+        self._newest: list[int] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows of the table."""
+        self._sums["forecasts"] += rows.num_rows
+        self._sums["keys"] += int(np.count_nonzero(rows.column("step").to_numpy() == 1))
+        self._sums["flagged"] += rows.num_rows - rows.column("flag").null_count
+        if rows.num_rows:
+            self._newest.append(int(rows.column("made_at").view(pa.int64()).to_numpy().max()))
+
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers by name; the newest row is absent if there are no rows."""
+        return {**self._sums, **({"newest": max(self._newest)} if self._newest else {})}
+
+
+def replace_run(
+    home: Warehouse, table: str, run: str, states: StateRows, make: Make, schema: pa.Schema, facts: str
+) -> WrittenForecasts:
     """Write the rows of a run in one commit, in place of the rows that the table has from this run.
 
     Args:
         home: the warehouse with the table.
         table: the name of the table, which is created if it does not exist.
         run: the id of the run.
-        rows: the rows of the run.
+        states: the states to forecast from.
+        make: the function that forecasts them (`build_forecaster`).
+        schema: the columns of the forecasts.
         facts: facts about the run as JSON, for the metadata of the commit.
 
     Raises:
         UserError: a worker has found an error in the given data, or the table is not a table of forecasts.
     """
-    marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
-    home.create(table, format_ddl(marked.schema), (RUN,))
-    if RUN not in home.read(table).columns:
+    home.make(table, Schema.from_arrow(schema), (RUN,))
+    files = ReplacingTable(home, table)
+    if RUN not in files.columns().names:
         raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
+    made = states.then(make)
     try:
-        home.replace(marked, table, [[(RUN, "=", run)]], facts)
+        parts, sums = write_made_rows(made.source, made.make, schema, files, True, _ForecastSums)
+        home.replace_by(parts, files, [[(RUN, "=", run)]], facts)
     except (PySparkException, Py4JJavaError) as error:  # some failing jobs raise Py4JJavaError
         said = extract_python_error(error)
         if _OURS in str(error):
             raise UserError(said) from error
         raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
-    return _count_forecasts(home.read(table).filter(F.col(RUN) == run))
+    forecasts, keys, flagged = (sum(one[name] for one in sums) for name in ("forecasts", "keys", "flagged"))
+    return WrittenForecasts(
+        forecasts, keys, flagged, max((one["newest"] for one in sums if "newest" in one), default=None)
+    )
 
 
-def _count_forecasts(rows: DataFrame) -> WrittenForecasts:
-    first = F.col("step") == 1
-    row: Any = rows.agg(
-        F.count("*").alias("forecasts"),
-        F.count_if(first).alias("keys"),
-        F.count("flag").alias("flagged"),
-        F.max(F.unix_micros("made_at")).alias("newest"),
-    ).first()
-    return WrittenForecasts(row["forecasts"], row["keys"], row["flagged"], row["newest"])
+def _count_steps(states: StateRows, horizon: Horizon) -> int:
+    """Return the largest number of steps of a key whose state this process reads."""
+    times = [batch.column("event_time").to_numpy() for batch in states.batches if batch.num_rows]
+    return horizon.count_steps(min(int(one.min()) for one in times)) if times else 0
 
 
-def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
+def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> StateRows:
     """Return the states of the wanted keys; a wanted key without a state is an error."""
     if not keys:
         return source.states
-    states = source.states.filter(F.col("key").isin(*keys))
-    found = {row["key"] for row in states.select("key").collect()}
-    refuse_absent_keys(source.spec, keys, found, source.text)
+    wanted, functions = pa.array(list(keys)), cast(Any, pc)
+
+    def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            text = batch.column("key").cast(pa.string())
+            yield batch.set_column(0, "key", text).filter(functions.is_in(text, wanted))
+
+    states = source.states.then(choose)
+    refuse_absent_keys(source.spec, keys, set(_list_keys(states)), source.text)
     return states
 
 
-def _label_forecasts(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
-    """Return forecasts with typed key columns, timestamps, and columns that describe their origin."""
-    manifest = source.manifest
-    times = {"made_at", "event_time"}
-    columns = [
-        F.timestamp_micros(name).alias(name) if name in times else F.col(name)
-        for name in rows.columns
-        if name != "key"
-    ]
-    return rows.select(
-        "key",
-        *([] if kind.is_plain_key else build_key_columns(kind, F.col("key"))),
-        *columns,
-        F.lit(manifest.model_version).cast("int").alias("model_version"),
-        F.lit(manifest.snapshot_id).alias("snapshot_id"),
-        F.lit(source.generation).cast("string").alias("generation"),
-        F.lit(source.batch).cast("bigint").alias("batch_id"),
-    )
+def _list_keys(states: StateRows) -> list[str]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (pa.RecordBatch.from_pydict({"key": one.column("key").cast(pa.string())}) for one in batches)
+
+    return [row["key"] for row in states.through(work, "key string").collect()]
+
+
+def _join_rows(
+    model: DeployedModel[Warehouse], kind: KeyKind, states: StateRows, file: str | None
+) -> tuple[StateRows, int | None, FutureRows | None]:
+    """Return states with `INPUTS` and `FUTURE`, if the model has inputs and a file of future rows is given.
+
+    Also return the version of the table of inputs (None if the model has no inputs), and the future rows. A key that is
+    not in the table of inputs gets the defaults; without defaults it gets NaN, so its forecasts have a flag.
+    """
+    if model.spec.inputs is None and file is None:
+        return states, None, None
+    frame, version, future = states.frame, None, None
+    if model.spec.inputs is not None:
+        inputs, version = InputsTable(model).by_key(frame.select("key"), kind)
+        frame = frame.join(inputs, "key")
+    if file is not None:
+        future = read_future_rows(model, kind, file)
+        frame = frame.join(future.rows, "key", "left")
+    more = [name for name in (INPUTS, FUTURE) if name in frame.columns]
+    return StateRows(frame.select("key", *build_untyped_columns(), *more), iter, False), version, future
 
 
 def _run_id(

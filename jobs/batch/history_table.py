@@ -113,7 +113,7 @@ class HistoryTable(NamedTuple):
         """
         detail, rows = {"userMetadata": json.dumps(_build_detail(run, part))}, part.rows
         try:
-            table.replace_rows(parts, rows, keep_rows(self.warehouse.spark, table, rows), detail)
+            table.replace_rows(parts, rows, keep_rows(self.warehouse, table, rows), detail)
         except Overtaken as error:
             remove(table.path, parts)
             raise UserError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.special import chdtrc
 
 from jobs.batch.batch_filter import Batch, Interval
 from jobs.core.errors import RUN_FAILED, UserError
@@ -312,7 +312,7 @@ def learn_pooled(
     share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
     rows = pack_window_rows(packed, batch, window, share, by).persist()
     try:
-        count = rows.groupBy().sum("rows").collect()[0][0] or 0
+        count = sum(row["rows"] for row in rows.select("rows").collect())
         if count == 0:
             raise UserError(
                 "there are no rows to learn from in the window: choose another window", RUN_FAILED
@@ -418,7 +418,7 @@ def _measure_fitness(
 def compute_fitness(sums: Any) -> Fitness:
     """Return the fitness from sums over keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
     nis, rows, logs, tested = (float(a) for a in sums)
-    p_value = float(chi2.sf(-2.0 * logs, 2.0 * tested)) if tested else math.nan
+    p_value = float(chdtrc(2.0 * tested, -2.0 * logs)) if tested else math.nan
     return Fitness(nis / rows if rows else math.nan, p_value)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import (
@@ -13,7 +17,8 @@ from jobs.batch.batch_filter import (
     build_batch,
     compute_final_states,
     count_bucket_gaps,
-    count_buckets,
+    count_keys,
+    count_shared_buckets,
     find_lost_keys,
 )
 from jobs.batch.file_rows import RowSource
@@ -28,15 +33,14 @@ from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
 from jobs.offline.row_faults import FEWEST, format_gaps, format_lost, list_row_step_kinds
 from jobs.snapshots import learned_rows
-from jobs.snapshots.learned_rows import GROUP, KEY, POOLED, POPULATION
+from jobs.snapshots.learned_rows import GROUP, KEY, POOLED
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.row_ids import extract_from_rows
-from jobs.snapshots.state_rows import restore_types
+from jobs.snapshots.state_rows import StateRows
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import Held, build_from_measurements
-from jobs.spark.job_labels import label_jobs
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import ALL_ROWS, format_key
@@ -83,6 +87,8 @@ def pretrain_snapshot(
     """Return the snapshot of a model at a cut; `beside` is called if this call makes the snapshot."""
     warehouse, spec = model.warehouse, model.spec
     rows = _read_history(model, table, cut)
+    waits = spec.timed and cut.before is None
+    warehouse.in_process = rows.few and not waits
     window = _find_window(spec, rows, window)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
@@ -92,16 +98,14 @@ def pretrain_snapshot(
     identity = earlier or snapshot_id(*made_of, of_table)
     if (found := find_whole(warehouse, identity)) is not None:
         return PretrainedSnapshot(found, None, False)
-    runtime = ModelRuntime(spec, {}, rows.schema)
-    landed = 0
+    runtime, landed = ModelRuntime(spec, {}, rows.schema), 0
     if inputs is not None and version is not None:
         landed = rows.frame.count()
         frame = inputs.complete_rows(rows.frame, runtime.kind, version.version)
         rows = RowSource.of_frame(warehouse, frame, "the inputs of the keys are joined")
-    waits = spec.timed and cut.before is None
     warehouse.moves_rows = waits or _learns_by_key(spec) or rows.moves_rows
-    spark, doing = warehouse.spark, f"pretrain {spec.name}"
-    with label_jobs(spark, doing, "count the rows"):
+    doing = f"pretrain {spec.name}"
+    with warehouse.label(doing, "count the rows"):
         count = rows.count(spec.time)
     progress.note(f"{count:,} rows")
     batch, held = build_batch(runtime), None
@@ -114,16 +118,16 @@ def pretrain_snapshot(
             held = held._replace(ids=extract_from_rows(packed, batch.rows, floor))
         learned: LearningResult | Populations | None = None
         if spec.learn is not None and count:
-            with label_jobs(spark, doing, "learn"):
-                learned = _learn_parameters(runtime, rows, packed, batch, window, progress.note)
+            with warehouse.label(doing, "learn"):
+                learned = _learn_parameters(runtime, packed, batch, window, progress.note)
         runtime = replace(runtime, parameters=_select_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
-        runtime.ship(spark)
+        runtime.ship_to(warehouse)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         position = cut.place or find_position(model, table, cut.version, of_table)
         manifest = _build_manifest(runtime, identity, position, cut, window, given)
-        with label_jobs(spark, doing, "filter and write the snapshot"):
+        with warehouse.label(doing, "filter and write the snapshot"):
             manifest = write_filtered(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
@@ -140,7 +144,7 @@ def _learns_by_key(spec: ModelSpec) -> bool:
 
 def pack_history(spec: ModelSpec, rows: RowSource, batch: Batch, count: int, again: bool) -> DataFrame:
     """Return packets of the rows by bucket; they are cached if `again`, or if the spec lets several jobs read them."""
-    buckets = count_buckets(count)
+    buckets = count_shared_buckets(spec, count, rows.warehouse.in_process)
     packed = rows.pack(batch.rows, make_routing(buckets, 1)).repartition(buckets, "bucket")
     again = again or spec.learn is not None or bool(list_row_step_kinds(spec.definition()))
     return packed.persist() if again else packed
@@ -166,7 +170,7 @@ def _list_notes(
     """
     notes, kinds = list[str](), list_row_step_kinds(model.spec.definition())
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
-    with label_jobs(model.warehouse.spark, f"pretrain {model.name}", "look for gaps and flagged rows"):
+    with model.warehouse.label(f"pretrain {model.name}", "look for gaps and flagged rows"):
         if kinds:
             notes += format_gaps(kinds, count_bucket_gaps(packed, batch))
         if count - waiting - manifest.rows >= FEWEST:
@@ -197,7 +201,6 @@ def write_filtered(
 
 def _learn_parameters(
     runtime: ModelRuntime,
-    history: RowSource,
     packed: DataFrame,
     batch: Batch,
     window: Interval,
@@ -207,7 +210,6 @@ def _learn_parameters(
 
     Args:
         runtime: the runtime of the model.
-        history: the rows.
         packed: the packets of the rows.
         batch: settings of the pass.
         window: the interval of the rows to learn from.
@@ -216,7 +218,7 @@ def _learn_parameters(
     spec, learn = runtime.spec, runtime.spec.learn
     assert learn is not None
     by_key = _learns_by_key(spec)
-    keys = _count_keys(history.frame, spec) if by_key or learn.sample_keys is not None else None
+    keys = count_keys(packed, batch) if by_key or learn.sample_keys is not None else None
     given = packed, runtime.definition, learn, batch, window
     if by_key:
         return learn_populations(*given, keys or 0, note)
@@ -228,10 +230,6 @@ def _select_parameters(runtime: ModelRuntime, found: LearningResult | Population
     if isinstance(found, Populations):
         return found.parameters(learnable(runtime.definition))
     return {} if found is None else found.parameters
-
-
-def _count_keys(frame: DataFrame, spec: ModelSpec) -> int:
-    return frame.select(*spec.key).distinct().count() if spec.key else frame.limit(1).count()
 
 
 def _write_with_keys(
@@ -249,11 +247,16 @@ def _write_with_keys(
         packed, runtime.definition, runtime.kernel, build_batch(runtime), window, populations
     ).persist()
     try:
-        states = restore_types(both.filter(F.col("fit").isNull()).drop("fit"))
+        states = StateRows(both, _select_states, runtime.kind.integer)
         own = learned_rows.build_driver_rows(warehouse, populations.entries(problem))
         return write(warehouse, manifest, states, held, learned_rows.build_key_rows(both).union(own))
     finally:
         both.unpersist()
+
+
+def _select_states(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the rows of `learn_key_states` that are states."""
+    return (one.filter(one.column("fit").is_null()).drop_columns(["fit"]) for one in batches)
 
 
 def _read_history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> RowSource:
@@ -432,58 +435,44 @@ def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | No
     rows = learned_rows.read_learned_rows(warehouse, manifest)
     if rows is None:
         return None
-    rows = rows.filter(F.col("scope") != POPULATION)
-    scopes = {row["scope"] for row in rows.select("scope").distinct().collect()}
+    scopes = rows["scope"].unique().to_pylist()
     of = next(scope for scope in (KEY, GROUP, POOLED) if scope in scopes)
-    return _summarize_scope(rows.filter(F.col("scope") == of), of)
+    return _summarize_scope(rows.filter(pc.field("scope") == of), of)
 
 
-def _summarize_scope(rows: DataFrame, of: str) -> Summary:
-    values = F.greatest(F.col("rows"), F.lit(1))
-    off = F.abs(F.col("nis") - 1.0)
-    enough = F.col("rows") >= 10
-    far = enough & (off > F.greatest(F.lit(NIS_OFF), 4.0 * F.sqrt(2.0 / values)))
-    dependent = enough & (F.col("ljung_box") < DEPENDENT)
-    counted = rows.groupBy("outcome").agg(
-        F.count("*").alias("n"),
-        _count_where(enough & (F.col("nis").isNotNull() | F.col("ljung_box").isNotNull())).alias("judged"),
-        _count_where(far).alias("far"),
-        _count_where(dependent).alias("dependent"),
+def _summarize_scope(rows: pa.Table, of: str) -> Summary:
+    count, nis, ljung_box = (
+        rows[name].cast(pa.float64()).to_numpy() for name in ("rows", "nis", "ljung_box")
     )
-    found = {row["outcome"]: row for row in counted.collect()}
-    outcomes = {
-        outcome.name.lower(): int(found[outcome.name.lower()]["n"]) if outcome.name.lower() in found else 0
-        for outcome in FitOutcome
-    }
-    sums = {name: sum(int(row[name]) for row in found.values()) for name in ("judged", "far", "dependent")}
-    return Summary(of, outcomes, _select_worst(rows, of, far | dependent), **sums)
+    enough = count >= 10
+    far = enough & (np.abs(nis - 1.0) > np.maximum(NIS_OFF, 4.0 * np.sqrt(2.0 / np.fmax(count, 1.0))))
+    dependent = enough & (ljung_box < DEPENDENT)
+    judged = enough & (np.isfinite(nis) | np.isfinite(ljung_box))
+    counts = {row["values"]: row["counts"] for row in rows["outcome"].value_counts().to_pylist()}
+    outcomes = {one.name.lower(): counts.get(one.name.lower(), 0) for one in FitOutcome}
+    sums = (int(np.count_nonzero(one)) for one in (judged, far, dependent))
+    return Summary(of, outcomes, _select_worst(rows, of, nis, far | dependent), *sums)
 
 
-def _count_where(condition: Column) -> Column:
-    return F.sum(F.when(condition, 1).otherwise(0))
+def _select_worst(
+    rows: pa.Table, of: str, nis: NDArray[np.float64], misfit: NDArray[np.bool_]
+) -> list[dict[str, Any]]:
+    """Return the worst fits: first failed ones, then misfits, then those at a bound, then those with too few rows.
 
-
-def _select_worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
-    """Return the worst fits: first failed ones, then misfits, then those at a bound, then those with too few rows."""
-    misfit = F.coalesce(misfit, F.lit(False))
-    rank = (
-        F.when(F.col("outcome") == "failed", 0)
-        .when(misfit, 1)
-        .when(F.col("outcome") == "at_bound", 2)
-        .when(F.col("outcome") == "too_few_rows", 3)
+    nis: (N,) the mean NIS of each row; misfit: (N,) whether the model does not fit.
+    """
+    outcome = rows["outcome"].to_numpy()
+    kinds = [outcome == "failed", misfit, outcome == "at_bound", outcome == "too_few_rows"]
+    rank = np.select(kinds, range(len(kinds)), len(kinds))
+    names = (
+        pa.repeat("all keys", rows.num_rows) if of == POOLED else rows["key" if of == KEY else "key_group"]
     )
-    name = {KEY: F.col("key"), GROUP: F.col("key_group"), POOLED: F.lit("all keys")}[of]
-    away = F.abs(F.log(F.greatest(F.col("nis"), F.lit(1e-300))))
-    worst = (
-        rows.filter(rank.isNotNull())
-        .select(name.alias("name"), "outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box")
-        .withColumn("_rank", rank)
-        .withColumn("_away", F.coalesce(away, F.lit(0.0)))
-        .orderBy("_rank", F.desc("_away"), "name")
-        .drop("_rank", "_away")
-        .limit(WORST)
-    )
-    return [row.asDict() for row in worst.collect()]
+    shown = rows.select(["outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box"])
+    ranked = shown.add_column(0, "name", names).append_column("_rank", pa.array(rank))
+    ranked = ranked.append_column("_away", pa.array(np.abs(np.log(np.fmax(nis, 1e-300)))))
+    order = [("_rank", "ascending"), ("_away", "descending"), ("name", "ascending")]
+    worst = ranked.filter(pa.array(rank < len(kinds))).sort_by(order).slice(0, WORST)
+    return worst.drop_columns(["_rank", "_away"]).to_pylist()
 
 
 def _fit(one: dict[str, Any]) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+import pyarrow.compute as pc
 
 from jobs.snapshots.manifests import record
-from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, find_verified_version, get_partition, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.table_rows import read_table
 from jobs.storage.tables import LEARNED
 from kalman.learning.key_fits import FitOutcome, KeyFit, Population
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 TABLE = "learned"
-COLUMNS = tuple(parse_arrow_schema(LEARNED).names[2:])
+_DDL = LEARNED.partition("model string,")[2]
+_SCHEMA = parse_arrow_schema(_DDL)
+COLUMNS = tuple(_SCHEMA.names)
 """The columns of the table except the snapshot and the model."""
 KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
 """Values of the column `scope`, which describes the subject of a row."""
@@ -112,29 +114,29 @@ def _build_maps(names: list[str], values: np.ndarray) -> pa.MapArray:
 
 def build_key_rows(rows: DataFrame) -> DataFrame:
     """Return rows of the table for keys; rows: the columns `key` and `fit` (`FIT_ROWS`) of each key."""
-    fit = F.col("fit")
-    a_row = F.when(fit["rows"] > 0, fit["log_likelihood"] / fit["rows"])
-    given = {name: fit[name] for name in FIT.names} | {
-        "scope": F.lit(KEY),
-        "key": F.col("key").cast("string"),
-        "log_likelihood_a_row": a_row,
-    }
-    schema = _build_schema()
-    return rows.filter(fit.isNotNull()).select(
-        *(given.get(name, F.lit(None)).cast(schema[name].dataType).alias(name) for name in COLUMNS)
-    )
 
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            some = batch.filter(batch.column("fit").is_valid())
+            columns = dict(zip(FIT.names, some.column("fit").flatten(), strict=True))
+            count, value = (
+                columns[name].to_numpy(zero_copy_only=False) for name in ("rows", "log_likelihood")
+            )
+            columns["log_likelihood_a_row"] = _build_numbers(
+                np.divide(value, count, where=count > 0, out=np.full(len(count), np.nan))
+            )
+            columns["key"] = some.column("key").cast(pa.string())
+            columns["scope"] = pa.repeat(KEY, some.num_rows)
+            arrays = [
+                columns.get(one.name, pa.nulls(some.num_rows, one.type)).cast(one.type) for one in _SCHEMA
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
-def _build_schema() -> StructType:
-    schema = StructType.fromDDL(LEARNED)
-    assert isinstance(schema, StructType)
-    return schema
+    return rows.select("key", "fit").mapInArrow(work, _DDL)
 
 
 def build_driver_rows(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
     """Return the driver's entries as rows of the table."""
-    schema = _build_schema()
-    wanted = StructType([schema[name] for name in COLUMNS])
     rows = []
     for one in entries:
         of, value, count = one.population, _select_finite(one.log_likelihood), one.rows
@@ -159,7 +161,7 @@ def build_driver_rows(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFra
             "zero": None if of is None or of.zero is None else of.zero.tolist(),
         }
         rows.append(tuple(row.get(name) for name in COLUMNS))
-    return warehouse.spark.createDataFrame(rows, wanted).coalesce(1)
+    return warehouse.spread(rows, _DDL).coalesce(1)
 
 
 def _select_finite(value: float | None) -> float | None:
@@ -171,8 +173,8 @@ def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
-def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return a snapshot's rows (`COLUMNS`), pinned and verified; None if nothing was learned or this is unknown.
+def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> pa.Table | None:
+    """Return a snapshot's rows (`COLUMNS`), verified; None if nothing was learned or this is unknown.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -180,7 +182,8 @@ def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> DataFrame | N
     if manifest.learned is None:
         return None
     digest = RowsDigest(**manifest.learned)
-    return read_verified_rows(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+    version = find_verified_version(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+    return read_table(warehouse.root, TABLE, COLUMNS, get_partition(manifest), version)
 
 
 def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
@@ -196,7 +199,7 @@ def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | Non
     if rows is None:
         return {}
     result: dict[str | None, Population] = {}
-    for row in rows.filter(F.col("scope") == POPULATION).collect():
+    for row in rows.filter(pc.field("scope") == POPULATION).to_pylist():
         mean = np.array(row["free_numbers"], float)
         covariance = np.array(row["covariance"], float).reshape(len(mean), len(mean))
         zero = None if row["zero"] is None else np.array(row["zero"], float)

@@ -113,7 +113,7 @@ class ModelRuntime:
     @classmethod
     def of(cls, warehouse: Warehouse, spec: ModelSpec, parameters: Mapping[str, Any]) -> ModelRuntime:
         """Return the runtime of a model whose measurements are in the warehouse."""
-        return cls(spec, parameters, warehouse.read_schema(measurements(spec.name)))
+        return cls(spec, parameters, warehouse.schema(measurements(spec.name)))
 
     @cached_property
     def definition(self) -> dict[str, Any]:
@@ -186,6 +186,11 @@ class ModelRuntime:
             max_event_time=NEVER if newest is None else newest,
             id_format=self.ids,
         )
+
+    def ship_to(self, warehouse: Warehouse) -> None:
+        """Send these files as `ship` does, if tasks of Spark do the work."""
+        if not warehouse.in_process:
+            self.ship(warehouse.spark)
 
     def ship(self, spark: SparkSession) -> None:
         """Send the files of the model's functions to the session's workers.

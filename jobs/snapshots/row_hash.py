@@ -47,13 +47,29 @@ def compute_row_hashes(columns: list[pa.Array], seed: np.uint64 | int = SEED) ->
     return found
 
 
+def sum_hashes(columns: list[pa.Array]) -> int:
+    """Return the sum, modulo 2^64, of the hashes of N rows."""
+    return int(np.sum(compute_row_hashes(columns), dtype=np.uint64))
+
+
+def wrap_sum(total: int) -> int:
+    """Return a sum of hashes as the signed 64-bit integer that it equals modulo 2^64."""
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def format_checksum(total: int) -> str:
+    """Return the checksum of rows from the sum of their hashes."""
+    return f"{total % (1 << 64):016x}"
+
+
 def hash_texts(texts: pa.Array, literal: int | None = None) -> pa.Array:
-    """Return Spark's `xxhash64` of N texts, or of a literal and each text, as signed integers (N,)."""
-    seed = SEED if literal is None else _hash_literal(literal)
-    return pa.array(compute_row_hashes([texts], seed).view(np.int64))
+    """Return Spark's `xxhash64` of N texts, or of a literal and texts, as 64-bit integers."""
+    return pa.array(
+        compute_row_hashes([texts], SEED if literal is None else hash_literal(literal)).view(np.int64)
+    )
 
 
-def _hash_literal(value: int) -> np.uint64:
+def hash_literal(value: int) -> np.uint64:
     """Return the hash of a row after an integer literal of 32 bits, which Spark hashes as four bytes."""
     with np.errstate(over="ignore"):
         raw = np.array([value], "<i4").view(np.uint8)

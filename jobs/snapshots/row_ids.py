@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, find_verified_version, read_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.packets import TYPED_ROW_PACKETS, Records, RowPacket
@@ -75,7 +75,10 @@ def read_row_ids(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     digest = (manifest.waiting or {}).get("ids")
     if digest is None:
         return None
-    return read_verified_rows(warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids")
+    version = find_verified_version(
+        warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids"
+    )
+    return read_rows(warehouse, manifest.snapshot_id, manifest.model, version, TABLE).select(*COLUMNS)
 
 
 def pack_row_ids(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:

@@ -6,20 +6,19 @@ hashes of all rows, so the order of rows does not change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.snapshots.row_hash import compute_row_hashes, hash_texts
-from jobs.snapshots.verified_rows import PARTITION, STATES
-from jobs.spark.conf import choose_codegen
-from jobs.spark.warehouse import Warehouse, parse_struct
+from jobs.snapshots.row_hash import format_checksum, hash_texts, sum_hashes, wrap_sum
+from jobs.snapshots.verified_rows import PARTITION, STATES, get_partition
+from jobs.spark.local_frame import LocalFrame, Make
+from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.state.encoding.arrow import build_lists, build_matrix
 from jobs.state.encoding.keys import KEY_CHECK_SEED, KeyKind, build_identity_arrays, build_key_array
@@ -28,7 +27,7 @@ from jobs.state.encoding.routing import Routing
 from jobs.state.encoding.rows import pack_buckets
 from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.row_changes import ReplacingTable
-from jobs.storage.table_rows import list_partition_files, open_parquet, read_parts
+from jobs.storage.table_rows import list_partition_files, open_parquet
 from jobs.storage.tables import SNAPSHOTS
 from kalman.types import Filter
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.snapshots.manifests import Manifest
-    from jobs.storage.warehouse import Tables
 
 
 STATE_ROWS = (
@@ -45,6 +43,9 @@ STATE_ROWS = (
 )
 STATE_COLUMNS = tuple(parse_arrow_schema(STATE_ROWS))
 """The columns of `STATE_ROWS` as Arrow fields."""
+
+
+_SEEDED = ("event_time", "state_index", "log_likelihood")
 
 
 def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
@@ -68,9 +69,6 @@ def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatc
         )
 
 
-Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
 class StateRows(NamedTuple):
     """State rows that tasks compute from source rows; the same tasks can process the state rows further.
 
@@ -92,6 +90,11 @@ class StateRows(NamedTuple):
         """Return the rows with the columns and types of a snapshot."""
         key_type = "bigint" if self.integer else "string"
         return restore_types(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
+
+    @property
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a source in this process (`Warehouse.in_process`)."""
+        return self.make(cast(LocalFrame, self.source).batches)
 
     def then(self, further: Make) -> StateRows:
         """Return the state rows after another function in the same tasks; the keys of the result are texts."""
@@ -133,15 +136,18 @@ def pack_seeds(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            key = batch.column("key").cast(pa.int64() if kind.integer else pa.string())
-            identity = {"identity": key}
-            if not kind.integer:
-                identity = {"identity": hash_texts(key), "check": hash_texts(key, KEY_CHECK_SEED)}
-            arrays = build_identity_arrays({name: column.to_numpy() for name, column in identity.items()})
-            for name, column in (("event_time",) * 2, ("count", "state_index"), ("log_likelihood",) * 2):
+            text = batch.column("key").cast(pa.string())
+            found = (
+                {"identity": text.cast(pa.int64())}
+                if kind.integer
+                else {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED)}
+            )
+            arrays = build_identity_arrays({name: one.to_numpy() for name, one in found.items()})
+            for name, column in zip(("event_time", "count", "log_likelihood"), _SEEDED, strict=True):
                 arrays[name] = batch.column(column).to_numpy()
             arrays["values"] = kernel.restore(*parse_states(with_extras(batch, list(widths)), n, widths))
-            yield pack_buckets(Records(arrays, None if kind.integer else key), layout, routing, packet)
+            records = Records(arrays, None if kind.integer else text)
+            yield pack_buckets(records, layout, routing, packet)
 
     return rows.through(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
@@ -150,11 +156,6 @@ def find_state_extras_widths(kernel: Filter) -> dict[str, int]:
     """Return the number of values per key in each state field except mean and covariance."""
     _, _, extras = kernel.snapshot(kernel.initial(1))
     return {name: array.shape[0] for name, array in extras.items()}
-
-
-def split_extras(widths: dict[str, int]) -> list[Column]:
-    """Return expressions that split a snapshot's map `extras` into columns for `parse_states`."""
-    return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
 
 
 def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
@@ -216,12 +217,11 @@ class StateRowSums:
         columns = select_hashed_columns(rows)
         self.keys += len(columns["key"])
         self._rows += int(np.sum(columns["state_index"].to_numpy()))
-        self._hash += int(np.sum(compute_row_hashes([*columns.values()]), dtype=np.uint64))
+        self._hash += sum_hashes([*columns.values()])
 
     def numbers(self) -> dict[str, int]:
         """Return the values of the columns `SUMS`; the sum of hashes is a signed 64-bit integer."""
-        signed = (self._hash + (1 << 63)) % (1 << 64) - (1 << 63)
-        return {"keys": self.keys, "hash": signed, "rows": self._rows}
+        return {"keys": self.keys, "hash": wrap_sum(self._hash), "rows": self._rows}
 
 
 class Measured(NamedTuple):
@@ -236,7 +236,7 @@ def add_sums(parts: Iterable[Any]) -> Measured:
     """Return the total of the sums of all tasks; parts: rows with the columns `SUMS`."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
-    return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
+    return Measured(keys, format_checksum(hashes), rows)
 
 
 class CommittedStates(NamedTuple):
@@ -261,11 +261,11 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     """
     warehouse.create(STATES, SNAPSHOTS, PARTITION, NO_STATISTICS)
     table = ReplacingTable(warehouse, STATES)
-    schema = to_arrow_schema(parse_struct(SNAPSHOTS), timezone="UTC")
+    schema = parse_arrow_schema(SNAPSHOTS)
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
     make = made.make  # a local name, because the tasks must not get the DataFrame in `made`
-    values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+    values = get_partition(manifest)
     constants = {**values, "model_version": manifest.model_version}
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -281,7 +281,7 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
 
     written = write_files(made.source, typed, table, StateRowSums)
     mine = [[(name, "=", value) for name, value in values.items()]]
-    version = table.replace_rows(written.parts, mine, keep_rows(warehouse.spark, table, mine))
+    version = table.replace_rows(written.parts, mine, keep_rows(warehouse, table, mine))
     assert version is not None
     return CommittedStates(version, add_sums(written.sums))
 
@@ -292,8 +292,7 @@ def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> 
     Raises:
         UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
-    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    names = list_partition_files(warehouse.root, STATES, mine, version)
+    names = list_partition_files(warehouse.root, STATES, get_partition(manifest), version)
     folder = warehouse.path(STATES)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -302,19 +301,7 @@ def read_stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> 
                 with open_parquet(folder, name) as file:
                     yield from map(_convert_batch, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
 
-    frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
-    return StateRows(frame, read, False)
-
-
-def read_stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
-    """Read a snapshot's state rows at a version of their table in this process, without Spark; yield the batches.
-
-    Raises:
-        UserError: the log does not have the version, or the rows cannot be read from the table's files.
-    """
-    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    for part in read_parts(tables.root, STATES, _COLUMNS, mine, version):
-        yield from map(_convert_batch, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
+    return StateRows(warehouse.spread([(name,) for name in names], "name string"), read, False)
 
 
 def measure_rows(rows: StateRows) -> Measured:
@@ -324,15 +311,8 @@ def measure_rows(rows: StateRows) -> Measured:
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
     """Return the result of `measure_rows` for a snapshot's rows at a version of their table."""
-    with choose_codegen(warehouse.spark, manifest.key_count):
+    with warehouse.choose_codegen(manifest.key_count):
         return measure_rows(read_stored_rows(warehouse, manifest, version))
-
-
-def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
-    """Return the result of `measure_stored`, computed in this process."""
-    return add_sums(
-        row for part in _sum(read_stored_batches(tables, manifest, version)) for row in part.to_pylist()
-    )
 
 
 def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

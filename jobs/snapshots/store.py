@@ -11,9 +11,8 @@ from jobs.snapshots import learned_rows, verified_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, build_manifest_row, find, read_manifests
 from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_rows import StateRows, measure_stored, read_stored_rows, write_states
-from jobs.snapshots.verified_rows import STATES, RowsDigest
+from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
-from jobs.spark.conf import choose_codegen
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.row_changes import NOW, add_columns, delete_rows, put_rows, update_rows
 from jobs.storage.tables import MANIFESTS
@@ -21,7 +20,6 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots.state_rows import Measured
     from jobs.snapshots.waiting_rows import Held
 
 
@@ -48,7 +46,7 @@ def write(
         check: function called with the manifest before its commit; if it raises an error, the rows stay without a
             manifest. None means no check.
     """
-    with choose_codegen(warehouse.spark, manifest.key_count):
+    with warehouse.choose_codegen(manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
     waiting = None if held is None else waiting_rows.write(warehouse, manifest, held)
     told = None if learned is None else learned_rows.write(warehouse, manifest, learned)
@@ -103,15 +101,24 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     found = find(warehouse, snapshot_id)
     try:
         if found is not None:
-            verify(warehouse, found)
+            find_whole_states(warehouse, found)
             learned_rows.read_learned_rows(warehouse, found)
     except UserError:
         return None
     return found
 
 
-def verify(warehouse: Warehouse, manifest: Manifest) -> StateRows:
+def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     """Return a snapshot's state rows, pinned to a version of their table, after a check that the rows are whole.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    return read_rows(warehouse, manifest.snapshot_id, manifest.model, find_whole_states(warehouse, manifest))
+
+
+def read_whole_states(warehouse: Warehouse, manifest: Manifest) -> StateRows:
+    """Return the rows of `verify`, which the tasks that use them read from their files.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -119,28 +126,17 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> StateRows:
     return read_stored_rows(warehouse, manifest, find_whole_states(warehouse, manifest))
 
 
-def find_whole_states(
-    warehouse: Warehouse,
-    manifest: Manifest,
-    measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
-) -> int:
+def find_whole_states(warehouse: Warehouse, manifest: Manifest) -> int:
     """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.find_whole_version`).
-
-    Args:
-        warehouse: warehouse of the snapshot.
-        manifest: manifest of the snapshot.
-        measure: function that reads and measures the rows; None means that tasks of Spark do this.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    measured = measure_stored if measure is None else measure
-    digest = RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version)
     return verified_rows.find_whole_version(
         warehouse,
         STATES,
         manifest.snapshot_id,
-        digest,
-        lambda version: measured(warehouse, manifest, version)[:2],
+        RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version),
+        lambda version: measure_stored(warehouse, manifest, version)[:2],
         "keys",
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.snapshots.row_hash import format_checksum, sum_hashes, wrap_sum
 from jobs.spark.warehouse import Warehouse
+from jobs.spark.written_rows import write_made_rows
+from jobs.state.encoding.estimates import build_table_batch
+from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.row_changes import ReplacingTable
+from jobs.storage.table_rows import read_parts
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -36,6 +42,22 @@ class RowsDigest(NamedTuple):
     version: int
 
 
+class _RowSums:
+    """The number and the hashes of the rows that a task has written."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns, self._rows, self._hash = list(columns), 0, 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows with the columns."""
+        self._rows += rows.num_rows
+        self._hash += sum_hashes([rows.column(name) for name in self._columns])
+
+    def numbers(self) -> dict[str, int]:
+        """Return the sums by name."""
+        return {"rows": self._rows, "hash": wrap_sum(self._hash)}
+
+
 def write_rows(
     warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
 ) -> dict[str, Any]:
@@ -50,33 +72,44 @@ def write_rows(
         columns: names of the columns to write.
     """
     warehouse.create(table, schema, partition_by=PARTITION)
-    name, model = manifest.snapshot_id, manifest.model
-    marked = rows.select(F.lit(name).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
-    mine = [[("model", "=", model), ("snapshot_id", "=", name)]]
-    version = warehouse.replace(marked, table, mine)
-    count, checksum = _measure(read_rows(warehouse, name, model, version, table), columns)
-    return RowsDigest(count, checksum, version)._asdict()
+    constants = get_partition(manifest)
+    written = pa.schema([one for one in parse_arrow_schema(schema) if one.name in {*columns, *constants}])
+
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (build_table_batch(batch, written, constants) for batch in batches)
+
+    files = ReplacingTable(warehouse, table)
+    parts, sums = write_made_rows(
+        rows.select(*columns), mark, written, files, True, lambda: _RowSums(columns)
+    )
+    version = warehouse.replace_by(parts, files, [[(name, "=", one) for name, one in constants.items()]])
+    count, total = (sum(one[name] for one in sums) for name in ("rows", "hash"))
+    return RowsDigest(count, format_checksum(total), version)._asdict()
 
 
-def read_verified_rows(
-    warehouse: Warehouse,
-    table: str,
-    manifest: Manifest,
-    digest: RowsDigest,
-    columns: Sequence[str],
-    what: str,
-) -> DataFrame:
-    """Return a snapshot's rows, pinned to a version of their table (`find_whole_version`).
+def find_verified_version(
+    tables: Tables, table: str, manifest: Manifest, digest: RowsDigest, columns: Sequence[str], what: str
+) -> int:
+    """Return a version of a table in which a snapshot's rows are whole (`find_whole_version`); this process reads them.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
 
     def measured(version: int) -> tuple[int, str]:
-        return _measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table), columns)
+        sums = _RowSums(columns)
+        for part in read_parts(tables.root, table, columns, get_partition(manifest), version):
+            for batch in part.to_batches():
+                sums.add(batch)
+        found = sums.numbers()
+        return found["rows"], format_checksum(found["hash"])
 
-    version = find_whole_version(warehouse, table, manifest.snapshot_id, digest, measured, what)
-    return read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table).select(*columns)
+    return find_whole_version(tables, table, manifest.snapshot_id, digest, measured, what)
+
+
+def get_partition(manifest: Manifest) -> dict[str, str]:
+    """Return the partition of a snapshot's rows in their tables."""
+    return {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
 
 
 def find_whole_version(
@@ -130,15 +163,3 @@ def read_rows(
     """Read a snapshot's rows in a table, by default its state rows, at the given version or at the newest version."""
     mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
     return warehouse.read(table, version).filter(mine)
-
-
-def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
-    """Return the number of rows, and the sum, modulo 2^64, of the rows' 64-bit hashes."""
-    hashed = [  # Spark cannot hash maps, but it can hash their entries
-        F.map_entries(name) if isinstance(rows.schema[name].dataType, MapType) else F.col(name)
-        for name in columns
-    ]
-    digest = F.xxhash64(*hashed).cast("decimal(38,0)")
-    row = rows.agg(F.count("*").alias("count"), F.sum(digest).alias("digest")).first()
-    assert row is not None
-    return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}"

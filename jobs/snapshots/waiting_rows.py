@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from jobs.snapshots import row_ids
 from jobs.snapshots.state_rows import restore_types
-from jobs.snapshots.verified_rows import RowsDigest, read_verified_rows, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, find_verified_version, read_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.arrow import build_lists
@@ -115,7 +115,8 @@ def read_waiting_rows(warehouse: Warehouse, manifest: Manifest) -> Held | None:
         return None
     digest = RowsDigest(*(waiting[name] for name in RowsDigest._fields))
     columns = _list_columns(waiting.get("with_ids", False))
-    rows = read_verified_rows(warehouse, TABLE, manifest, digest, columns, "waiting rows")
+    version = find_verified_version(warehouse, TABLE, manifest, digest, columns, "waiting rows")
+    rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version, TABLE).select(*columns)
     none = waiting["watermark"] is None
     times = (NEVER, NEVER) if none else (waiting["watermark"], waiting["newest"])
     return Held(rows, *times, row_ids.read_row_ids(warehouse, manifest))

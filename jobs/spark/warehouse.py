@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from deltalake import Schema
-from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from jobs.spark.conf import choose_codegen
+from jobs.spark.job_labels import label_jobs
+from jobs.spark.local_frame import LocalFrame
 from jobs.spark.written_rows import keep_rows, write_rows
+from jobs.storage.columns import parse_arrow_schema
+from jobs.storage.part_files import PartFile
 from jobs.storage.row_changes import ReplacingTable
-from jobs.storage.table_log import FileTable, commit_or_remove
-from jobs.storage.table_rows import Filter, open_log
+from jobs.storage.table_log import FileTable, commit_or_remove, open_plain_log
+from jobs.storage.table_rows import Filter
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -39,6 +44,9 @@ class Warehouse(Tables):
         self.moves_rows = True
         """Whether many rows will pass through Java. A command whose tasks read and write all rows clears this before
         the session starts, so that Java starts as for a short command."""
+        self.in_process = False
+        """Whether this process does the work of tasks (`spread`), because the rows are few. Work that takes a frame of
+        Spark starts Spark nevertheless."""
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -52,7 +60,54 @@ class Warehouse(Tables):
 
     def at(self, root: str) -> Warehouse:
         """Return the tables below another root, with the same session."""
-        return Warehouse(lambda: self.spark, root)
+        other = Warehouse(lambda: self.spark, root)
+        other.in_process = self.in_process
+        return other
+
+    def work_here(self) -> Warehouse:
+        """Return the same tables for work in this process."""
+        other = self.at(self.root)
+        other.in_process = True
+        return other
+
+    def spread(self, rows: Sequence[tuple[Any, ...]], columns: str) -> DataFrame:
+        """Return a few rows from which functions over batches begin, in Spark's tasks or in this process."""
+        if not self.in_process:
+            return self.spark.createDataFrame(rows, columns)
+        schema = parse_arrow_schema(columns)
+        lists = ([list(one.items()) if isinstance(one, dict) else one for one in row] for row in rows)
+        batch = pa.RecordBatch.from_pylist(
+            [dict(zip(schema.names, row, strict=True)) for row in lists], schema
+        )
+        return cast("DataFrame", LocalFrame(lambda: [batch]))
+
+    def number_tasks(self, count: int) -> DataFrame:
+        """Return the numbers from 0 in a column, each in a task."""
+        if not self.in_process:
+            return self.spark.range(0, count, 1, max(1, count))
+        return self.spread([(number,) for number in range(count)], "id bigint")
+
+    @property
+    def cores(self) -> int:
+        """Return the number of tasks that run at the same time."""
+        return 1 if self.in_process else self.spark.sparkContext.defaultParallelism
+
+    def label(self, subject: str, step: str | None = None) -> AbstractContextManager[None]:
+        """Label the jobs that this thread starts in the block, if tasks of Spark do the work (`label_jobs`)."""
+        return nullcontext() if self.in_process else label_jobs(self.spark, subject, step)
+
+    def choose_codegen(self, rows: int) -> AbstractContextManager[None]:
+        """Choose how Spark runs the plans of the block for a number of rows, if it runs them (`choose_codegen`)."""
+        return nullcontext() if self.in_process else choose_codegen(self.spark, rows)
+
+    def schema(self, table: str) -> StructType:
+        """Return the columns of a table; the log has them unless only Spark can read the table."""
+        log = open_plain_log(self, table)
+        return (
+            self.read(table).schema
+            if log is None
+            else StructType.fromJson(json.loads(log.schema().to_json()))
+        )
 
     def setting(self, name: str) -> str | None:
         """Return a setting of the session; None if this version of Spark does not have the setting."""
@@ -67,13 +122,6 @@ class Warehouse(Tables):
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
-
-    def read_schema(self, table: str) -> StructType:
-        """Return the columns of a table, from its log where delta-rs reads it, since Spark takes seconds to begin."""
-        try:
-            return StructType.fromJson(json.loads(open_log(self.root, table).schema().to_json()))
-        except (DeltaError, OSError):
-            return self.read(table).schema
 
     def append(
         self,
@@ -138,12 +186,17 @@ class Warehouse(Tables):
             UserError: the table does not take such rows, or the commit failed.
         """
         files = ReplacingTable(self, table)
+        return self.replace_by(write_rows(frame, files, more_columns=True), files, rows, detail)
+
+    def replace_by(
+        self, parts: list[PartFile], files: ReplacingTable, rows: Filter, detail: str | None = None
+    ) -> int:
+        """Replace the rows of a filter by written files in one commit, as `replace` does."""
+        metadata = {} if detail is None else {"userMetadata": detail}
         version = commit_or_remove(
             files,
-            write_rows(frame, files, more_columns=True),
-            lambda parts: files.replace_rows(
-                parts, rows, keep_rows(self.spark, files, rows), _build_metadata(detail)
-            ),
+            parts,
+            lambda parts: files.replace_rows(parts, rows, keep_rows(self, files, rows), metadata),
         )
         assert version is not None
         return version
@@ -187,10 +240,6 @@ def format_ddl(columns: StructType) -> str:
     names = [one.name.replace("`", "``") for one in columns.fields]
     kinds = [one.dataType.simpleString() for one in columns.fields]
     return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
-
-
-def _build_metadata(detail: str | None) -> dict[str, str]:
-    return {} if detail is None else {"userMetadata": detail}
 
 
 @contextmanager

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
+from jobs.spark.local_frame import Make
 from jobs.storage.part_files import PartFile, name_attempt, remove_of, write_parts
 from jobs.storage.row_changes import KeptRows, find_partitions, read_rows_of
 from jobs.storage.table_rows import Filter, Met, drop_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
+    from jobs.spark.warehouse import Warehouse
     from jobs.storage.table_log import FileTable
 
 _OUTPUT = "files array<binary>, sums map<string, bigint>"
 _COLUMNS = pa.schema([("files", pa.list_(pa.binary())), ("sums", pa.map_(pa.string(), pa.int64()))])
-
-Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class TaskSums(Protocol):
@@ -68,9 +67,9 @@ def write_files(
     options = {"full": table.file_bytes, "indexed": table.indexed}
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        assert task is not None
-        name = name_attempt(task.partitionId(), attempt, task.stageId(), task.taskAttemptId())
+        task = TaskContext.get()  # None in the process of the command
+        of = (0, 0, 0) if task is None else (task.partitionId(), task.stageId(), task.taskAttemptId())
+        name = name_attempt(of[0], attempt, *of[1:])
         total = None if sums is None else sums()
 
         def summed() -> Iterator[pa.RecordBatch]:
@@ -107,19 +106,32 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     Raises:
         UserError: the table does not take such rows.
     """
-    schema = _match_columns(rows, table, more_columns)
-    table.ready(schema, by_partition=True)
-    chosen = rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in schema.names))
+    return write_made_rows(
+        rows, iter, to_arrow_schema(rows.schema, timezone="UTC"), table, more_columns
+    ).parts
+
+
+def write_made_rows(
+    source: DataFrame,
+    make: Make,
+    schema: pa.Schema,
+    table: FileTable,
+    more_columns: bool,
+    sums: Callable[[], TaskSums] | None = None,
+) -> TaskFiles:
+    """Write rows as `write_rows` does; the arguments are those of `write_files`, with the columns that `make` makes."""
+    places, columns = _match_columns(schema, table, more_columns)
+    table.ready(columns, by_partition=True)
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            arrays = [batch.column(field.name).cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for batch in make(batches):
+            arrays = [batch.column(i).cast(field.type) for i, field in zip(places, columns, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=columns)
 
-    return write_files(chosen, typed, table).parts
+    return write_files(source, typed, table, sums)
 
 
-def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], KeptRows]:
+def keep_rows(warehouse: Warehouse, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], KeptRows]:
     """Return a function by which tasks rewrite files without the removed rows (`ReplacingTable.replace_rows`).
 
     The new files have all columns of the table, while files of earlier versions of a model may lack some.
@@ -135,20 +147,22 @@ def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[
         if not met.across:
             return KeptRows((), ())
         found = [(name, json.dumps(one)) for name, one in find_partitions(files, met.across).items()]
-        source = spark.createDataFrame(found, "name string, partition string")
+        source = warehouse.spread(found, "name string, partition string")
         return KeptRows(write_files(source, others, table).parts, met.across)
 
     return keep
 
 
-def _match_columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
-    """Return the columns of rows with the table's names, types and order, followed by the columns that the table lacks.
+def _match_columns(schema: pa.Schema, table: FileTable, more_columns: bool) -> tuple[list[int], pa.Schema]:
+    """Return the places of columns in the table's order, followed by the columns that the table lacks, and the columns.
+
+    The columns have the table's names and types.
 
     Raises:
         UserError: the table lacks a column, and `more_columns` is false.
     """
-    given = {one.name.casefold(): one for one in to_arrow_schema(rows.schema, timezone="UTC")}
-    found = []
+    given = {one.name.casefold(): one for one in schema}
+    place, found = {name: i for i, name in enumerate(given)}, []
     for field in table.columns():
         one = given.pop(field.name.casefold(), None)
         if one is not None:
@@ -156,7 +170,8 @@ def _match_columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.
             found.append(pa.field(field.name, kind))
     if given and not more_columns:
         raise UserError(f"{table.path} has no column {', '.join(one.name for one in given.values())}")
-    return pa.schema([*found, *(pa.field(one.name, one.type) for one in given.values())])
+    found += [pa.field(one.name, one.type) for one in given.values()]
+    return [place[one.name.casefold()] for one in found], pa.schema(found)
 
 
 def _is_widening(kind: pa.DataType, to: pa.DataType) -> bool:

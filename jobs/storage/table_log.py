@@ -68,8 +68,8 @@ class Conflict(UserError):
     """Other commits came before this one at every attempt."""
 
 
-def open_plain_log(warehouse: Tables, table: str, version: int) -> DeltaTable | None:
-    """Open the log of a version whose rows are exactly the rows of its Parquet files.
+def open_plain_log(warehouse: Tables, table: str, version: int | None = None) -> DeltaTable | None:
+    """Open the log of a version whose rows are exactly the rows of its Parquet files; by default the newest version.
 
     Return None if delta-rs cannot read the table, or the table uses deletion vectors, column mapping or other features
     of readers.

@@ -123,7 +123,9 @@ class QueryContext:
 
         Micro-batch 0 initialises the state and may run many times, so the snapshot is pinned, never "the newest".
         """
-        return store.verify(self.model.warehouse, self.manifest) if self.committed is None else None
+        return (
+            store.read_whole_states(self.model.warehouse, self.manifest) if self.committed is None else None
+        )
 
     @cached_property
     def event_time(self) -> EventTimePolicy | None:

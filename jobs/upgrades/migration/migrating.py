@@ -16,7 +16,7 @@ from jobs.core.report import format_count
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots.manifests import GOOD, find, read_manifests
 from jobs.snapshots.model_runtime import ship, ship_named
-from jobs.snapshots.state_rows import measure_batches, read_stored_batches, read_stored_rows
+from jobs.snapshots.state_rows import read_stored_rows
 from jobs.snapshots.store import find_whole, find_whole_states, write
 from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import read_waiting_rows
@@ -145,8 +145,9 @@ def _check_keys(
         UserError: the rows are incomplete, the target cannot read the waiting rows, or states would be invalid.
     """
     _refuse_waiting(source, spec)
-    version = find_whole_states(warehouse, source, measure_batches)
-    change = compute_change_summary(read_stored_batches(warehouse, source, version), plan.migration)
+    here = warehouse.work_here()
+    version = find_whole_states(here, source)
+    change = compute_change_summary(read_stored_rows(here, source, version).batches, plan.migration)
     _refuse_without_numbers(change, source)
     _refuse_wrong_keys(change, spec.version)
     return version, {**change, "parameters": plan.changes}

@@ -112,13 +112,13 @@ def test_tasks_pack_and_count_the_rows_of_an_interval(
     assert len(whole(tmp_path).pieces) == 23
     files = whole(tmp_path).between(Interval(first, last))
     fmt = RowFormat(KEYS["several"], "at", ("a", "b"), ())
-    at = F.unix_micros("at")
-    frame = Warehouse(spark, str(tmp_path)).read("t")
+    at, warehouse = F.unix_micros("at"), Warehouse(spark, str(tmp_path))
+    frame = warehouse.read("t")
     frame = frame.filter((at >= (first or 0)) & (at < (last or 1 << 62)))
     routing = make_routing(3, 1)
     found, expected = (
         [unpack_rows(one, fmt) for one in group_by_bucket(iter(packed.toArrow().to_batches()))]
-        for packed in (files.pack(spark, fmt, routing, False), pack_rows(frame, fmt, routing))
+        for packed in (files.pack(warehouse, fmt, routing, False), pack_rows(frame, fmt, routing))
     )
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
@@ -126,7 +126,7 @@ def test_tasks_pack_and_count_the_rows_of_an_interval(
         for left, right in zip(ours.rows, theirs.rows, strict=True):
             assert left.tobytes() == right.tobytes()
     for middle in (None, FIRST + STEP * 30, FIRST + STEP * 33):
-        counted = files.count(spark, "at", middle)
+        counted = files.count(warehouse, "at", middle)
         before = 0 if middle is None else frame.filter(at < middle).count()
         assert counted == (frame.count() - before, before)
 

@@ -11,11 +11,12 @@ import pytest
 from scipy.stats import norm
 
 import kalman
-from jobs.batch.forecast_run import FUTURE, ROWS, ForecastPlan, build_forecaster
+from jobs.batch.forecast_run import FUTURE, ROWS, ForecastPlan, build_forecaster, build_table_schema
 from jobs.lineage.inputs_table import INPUTS
 from jobs.offline.horizon import Horizon
-from jobs.snapshots.state_rows import build_state_rows, find_state_extras_widths
+from jobs.snapshots.state_rows import build_state_rows
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
 from kalman.evaluation.forecast import extract_variances, forecast
 from tests.jobs.support.pipeline import random_walk_spec
@@ -62,17 +63,17 @@ def states_of(spec: ModelSpec, kernel: kalman.Filter) -> kalman.KeyStates:
 
 
 def snapshot_of(kernel: kalman.Filter, states: kalman.KeyStates, **beside: pa.Array) -> pa.RecordBatch:
-    """Return the states as `forecast_rows` reads them from a snapshot."""
+    """Return the states as a snapshot has them."""
     arrays = {"route": np.arange(KEYS, dtype=np.uint64), **states._asdict()}
     (rows,) = build_state_rows(kernel, Records(arrays, pa.array([f"key {k}" for k in range(KEYS)])))
-    maps = rows.column("extras").to_pylist()
-    extras = {
-        f"x{i}": pa.array([dict(one)[name] for one in maps], pa.list_(pa.float64()))
-        for i, name in enumerate(find_state_extras_widths(kernel))
-    }
-    columns = {name: rows.column(name) for name in ("key", "event_time", "mean", "covariance")}
-    columns |= {"count": rows.column("state_index"), **extras, **beside}
-    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+    return pa.RecordBatch.from_arrays([*rows.columns, *beside.values()], [*rows.schema.names, *beside])
+
+
+def forecast_batch(plan: ForecastPlan, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Return the rows of the table of forecasts."""
+    constants = {"run": "r", "model_version": 1, "snapshot_id": "s", "generation": None, "batch_id": None}
+    kind = KeyKind(("id",), ("string",), False)
+    return list(build_forecaster(plan, kind, build_table_schema(kind), constants)(iter([batch])))
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -101,9 +102,9 @@ def test_a_kind_is_forecast_from_its_snapshot(tmp_path: Path, kind: str) -> None
     horizon = Horizon(steps, None, None if named else HOUR)
     plan = ForecastPlan(spec, kernel, horizon, 0.9, named)
     expected = forecast(kernel, states, np.full((steps, KEYS), HOUR / spec.unit_us), u)
-    (found,) = build_forecaster(plan)(iter([snapshot_of(kernel, states, **beside)]))
+    (found,) = forecast_batch(plan, snapshot_of(kernel, states, **beside))
 
-    assert found.schema.names == [part.split()[0] for part in ROWS.split(", ")]
+    assert found.schema.names == ["run", "key", "id", *(part.split()[0] for part in ROWS.split(", "))]
     assert found.column("key").to_pylist() == [f"key {k}" for k in range(KEYS) for _ in range(steps)]
     assert found.column("step").to_pylist() == [1, 2, 3] * KEYS
     assert set(found.column("flag").to_pylist()) == {None}
@@ -121,8 +122,8 @@ def test_a_batch_that_is_cut_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     kernel = kalman.build(spec.definition())
     batch = snapshot_of(kernel, states_of(spec, kernel))
     plan = ForecastPlan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
-    (whole,) = build_forecaster(plan)(iter([batch]))
+    (whole,) = forecast_batch(plan, batch)
     monkeypatch.setattr("jobs.batch.forecast_run.NUMBERS_AT_ONCE", 40)
-    cut = list(build_forecaster(plan)(iter([batch])))
+    cut = forecast_batch(plan, batch)
     assert len(cut) > 1
     assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([whole]))

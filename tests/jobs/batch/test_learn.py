@@ -1,4 +1,4 @@
-"""Learning from buckets of rows, without Spark: a frame here is a list of record batches."""
+"""Learning from buckets of rows, in one process, without Spark."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import kalman
 from jobs.batch import learning
 from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.learning import learn_pooled
+from jobs.spark.local_frame import LocalFrame
 from jobs.specs.model_spec import Learn
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
@@ -28,26 +29,8 @@ from kalman.learning.maximum_likelihood import build_linear_learner, fit
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class Frame:
-    """The part of a DataFrame that learning uses."""
-
-    def __init__(self, batches: list[pa.RecordBatch]) -> None:
-        self.batches = batches
-
-    def mapInArrow(self, work: Work, schema: str) -> Frame:
-        return Frame([made for one in self.batches for made in work(iter([one]))])
-
-    def collect(self) -> list[Any]:
-        return [Found(row) for one in self.batches for row in one.to_pylist()]
-
-
-class Found(dict[str, Any]):
-    def __lt__(self, other: Found) -> bool:
-        return self["place"] < other["place"]
-
-
 @pytest.fixture
-def history() -> tuple[Frame, Batch, kalman.SortedRows]:
+def history() -> tuple[LocalFrame, Batch, kalman.SortedRows]:
     """Return earthquakes in three buckets with several keys each, and as one set of rows."""
     path = Path(__file__).parents[2] / "fixtures" / "earthquakes.csv"
     y = np.loadtxt(path, delimiter=",", skiprows=1, usecols=1)[None]
@@ -62,7 +45,7 @@ def history() -> tuple[Frame, Batch, kalman.SortedRows]:
         packet = layout.encode(Records(arrays, None))
         rows = [pa.array([9 - place]), pa.array([int(here.sum())]), pa.array([packet], pa.binary())]
         batches.append(pa.RecordBatch.from_arrays(rows, ["place", "rows", "payload"]))
-    return Frame(batches), batch, whole
+    return LocalFrame(lambda: batches), batch, whole
 
 
 DEFINITION = {
@@ -73,21 +56,8 @@ DEFINITION = {
 }
 
 
-def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame, rows: int = 107) -> None:
-    class Kept(Frame):
-        def persist(self) -> Kept:
-            return self
-
-        def unpersist(self) -> None:
-            self.batches = []
-
-        def groupBy(self) -> Any:
-            return SimpleNamespace(sum=lambda name: SimpleNamespace(collect=lambda: [[rows]]))
-
-    def window_rows(*_: Any) -> Kept:
-        return Kept(frame.batches)
-
-    monkeypatch.setattr(learning, "pack_window_rows", window_rows)
+def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: LocalFrame) -> None:
+    monkeypatch.setattr(learning, "pack_window_rows", lambda *_: frame)
 
 
 def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
@@ -196,9 +166,9 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
         return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
 
     monkeypatch.setattr(learning, "build_bucket_worker", each_bucket)
-    packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
+    packed: Any = LocalFrame(lambda: [pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
     kept: Any = learning.pack_window_rows(packed, batch, Interval(), 1.0, ("region",))
-    on_buckets(monkeypatch, kept, 300)
+    on_buckets(monkeypatch, kept)
     asked = Learn(parameters=["variance", "R"], scope="group", by=["region"])
     found = learn_pooled(kept, definition, asked, batch, Interval(), None, print)
     assert found.groups is not None and found.groups.result.converged.all()

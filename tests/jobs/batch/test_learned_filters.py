@@ -16,10 +16,11 @@ import kalman
 from jobs.batch import key_learning
 from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.key_learning import fit_bucket, learn_key_states, learn_populations
+from jobs.spark.local_frame import LocalFrame
 from jobs.specs.model_spec import Learn, ModelSpec
 from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
-from tests.jobs.batch.test_learn import KIND, Frame, Work, keyed_bucket
+from tests.jobs.batch.test_learn import KIND, Work, keyed_bucket
 from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec, states_of
 from tests.jobs.support.pipeline import Pipeline
 
@@ -80,7 +81,7 @@ def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
         return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
 
     monkeypatch.setattr(key_learning, "build_bucket_worker", each_bucket)
-    packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
+    packed: Any = LocalFrame(lambda: [pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
     populations = learn_populations(packed, definition, asked, batch, Interval(), 3, print)
     kernel, problem = kalman.build(definition), learnable(definition)
     assert populations.parameters(problem).keys() == problem.places.keys()

@@ -165,6 +165,31 @@ def pushed_rows(hours: int) -> pd.DataFrame:
 
 
 @pytest.mark.slow
+def test_few_keys_of_a_snapshot_are_forecast_without_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(random_rows(2, keys=20, rows=60)[0])
+    pipeline.pretrain()
+
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("Spark starts")
+
+    ahead: dict[str, Any] = {"until": "2024-03-02T12:00", "every": "6h", "key": None}
+    with monkeypatch.context() as patched:
+        patched.setattr("jobs.spark.session.spark_session", refuse)
+        here = forecast.run(pipeline.settings, "walk", output="here", **ahead).data
+    monkeypatch.setattr("jobs.batch.forecast_run.FEW_KEYS", 0)
+    there = forecast.run(pipeline.settings, "walk", output="there", **ahead).data
+    own = {"output", "seconds", "age_seconds"}
+    assert {name: here[name] for name in here.keys() - own} == {
+        name: there[name] for name in there.keys() - own
+    }
+    left, right = table(pipeline, "here"), table(pipeline, "there")
+    assert len(left) == here["forecasts"] > 0
+    pd.testing.assert_frame_equal(left, right, check_exact=True)
+
+
 def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, PUSHED)
     whole: Any = pushed_rows(60)

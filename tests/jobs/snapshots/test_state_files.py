@@ -86,15 +86,14 @@ def test_the_table_has_the_rows_that_tasks_make_and_the_manifest_their_sums(
     written = store.write(warehouse, manifest(), states)
     assert (written.key_count, written.rows) == (KEYS, KEYS * (KEYS + 1) // 2)
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
-    found = store.verify(warehouse, written).frame
+    found = store.verify(warehouse, written)
     assert repr(found.select(*columns).orderBy("key").collect()) == repr(
         states.frame.select(*columns).orderBy("key").collect()  # NaN is no number that equals itself
     )
     hashed = F.xxhash64(*columns[:-1], F.map_entries("extras")).cast("decimal(38,0)")
     (total,) = found.agg(F.sum(hashed)).first() or (0,)
     assert f"{int(total) % (1 << 64):016x}" == written.checksum
-    stored = read_rows(warehouse, written.snapshot_id, "walk")
-    (row,) = stored.select("model", "snapshot_id", "model_version").distinct().collect()
+    (row,) = found.select("model", "snapshot_id", "model_version").distinct().collect()
     assert tuple(row) == ("walk", "walk-v1-1-abc", 7)
 
 
@@ -153,7 +152,7 @@ def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     assert len(rows_in(warehouse)) == KEYS
     for one in (others[0], written):
-        assert store.verify(warehouse, one).frame.count() == KEYS
+        assert store.verify(warehouse, one).count() == KEYS
 
 
 def test_a_file_that_vanished_before_the_commit_is_told(
@@ -175,12 +174,12 @@ def test_rows_with_a_name_that_delta_escapes_are_replaced_and_removed(warehouse:
     odd = manifest("walk-v1-1-a=b c%")
     store.write(warehouse, odd, made(warehouse.spark, 10))
     written = store.write(warehouse, odd, made(warehouse.spark, 20))
-    assert store.verify(warehouse, written).frame.count() == len(rows_in(warehouse, odd.snapshot_id)) == 20
+    assert store.verify(warehouse, written).count() == len(rows_in(warehouse, odd.snapshot_id)) == 20
     rewritten = warehouse.read("snapshots").drop("model_version").withColumn("model_version", F.lit(7))
     rewritten.write.format("delta").mode("overwrite").save(
         warehouse.path("snapshots")
     )  # in folders of Delta's
     again = store.write(warehouse, odd, made(warehouse.spark, 30))
-    assert store.verify(warehouse, again).frame.count() == len(rows_in(warehouse, odd.snapshot_id)) == 30
+    assert store.verify(warehouse, again).count() == len(rows_in(warehouse, odd.snapshot_id)) == 30
     store.remove(warehouse, "walk", [odd.snapshot_id])
     assert rows_in(warehouse, odd.snapshot_id) == []

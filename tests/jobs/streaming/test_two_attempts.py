@@ -22,7 +22,7 @@ from jobs.lineage.live import live_estimates
 from jobs.streaming.micro_batch import MicroBatchWriter
 from tests.conftest import ROOT
 from tests.fixtures.make_format1 import KEYS, QUICK, days, walks
-from tests.jobs.support.former_driver import AT_ONCE, BEHIND, former_code, let_both_drive
+from tests.jobs.support.former_driver import AT_ONCE, BEHIND, former_code, let_both_drive, name_jars
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -71,7 +71,7 @@ class Histories:
     def driver(self, host: str, code: Path = ROOT, uploads: str = QUICK) -> Driver:
         """Start a driver as if on a machine of its own, with the code of a folder; uploads: when it uploads states."""
         path = os.pathsep.join([str(self.pipeline.folder), str(code)])
-        given = {"KALMAN_HOST": host, "KALMAN_LEASE_SECONDS": "6", "PYTHONPATH": path}
+        given = {"KALMAN_HOST": host, "KALMAN_LEASE_SECONDS": "6", "PYTHONPATH": path, **name_jars(code)}
         return Driver(self.pipeline, "stream", "--model", "hurt", PYSPARK_SUBMIT_ARGS=uploads, **given)
 
     def takes_over(self, host: str) -> Driver:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +18,7 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED
 from jobs.lineage import generations
 from jobs.lineage.generations import trace_live_lineage
 from jobs.lineage.live import live_estimates
+from jobs.spark import jars
 from jobs.storage.tables import estimates
 from tests.conftest import ROOT
 from tests.jobs.support import processes
@@ -30,6 +34,7 @@ from tests.jobs.support.pipeline import (
 from tests.jobs.support.processes import Driver
 
 AT_ONCE, BEHIND = "at once", "one behind the other"
+JARS, OWN = "jars-of-its-own", "kalman-stores"
 FORMER = "3c2a2e6"
 """The last commit whose streams keep states in format 1."""
 
@@ -41,7 +46,33 @@ def former_code(folder: Path) -> Path:
         pytest.skip(f"this clone lacks commit {FORMER}")
     folder.mkdir(parents=True)
     subprocess.run(["tar", "x"], input=packed.stdout, cwd=folder, check=True)
+    _give_jars(folder)
     return folder
+
+
+def name_jars(code: Path) -> dict[str, str]:
+    """Return the variable that names the jars of a release, unless it is this one."""
+    return {} if code == ROOT else {"KALMAN_JARS": str(code / JARS)}
+
+
+def _give_jars(code: Path) -> None:
+    """Give the former release a folder of jars: those of this release, but with the classes of its own code."""
+    present, folder = jars.find_jar_folder(), code / JARS
+    folder.mkdir()
+    for path in present.iterdir():
+        if not path.name.startswith((OWN, jars.MANIFEST)) and path.suffix != ".jsa":
+            (folder / path.name).symlink_to(path)
+    with mock.patch.object(jars, "SOURCES", code / "jobs" / "spark" / "java"):
+        version = jars.compute_source_digest()
+        jar = folder / f"{OWN}-{version}.jar"
+        jars.compile_jar(jar, [*jars._list_pyspark_jars(), *folder.glob("*.jar")])
+    about = json.loads((present / jars.MANIFEST).read_text())
+    about["coordinates"] = [
+        f"{jars.GROUP}:{OWN}:{version}" if OWN in one else one for one in about["coordinates"]
+    ]
+    kept = {name: digest for name, digest in about["jars"].items() if not name.startswith(OWN)}
+    about["jars"] = {**kept, jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()}
+    (folder / jars.MANIFEST).write_text(json.dumps(about))
 
 
 class Meeting:
@@ -58,7 +89,8 @@ class Meeting:
     def start(self, release: str) -> Driver:
         """Start a driver of a release, which waits for rows until it is ended."""
         words = ("stream", "--model", self.pipeline.name, "--trigger", "1")
-        return Driver(self.pipeline, *words, PYTHONPATH=str(self.codes[release]))
+        code = self.codes[release]
+        return Driver(self.pipeline, *words, PYTHONPATH=str(code), **name_jars(code))
 
     def land(self, number: int) -> None:
         """Land the next days, a micro-batch each."""

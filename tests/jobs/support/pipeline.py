@@ -13,16 +13,17 @@ import pandas as pd
 import yaml
 
 import kalman
+from demo.check import compute_estimates
 from jobs import filter as offline
 from jobs import ingest, pretrain, stream
-from jobs.batch.batch_filter import Batch, compute_packed_estimates, pack_buckets
+from jobs.batch.batch_filter import Batch, pack_buckets
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.snapshots import verified_rows
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.estimates import estimate_format, unpack_estimates
+from jobs.state.encoding.estimates import estimate_format
 from jobs.state.encoding.keys import build_key_kind
 from jobs.state.encoding.rows import build_row_format
 from jobs.state.kernel import load_checked_spec
@@ -124,11 +125,8 @@ class Pipeline:
         kernel = kalman.build(spec.definition(), parameters or {})
         packed = pack_buckets(frame, fmt, frame.count())
         out = estimate_format(fmt.kind, spec, kernel)
-        return ordered(
-            unpack_estimates(
-                compute_packed_estimates(packed, kernel, Batch(fmt, spec.unit_us, spec.idle_us), out), out
-            ).toPandas()
-        )
+        batch = Batch(fmt, spec.unit_us, spec.idle_us)
+        return ordered(compute_estimates(packed, kernel, batch, out).toPandas())
 
     def snapshot(self, identity: str) -> pd.DataFrame:
         return (
