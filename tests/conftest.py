@@ -97,6 +97,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture
+def tasks_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Spark's tasks do the work for few rows, too, which a command would otherwise do without Spark."""
+    from jobs.batch import file_rows, forecast_run
+
+    monkeypatch.setattr(file_rows, "FEW_ROWS", 0)
+    monkeypatch.setattr(forecast_run, "FEW_KEYS", 0)
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A real Kafka broker, to which KALMAN_KAFKA points; a test that kills it starts it again."""

@@ -308,9 +308,9 @@ def _pretrain_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Man
         # The stream may be ahead of the landed rows. So the missing rows are landed, and training ends at its offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
-    manifest = pretrain_snapshot(
-        DeployedModel(spec, warehouse), table, cut, Interval(None, None), context.progress
-    ).manifest
+    # Its own object, because a pretraining of few rows does the work of tasks in this process.
+    apart = DeployedModel(spec, warehouse.at(warehouse.root))
+    manifest = pretrain_snapshot(apart, table, cut, Interval(None, None), context.progress).manifest
     return manifest
 
 

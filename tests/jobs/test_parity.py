@@ -10,7 +10,7 @@ import pytest
 
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("tasks_of_spark")]
 
 
 @pytest.mark.core

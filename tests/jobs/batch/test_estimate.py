@@ -21,7 +21,7 @@ from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, ran
 from tests.jobs.support.processes import Driver
 from tests.jobs.test_kinds import EXPLICIT, FUNCTIONS, KINDS, MODULE
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("tasks_of_spark")]
 
 TABLE = estimates_history("walk")
 OUTPUTS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, manifests, store
 from tests.jobs.support.pipeline import Pipeline
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("tasks_of_spark")]
 
 LENGTH = 200
 SCALES = 10.0 ** np.linspace(-1, 8, 10)
