@@ -174,6 +174,8 @@ def repair_covariance(X: Vector) -> list[Entry]:
         return list(X)
     L, d, _ = factor(X)
     lost = [np.equal(d[i], 0.0) for i in range(n) if not is_zero(X[packed_index(i, i)])]
+    if not lost:  # every variance is zero
+        return list(X)
     broken = lost[0]
     for here in lost[1:]:
         broken = broken | here

@@ -315,3 +315,17 @@ def test_zeros_that_cannot_be_kept_are_refused():
         else:
             with pytest.raises(kalman.ModelError, match="do not separate it into blocks"):
                 kalman.build(definition)
+
+
+def test_a_state_without_a_variance_is_filtered() -> None:
+    definition = {
+        "measurement": ["y"],
+        "states": ["a", "b"],
+        "process": {"kind": "explicit", "F": [[0.0, 0.0], [0.0, 0.0]], "Q": [[0.0, 0.0], [0.0, 0.0]]},
+        "observation": {"H": [[1.0, 0.0]], "R": [[2.0]]},
+        "initial": {"mean": [0.0, 0.0], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+        "adaptive": {"R": 0.1, "Q": 0.1},
+    }
+    states, outputs = run_one(definition, [1.0, 0.5, -0.5])
+    assert not outputs.mean[:, 1:].any() and not outputs.covariance[:, 1:].any()
+    assert np.isfinite(states.values).all()
