@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaln
 
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import parse_regression, parse_section
@@ -326,6 +327,4 @@ def _rotate_row(
 
 def _compute_log_constant(freedom: Array) -> Array:
     """Return the log of the normalising constant of the Student-t density in terms of a sum of squares, (1, K)."""
-    from scipy.special import gammaln  # loads slowly, and few models need it
-
     return (gammaln(0.5 * (freedom + 1.0)) - gammaln(0.5 * freedom) - 0.5 * np.log(np.pi))[None]

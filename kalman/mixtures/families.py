@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammaln
 
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg import ldl
@@ -258,6 +259,4 @@ class Bernoulli(_Independent):
 
 
 def _compute_log_factorial(a: Array) -> Array:
-    from scipy.special import gammaln  # loads slowly, and few models need it
-
     return gammaln(np.asarray(a) + 1.0)[None]

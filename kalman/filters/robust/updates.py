@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import gammaincinv
 
 from kalman.filters.recursions import decorrelate
 from kalman.filters.update import LOG_2PI, Present
@@ -153,8 +154,6 @@ def _parse_gate(section: Any, measurements: int, controls: Sequence[str]) -> Gat
 
 def _compute_quantiles(m: int, probability: Any) -> Any:
     """Return the quantiles of chi-square with 1, 2, ... m degrees of freedom, (m,) or (m, K)."""
-    from scipy.special import gammaincinv  # loads slowly, and few models need it
-
     return np.array([2.0 * gammaincinv(k / 2, probability) for k in range(1, m + 1)])
 
 
