@@ -78,7 +78,7 @@ def run(
     from jobs.storage.tables import need_measurements
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
-    from jobs.streaming.planned_rows import moves_rows
+    from jobs.streaming.planned_rows import has_many_rows_ahead
     from jobs.streaming.profiler import profile_stream
 
     if len(model) > 1:
@@ -94,7 +94,8 @@ def run(
             settings, f"stream {spec.name}", stream_conf(kafka), kafka, reads_all_of=reads_all_of
         )
         need_measurements(warehouse, spec.name)
-        warehouse.moves_rows = kafka or seconds is not None or moves_rows(warehouse, spec)
+        named = adopt is not None or generation is not None
+        warehouse.moves_rows = kafka or named or seconds is not None or has_many_rows_ahead(warehouse, spec)
         driver = Driver(
             settings,
             DeployedModel(spec, warehouse),

@@ -277,7 +277,8 @@ class _Run:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.source.schema)
             plan = self._plan(runtime)
             if self.given is None:
-                warehouse.in_process = question.rows.source.few and FEW_ROWS <= ROWS_A_COMMIT
+                few = question.rows.source.is_few(len(question.spec.states))
+                warehouse.in_process = few and FEW_ROWS <= ROWS_A_COMMIT
             self.table.warehouse.in_process = warehouse.in_process
             warehouse.moves_rows = question.rows.source.moves_rows or self._has_seeds(plan)
             with warehouse.label(doing, "count the rows"):

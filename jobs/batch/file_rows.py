@@ -39,6 +39,8 @@ QUICK_BYTES = 1 << 30
 """The bytes, in the columns that are read, up to which packets take Java only seconds (about fifty million rows)."""
 FEW_ROWS = 100_000
 """The number of rows up to which this process reads, learns and filters sooner than Spark starts."""
+SMALL = 16
+"""The entries of a covariance up to which the cost of a row hardly depends on their number."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,11 @@ class RowSource:
         """Return whether so much passes through Java, in rows or in packets, that its optimising compiler pays off."""
         return isinstance(self.files, str) or sum(one.size for one in self.files.pieces) > QUICK_BYTES
 
-    @property
-    def few(self) -> bool:
-        """Return whether one process is done with these rows before Spark has started."""
-        return not isinstance(self.files, str) and sum(one.rows for one in self.files.pieces) <= FEW_ROWS
+    def is_few(self, states: int) -> bool:
+        """Return whether one process is done with the rows of so many states before Spark has started."""
+        if isinstance(self.files, str):
+            return False
+        return sum(one.rows for one in self.files.pieces) * max(1, states**2 // SMALL) <= FEW_ROWS
 
     def pack(self, fmt: RowFormat, routing: Routing, typed: bool = False) -> DataFrame:
         """Return packets of the rows for each bucket; `typed` packets have a kind."""

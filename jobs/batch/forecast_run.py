@@ -21,6 +21,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from jobs.batch.file_rows import SMALL
 from jobs.core.errors import RUN_FAILED, UserError, extract_python_error
 from jobs.core.input_files import open_input
 from jobs.core.report import format_count, format_span
@@ -302,7 +303,8 @@ def _read_snapshot(
     model: DeployedModel[Warehouse], manifest: Manifest, wanted: ForecastRequest
 ) -> ForecastOrigin:
     warehouse, spec = model.warehouse, manifest.model_spec(model.spec.folder)
-    warehouse.in_process = spec.inputs is None and wanted.future is None and manifest.key_count <= FEW_KEYS
+    cost = manifest.key_count * max(1, len(spec.states) ** 2 // SMALL)
+    warehouse.in_process = spec.inputs is None and wanted.future is None and cost <= FEW_KEYS
     version = find_whole_states(warehouse, manifest)
     states = read_stored_rows(warehouse, manifest, version)
     if warehouse.in_process and _count_steps(states, wanted.horizon) * manifest.key_count > FEW_FORECASTS:
@@ -439,7 +441,11 @@ def replace_run(
     try:
         parts, sums = write_made_rows(made.source, made.make, schema, files, True, _ForecastSums)
         home.replace_by(parts, files, [[(RUN, "=", run)]], facts)
-    except (PySparkException, Py4JJavaError) as error:  # some failing jobs raise Py4JJavaError
+    except (
+        PySparkException,
+        Py4JJavaError,
+        pa.ArrowException,
+    ) as error:  # some failing jobs raise Py4JJavaError
         said = extract_python_error(error)
         if _OURS in str(error):
             raise UserError(said) from error

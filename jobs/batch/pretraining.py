@@ -88,7 +88,7 @@ def pretrain_snapshot(
     warehouse, spec = model.warehouse, model.spec
     rows = _read_history(model, table, cut)
     waits = spec.timed and cut.before is None
-    warehouse.in_process = rows.few and not waits
+    warehouse.in_process = rows.is_few(len(spec.states)) and not waits
     window = _find_window(spec, rows, window)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
@@ -354,6 +354,8 @@ def _find_window(spec: ModelSpec, history: RowSource, window: Interval) -> Inter
 
 WORST = 5
 """The maximum number of keys or groups that a summary names."""
+_SHOWN = ["outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box"]
+"""Columns of learned rows that a summary shows."""
 NIS_OFF = 0.3
 """The distance of the mean NIS from 1 that counts as far, if it also exceeds four standard errors of the mean."""
 DEPENDENT = 0.001
@@ -432,7 +434,7 @@ def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | No
     Raises:
         UserError: the rows of learned parameters are damaged.
     """
-    rows = learned_rows.read_learned_rows(warehouse, manifest)
+    rows = learned_rows.read_learned_rows(warehouse, manifest, ["scope", "key", "key_group", *_SHOWN])
     if rows is None:
         return None
     scopes = rows["scope"].unique().to_pylist()
@@ -467,7 +469,7 @@ def _select_worst(
     names = (
         pa.repeat("all keys", rows.num_rows) if of == POOLED else rows["key" if of == KEY else "key_group"]
     )
-    shown = rows.select(["outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box"])
+    shown = rows.select(_SHOWN)
     ranked = shown.add_column(0, "name", names).append_column("_rank", pa.array(rank))
     ranked = ranked.append_column("_away", pa.array(np.abs(np.log(np.fmax(nis, 1e-300)))))
     order = [("_rank", "ascending"), ("_away", "descending"), ("name", "ascending")]

@@ -8,12 +8,11 @@ one such row per group.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs.snapshots.manifests import record
 from jobs.snapshots.verified_rows import RowsDigest, find_verified_version, get_partition, write_rows
@@ -33,7 +32,7 @@ _DDL = LEARNED.partition("model string,")[2]
 _SCHEMA = parse_arrow_schema(_DDL)
 COLUMNS = tuple(_SCHEMA.names)
 """The columns of the table except the snapshot and the model."""
-KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
+SCOPES = KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
 """Values of the column `scope`, which describes the subject of a row."""
 FIT_ROWS = (
     "struct<key_group: string, outcome: string, reason: string, rows: bigint, log_likelihood: double, "
@@ -173,8 +172,8 @@ def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
-def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> pa.Table | None:
-    """Return a snapshot's rows (`COLUMNS`), verified; None if nothing was learned or this is unknown.
+def find_whole_version(warehouse: Warehouse, manifest: Manifest) -> int | None:
+    """Return a version of the table in which a snapshot's rows are whole; None if it has no rows.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -182,8 +181,21 @@ def read_learned_rows(warehouse: Warehouse, manifest: Manifest) -> pa.Table | No
     if manifest.learned is None:
         return None
     digest = RowsDigest(**manifest.learned)
-    version = find_verified_version(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
-    return read_table(warehouse.root, TABLE, COLUMNS, get_partition(manifest), version)
+    return find_verified_version(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+
+
+def read_learned_rows(
+    warehouse: Warehouse, manifest: Manifest, columns: Sequence[str], scopes: Sequence[str] = SCOPES
+) -> pa.Table | None:
+    """Return columns of a snapshot's rows, verified; None if nothing was learned or this is unknown.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    version = find_whole_version(warehouse, manifest)
+    if version is None:
+        return None
+    return read_table(warehouse.root, TABLE, columns, get_partition(manifest), version, ("scope", scopes))
 
 
 def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
@@ -195,11 +207,11 @@ def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | Non
     found: Manifest | None = manifest
     while found is not None and found.learned is None:
         found = None if found.parent is None else record(warehouse, found.parent)
-    rows = None if found is None else read_learned_rows(warehouse, found)
+    rows = None if found is None else read_learned_rows(warehouse, found, COLUMNS, [POPULATION])
     if rows is None:
         return {}
     result: dict[str | None, Population] = {}
-    for row in rows.filter(pc.field("scope") == POPULATION).to_pylist():
+    for row in rows.to_pylist():
         mean = np.array(row["free_numbers"], float)
         covariance = np.array(row["covariance"], float).reshape(len(mean), len(mean))
         zero = None if row["zero"] is None else np.array(row["zero"], float)

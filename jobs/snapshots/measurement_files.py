@@ -246,7 +246,11 @@ def _look(folder: str, name: str, spec: ModelSpec, types: Mapping[str, str]) -> 
         codecs = {group.column(i).compression for group in groups for i in wanted}
         if codecs - _CODECS:
             return f"it is compressed by {', '.join(sorted(codecs - _CODECS))}"
-        return [_measure(name, data, i, wanted, columns[spec.time]) for i in range(data.num_row_groups)]
+        return [
+            _measure(name, data, i, wanted, columns[spec.time])
+            for i, group in enumerate(groups)
+            if group.num_rows
+        ]
     except (OSError, pa.ArrowException) as error:
         return f"it cannot be opened ({type(error).__name__})"
     except _NoBounds:

@@ -102,7 +102,7 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     try:
         if found is not None:
             find_whole_states(warehouse, found)
-            learned_rows.read_learned_rows(warehouse, found)
+            learned_rows.find_whole_version(warehouse, found)
     except UserError:
         return None
     return found

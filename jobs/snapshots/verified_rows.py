@@ -30,7 +30,7 @@ STATES = "snapshots"
 """Name of the table of state rows."""
 PARTITION = ("model", "snapshot_id")
 """The partition columns of all tables with rows of snapshots."""
-_UNREADABLE = (PySparkException, Py4JJavaError, OSError, UserError)
+_UNREADABLE = (PySparkException, Py4JJavaError, pa.ArrowException, OSError, UserError)
 """Errors that a read at a removed version may raise; in Spark a missing file raises Py4JJavaError."""
 
 

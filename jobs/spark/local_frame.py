@@ -20,14 +20,16 @@ class LocalFrame:
 
     def __init__(self, compute: Callable[[], Iterable[pa.RecordBatch]]) -> None:
         self._compute = compute
-        self._keeps, self._kept = False, list[pa.RecordBatch]()
+        self._keeps = False
+        self._kept: list[pa.RecordBatch] | None = None
 
     @property
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Return the batches."""
         if not self._keeps:
             return iter(self._compute())
-        self._kept = self._kept or list(self._compute())
+        if self._kept is None:
+            self._kept = list(self._compute())
         return iter(self._kept)
 
     def mapInArrow(self, make: Make, schema: str) -> LocalFrame:
@@ -57,7 +59,7 @@ class LocalFrame:
 
     def unpersist(self) -> None:
         """Release the batches."""
-        self._keeps, self._kept = False, []
+        self._keeps, self._kept = False, None
 
     def collect(self) -> list[Any]:
         """Return the rows as Spark does."""

@@ -70,6 +70,12 @@ class Warehouse(Tables):
         other.in_process = True
         return other
 
+    def work_in_tasks(self) -> Warehouse:
+        """Return the same tables for work in Spark's tasks."""
+        other = self.at(self.root)
+        other.in_process = False
+        return other
+
     def spread(self, rows: Sequence[tuple[Any, ...]], columns: str) -> DataFrame:
         """Return a few rows from which functions over batches begin, in Spark's tasks or in this process."""
         if not self.in_process:

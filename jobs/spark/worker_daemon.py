@@ -44,13 +44,11 @@ def drop_archived_pyspark() -> None:
     The modules of an archive are compiled at every start.
     """
     installed = [path for path in sys.path if not path.endswith(_ARCHIVES)]
-    found = PathFinder.find_spec("pyspark", installed)
-    home = os.environ.get("SPARK_HOME")
+    found, home = PathFinder.find_spec("pyspark", installed), os.environ.get("SPARK_HOME", "")
     if (
         found is not None
-        and found.origin is not None
-        and home
-        and os.path.samefile(os.path.dirname(found.origin), home)
+        and os.path.isdir(home)
+        and os.path.samefile(os.path.dirname(str(found.origin)), home)
     ):
         sys.path[:] = installed
 

@@ -162,7 +162,7 @@ def _match_columns(schema: pa.Schema, table: FileTable, more_columns: bool) -> t
         UserError: the table lacks a column, and `more_columns` is false.
     """
     given = {one.name.casefold(): one for one in schema}
-    place, found = {name: i for i, name in enumerate(given)}, []
+    place, found = {one.name.casefold(): i for i, one in enumerate(schema)}, []
     for field in table.columns():
         one = given.pop(field.name.casefold(), None)
         if one is not None:

@@ -32,7 +32,7 @@ from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.exporting import export, find_last_whole_batch
 from jobs.streaming.micro_batch import BatchWatch, StreamTotals
-from jobs.streaming.planned_rows import forget_planner
+from jobs.streaming.planned_rows import UnplannedCommit, forget_planner
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import build_recorder
@@ -259,7 +259,7 @@ class Driver:
     ) -> str | None:
         """Run the query to its end; return why Spark must read the rows that are left, or None.
 
-        by_tasks: whether tasks read the rows where they can.
+        by_tasks: whether tasks read the rows where they can; a failure that this causes is the reason returned.
         """
         query, planner = start_query(self.model, self.spec, lease, manifest, self.seconds, watch, by_tasks)
         try:
@@ -267,8 +267,8 @@ class Driver:
                 self.model.warehouse, query, watch.totals, lease.generation, outlets
             ) as recorder:
                 await_end(query, self.stop, lambda: planner is not None and planner.refusal is not None)
-        except PySparkException:
-            if planner is None or planner.refusal is None:
+        except PySparkException as error:
+            if UnplannedCommit.__name__ not in str(error):
                 raise
         finally:
             if planner is not None:

@@ -3,7 +3,7 @@
 Spark asks the driver's planner for the offsets and tasks of each micro-batch (`PlannedRows.java`). Each task gets a row
 that names its row groups, reads them and packs their rows. The offsets are those of Delta's own source, so a checkpoint
 continues with either source. The planner plans only commits that append usual files. At any other commit the query
-ends, and the driver starts it again with Delta's source, which reads the commit or refuses it.
+ends, and the driver starts it again with Delta's source, which reads or refuses the commit and the rest of the run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import math
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 
 from jobs.lineage.generations import find_live
@@ -43,13 +45,23 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 MOST_FILES = 1_000
-"""The number of files of a micro-batch if the spec has no limit, as in Delta's source."""
-QUICK_BYTES = 256 << 20
+"""The number of files of a micro-batch if the spec limits neither files nor bytes, as in Delta's source."""
+MOST_LOOKED_AT = 5_000
+"""The number of files of a commit up to which the driver looks at each."""
+FEW_BYTES = 256 << 20
 """The bytes of files up to which packets and states take Java only seconds (about fifteen million rows)."""
 _BASE = -1
 """The index of the place before the first file of a version."""
-_UNPLANNED = {"metaData": "its columns or properties", "protocol": "its features", "cdc": "rows"}
-"""Actions of a commit that Delta's source must judge, each with what it changes."""
+_UNPLANNED = {
+    "metaData": "changes its columns or properties",
+    "protocol": "changes its features",
+    "cdc": "changes rows",
+}
+"""Actions of a commit that Delta's source must judge, each with what the commit does."""
+
+
+_UNPARSED = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors of reading JSON that has another form."""
 
 
 class UnplannedCommit(Exception):
@@ -80,7 +92,7 @@ class RowPlanner:
     warehouse: Tables
     table: MeasurementTable
     start: int
-    limits: tuple[int, float]
+    limits: tuple[float, float]
     cores: int
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     refusal: str | None = None
@@ -99,15 +111,15 @@ class RowPlanner:
         """Return the name of the table."""
         return measurements(self.table.spec.name)
 
-    def first(self) -> str:
+    def begin(self) -> str:
         """Return the offset before the first row of a new query."""
         return self._format(FilePlace(self.start, _BASE))
 
-    def limit(self) -> None:
+    def bound(self) -> None:
         """Let the micro-batches of this run end at the newest version."""
         self._newest = self.warehouse.latest_version(self.measurements)
 
-    def after(self, start: str) -> str:
+    def advance(self, start: str) -> str:
         """Return the end of the micro-batch that begins at an offset; the same offset if there is nothing to read."""
         try:
             end = self._find_end(self._parse(start))
@@ -161,10 +173,12 @@ class RowPlanner:
         """Check that a version that is not in the log is yet to come.
 
         Raises:
-            UnplannedCommit: the version, or the version before, is no longer in the log.
+            UnplannedCommit: the run ends at a later version, the version before is gone, or the next one is there.
         """
         log = self.warehouse.files(f"{self.measurements}/_delta_log")
-        if self._newest is not None or (version > 0 and not log.exists(_name(version - 1))):
+        gone = version > 0 and not log.exists(_name_commit(version - 1))
+        missed = log.exists(_name_commit(version + 1)) and not log.exists(_name_commit(version))
+        if self._newest is not None or gone or missed:
             raise UnplannedCommit(f"version {version} of {self.measurements} is no longer in its log")
 
     def _list_groups(self, start: FilePlace, end: FilePlace) -> Iterator[FileGroup]:
@@ -187,19 +201,21 @@ class RowPlanner:
             UnplannedCommit: the commit does more than add usual files, or copies of late rows may be among its rows.
         """
         if version not in self._commits:
-            log = self.warehouse.files(f"{self.measurements}/_delta_log").read(_name(version))
+            log = self.warehouse.files(f"{self.measurements}/_delta_log").read(_name_commit(version))
             if log is None:
                 return None
             # A replay of late rows makes the table before it appends the copies.
             if self.warehouse.exists(LATE_COPIES_TABLE):
                 raise UnplannedCommit("copies of late rows are left out")
-            adds = self._parse_adds(version, log)
-            found = self.table.list_groups([unquote(one["path"]) for one in adds])
+            try:
+                adds = self._parse_adds(version, log)
+                sizes, names = [int(one["size"]) for one in adds], [unquote(one["path"]) for one in adds]
+            except _UNPARSED as error:
+                raise UnplannedCommit(f"version {version} of {self.measurements} cannot be parsed") from error
+            found = self.table.list_groups(names)
             if isinstance(found, str):
                 raise UnplannedCommit(f"version {version} of {self.measurements}: {found}")
-            self._commits[version] = [
-                AddedFile(int(one["size"]), groups) for one, groups in zip(adds, found, strict=True)
-            ]
+            self._commits[version] = [AddedFile(*one) for one in zip(sizes, found, strict=True)]
         return self._commits[version]
 
     def _parse_adds(self, version: int, log: bytes) -> list[dict[str, Any]]:
@@ -209,21 +225,28 @@ class RowPlanner:
             for kind, action in one.items():
                 what = _UNPLANNED.get(kind)
                 if kind == "remove" and action.get("dataChange"):
-                    what = "rows"
-                if kind == "add" and (action.get("deletionVector") or _is_elsewhere(action["path"])):
-                    what = "rows, or names files of another place"
+                    what = "changes rows"
+                if kind == "add" and action.get("deletionVector"):
+                    what = "has deletion vectors"
+                if kind == "add" and _is_elsewhere(action["path"]):
+                    what = "names files of another place"
                 if what is not None:
-                    raise UnplannedCommit(f"version {version} of {self.measurements} changes {what}")
+                    raise UnplannedCommit(f"version {version} of {self.measurements} {what}")
                 if kind == "add" and action.get("dataChange"):
                     adds.append(action)
+        if len(adds) > MOST_LOOKED_AT:
+            raise UnplannedCommit(f"version {version} of {self.measurements} has {len(adds):,} files")
         return adds
 
     def _parse(self, offset: str) -> FilePlace:
         """Return the place of an offset; raises UnplannedCommit."""
-        found = json.loads(offset)
-        if found["reservoirId"] != self.table.identity or found["isStartingVersion"]:
-            raise UnplannedCommit(f"{self.measurements} is not the table that the checkpoint names")
-        return FilePlace(int(found["reservoirVersion"]), int(found["index"]))
+        try:
+            found = json.loads(offset)
+            if found["reservoirId"] == self.table.identity and not found["isStartingVersion"]:
+                return FilePlace(int(found["reservoirVersion"]), int(found["index"]))
+        except _UNPARSED as error:
+            raise UnplannedCommit("the checkpoint's offsets cannot be parsed") from error
+        raise UnplannedCommit(f"{self.measurements} is not the table that the checkpoint names")
 
     def _format(self, place: FilePlace) -> str:
         """Return a place as Delta's source writes it."""
@@ -237,7 +260,7 @@ class RowPlanner:
         return json.dumps(offset, separators=(",", ":"))
 
 
-def _name(version: int) -> str:
+def _name_commit(version: int) -> str:
     return f"{version:020d}.json"
 
 
@@ -268,7 +291,8 @@ def choose_planner(
     if isinstance(opened, str):
         return None
     files, size = spec.stream.max_files_per_batch, spec.stream.max_bytes_per_batch
-    limits = (MOST_FILES if files is None else files, math.inf if size is None else _parse_size(size))
+    most = MOST_FILES if size is None else math.inf
+    limits = (most if files is None else files, math.inf if size is None else _parse_size(size))
     cores = warehouse.spark.sparkContext.defaultParallelism
     return RowPlanner(warehouse, opened[0], generation.start_version + 1, limits, cores)
 
@@ -279,7 +303,7 @@ def _is_read_as_landed(spec: ModelSpec) -> bool:
     return not migrates and spec.inputs is None and spec.stream.new_keys != PRETRAINED
 
 
-def moves_rows(warehouse: Tables, spec: ModelSpec) -> bool:
+def has_many_rows_ahead(warehouse: Tables, spec: ModelSpec) -> bool:
     """Return whether a run to the newest row moves so much through Java that its optimising compiler pays off."""
     table = measurements(spec.name)
     if not _is_read_as_landed(spec) or not warehouse.exists(table):
@@ -289,14 +313,20 @@ def moves_rows(warehouse: Tables, spec: ModelSpec) -> bool:
         return True
     live = find_live(warehouse, spec.name)
     if live is None:
-        return sum(list_live_files(opened[1])["size_bytes"].to_pylist()) > QUICK_BYTES
-    progress = Checkpoint(warehouse, live.checkpoint).find_progress()
+        return sum(list_live_files(opened[1])["size_bytes"].to_pylist()) > FEW_BYTES
+    checkpoint = Checkpoint(warehouse, live.checkpoint)
+    if checkpoint.find_damage() is not None:
+        return True  # the start of the stream reports the damage
+    progress = checkpoint.find_progress()
     version, size = (live.start_version if progress is None else progress.version) + 1, 0
     files = warehouse.files(f"{table}/_delta_log")
-    while size <= QUICK_BYTES and (log := files.read(_name(version))) is not None:
-        size += sum(int(action["add"]["size"]) for action in _parse_actions(log) if "add" in action)
+    while size <= FEW_BYTES and (log := files.read(_name_commit(version))) is not None:
+        try:
+            size += sum(int(action["add"]["size"]) for action in _parse_actions(log) if "add" in action)
+        except _UNPARSED:
+            return True
         version += 1
-    return size > QUICK_BYTES
+    return size > FEW_BYTES
 
 
 def read_planned_rows(
@@ -321,4 +351,5 @@ def read_planned_rows(
 def forget_planner(spark: SparkSession, planner: RowPlanner) -> None:
     """Release a planner whose query has ended."""
     jvm: Any = spark.sparkContext._jvm
-    jvm.kalman.stores.PlannedRows.remove(planner.name)
+    with suppress(Py4JError):  # Java may be what failed
+        jvm.kalman.stores.PlannedRows.remove(planner.name)

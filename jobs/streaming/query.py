@@ -37,7 +37,7 @@ from jobs.streaming.estimate_files import EstimateWriter
 from jobs.streaming.exporting import read_states
 from jobs.streaming.latest_states import Latest, build_ended_states
 from jobs.streaming.micro_batch import BatchWatch, MicroBatchWriter
-from jobs.streaming.planned_rows import RowPlanner, choose_planner, read_planned_rows
+from jobs.streaming.planned_rows import RowPlanner, choose_planner, forget_planner, read_planned_rows
 from jobs.streaming.processors import (
     EventTimeProcessor,
     FilterProcessor,
@@ -82,9 +82,13 @@ def start_query(
     context = QueryContext(to_run, runtime, lease, manifest)
     pins = None if spec.inputs is None else InputPins(to_run, runtime.kind, lease.generation)
     planner = choose_planner(to_run, lease.generation, context.imports_keys) if by_tasks else None
-    packed, processor = open_source(context, planner), build_operator(context)
-    writer = build_sinks(context, model.spec, pins, watch)
-    return start(context, packed, processor, writer, seconds), planner
+    processor, writer = build_operator(context), build_sinks(context, model.spec, pins, watch)
+    try:
+        return start(context, open_source(context, planner), processor, writer, seconds), planner
+    except BaseException:
+        if planner is not None:
+            forget_planner(spark, planner)
+        raise
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,8 @@ class Elementwise:
             with COMPILING:
                 self._fits = load_llvm() is not None
                 if self._fits and self._lanes is None:
-                    self._lanes = Lanes(self._recorded, 0)
+                    try:
+                        self._lanes = Lanes(self._recorded, 0)
+                    except (AttributeError, OSError, RuntimeError):  # such as no memory that may hold code
+                        self._fits = False
         return self._lanes

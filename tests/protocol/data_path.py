@@ -76,6 +76,9 @@ class MemoryRuntime:
     def ship(self, spark: Any) -> None:
         """There are no functions to send to workers."""
 
+    def ship_to(self, warehouse: Any) -> None:
+        """There are no functions to send to workers."""
+
 
 def packing(context: Any) -> Any:
     """Stand in for the packer of rows: rows stay rows."""

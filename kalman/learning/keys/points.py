@@ -9,7 +9,7 @@ from kalman.learning import constraints
 from kalman.learning.key_rows import RoundRows, sort_by_rounds
 from kalman.learning.key_search import KeyPoints
 from kalman.learning.keys.values import evaluate
-from kalman.learning.keys.walks import is_compiled
+from kalman.learning.keys.walks import has_enough_rows, is_compiled
 from kalman.learning.tangents import LearnedEntries
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
@@ -120,7 +120,7 @@ def evaluate_each(
     """
     present, number = np.unique(rows.key, return_inverse=True)
     own = sort_by_rounds(rows._replace(key=number), unit)
-    if not len(present) or not is_compiled(model.of, own):
+    if not len(present) or not has_enough_rows(own) or not is_compiled(model.of, own):
         return None
     none = np.zeros((len(theta), len(present)), bool)
     with np.errstate(all="ignore"):  # the caller refuses numbers that are not finite

@@ -84,6 +84,11 @@ class Phases(NamedTuple):
     later: LaneStep
 
 
+def has_enough_rows(rows: RoundRows) -> bool:
+    """Return whether compiling steps pays for these rows alone."""
+    return rows.size + ROUND_ROWS * len(rows.missing) >= ENOUGH_ROWS
+
+
 def is_compiled(of: LearnedEntries, rows: RoundRows) -> bool:
     """Return whether `sum_rows` has a result; the first call for many rows compiles the steps."""
     return _find_phases(_cut_sums, of, rows) is not None
@@ -165,7 +170,7 @@ def _find_phases(cut: Cut, of: LearnedEntries, rows: RoundRows) -> Phases | None
     case = cut, of, bool(rows.missing.any())
     with COMPILING:
         if case not in _PHASES:
-            if rows.size + ROUND_ROWS * len(rows.missing) < ENOUGH_ROWS:
+            if not has_enough_rows(rows):
                 return None
             if len(_PHASES) >= MOST_CASES:
                 _PHASES.pop(next(iter(_PHASES)))

@@ -160,7 +160,9 @@ def test_units_far_apart_learned_together_by_group_and_by_key_in_groups(
     assert manifest is not None
     path = pipeline.warehouse.path("learned")
     pipeline.warehouse.spark.sql(f"update delta.`{path}` set nis = 1.0 where scope = 'pooled'")
-    pinned = learned_rows.read_learned_rows(pipeline.warehouse, manifest)  # the version that was written
+    pinned = learned_rows.read_learned_rows(
+        pipeline.warehouse, manifest, ["nis"]
+    )  # the version that was written
     assert pinned is not None and 1.0 not in pinned["nis"].to_pylist()
 
     monkeypatch.setattr(key_learning, "LEAST_KEYS", 4)

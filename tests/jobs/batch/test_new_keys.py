@@ -80,6 +80,24 @@ def begun(folder: Path, days: list[pd.DataFrame], **changes: Any) -> Pipeline:
     return pipeline
 
 
+def test_history_is_offered_after_few_rows_were_pretrained_without_spark(tmp_path: Path) -> None:
+    level = {
+        "states": ["level"],
+        "process": {"kind": "random_walk", "variance": 0.5},
+        "observation": {"H": [[1.0], [1.0]], "R": [[1.0, 0.0], [0.0, 2.0]]},
+        "initial": {"mean": [0.0], "covariance": [[10.0]]},
+        "learn": {"parameters": ["variance"], "scope": "key"},
+    }
+    pipeline = Pipeline(tmp_path, spec(**level))
+    days = random_rows(2, keys=6, rows=60)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(*of_new_keys(days), history=True)
+    assert pipeline.pretrain().data["snapshot"]
+    offered = pipeline.warehouse.read("new_keys/walk").select("key").distinct().count()
+    assert offered == pd.concat(days)["id"].nunique()
+
+
 @pytest.mark.slow
 def test_a_stream_imports_keys_that_are_pretrained_beside_it(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())

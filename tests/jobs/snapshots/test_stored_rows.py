@@ -51,13 +51,19 @@ def damage(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("harm", [damage, Path.unlink])
-def test_a_damaged_file_is_told_with_its_snapshot(warehouse: Warehouse, harm: Any) -> None:
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("harm", [damage, cut, Path.unlink])
+def test_a_damaged_file_is_told_with_its_snapshot(warehouse: Warehouse, harm: Any, here: bool) -> None:
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     harm(Path(DeltaTable(warehouse.path("snapshots")).file_uris()[0]))
+    reader = warehouse.work_here() if here else warehouse
     with pytest.raises(UserError, match=f"snapshot {written.snapshot_id} (is damaged|cannot be read)"):
-        store.verify(warehouse, written)
-    assert store.find_whole(warehouse, written.snapshot_id) is None
+        store.find_whole_states(reader, written)
+    assert store.find_whole(reader, written.snapshot_id) is None
     again = store.write(warehouse, manifest(), made(warehouse.spark))
     assert again.checksum == written.checksum and store.find_whole(warehouse, written.snapshot_id) == again
 

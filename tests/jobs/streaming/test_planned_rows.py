@@ -82,12 +82,12 @@ def plan_of(root: Path, start: int, files: int = MOST_FILES, size: float = math.
 
 def walk(planner: RowPlanner) -> list[tuple[int, int]]:
     """Return the places at the ends of all micro-batches, and check that these have all row groups once."""
-    found, start = [], planner.first()
-    while (end := planner.after(start)) != start:
+    found, start = [], planner.begin()
+    while (end := planner.advance(start)) != start:
         place = json.loads(end)
         found.append((place["reservoirVersion"], place["index"]))
         start = end
-    tasks = planner.plan(planner.first(), start).split("\n")
+    tasks = planner.plan(planner.begin(), start).split("\n")
     groups = [tuple(one) for task in tasks if task for one in json.loads(task)]
     assert len(groups) == len(set(groups))
     return found
@@ -113,7 +113,7 @@ def test_a_micro_batch_ends_at_the_limit_of_files_or_bytes(root: Path) -> None:
 
 def test_a_run_to_the_newest_row_ends_at_the_version_of_its_start(root: Path) -> None:
     planner = plan_of(root, 1)
-    planner.limit()
+    planner.bound()
     write_rows(root, 12)
     assert walk(planner) == [(4, -1)] and planner.refusal is None
     assert walk(plan_of(root, 1)) == [(5, -1)]
@@ -121,9 +121,9 @@ def test_a_run_to_the_newest_row_ends_at_the_version_of_its_start(root: Path) ->
 
 def test_a_planned_micro_batch_has_the_same_rows_in_another_process(root: Path) -> None:
     first = plan_of(root, 1, files=2)
-    start = first.first()
+    start = first.begin()
     ends = [start]
-    while (end := first.after(ends[-1])) != ends[-1]:
+    while (end := first.advance(ends[-1])) != ends[-1]:
         ends.append(end)
     plans = [first.plan(a, b) for a, b in zip(ends, ends[1:], strict=False)]
     again = [plan_of(root, 1).plan(a, b) for a, b in zip(ends, ends[1:], strict=False)]
@@ -169,11 +169,11 @@ UNUSUAL: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_a_commit_that_delta_must_judge_is_left_to_delta(root: Path, case: str) -> None:
     planner = plan_of(root, 1)
-    start = planner.after(planner.first())
+    start = planner.advance(planner.begin())
     change, why = UNUSUAL[case]
     change(root)
     write_rows(root, 16)
-    assert planner.after(start) == start and why in str(planner.refusal)
+    assert planner.advance(start) == start and why in str(planner.refusal)
     version = DeltaTable(root / "measurements" / "t").version()
     beyond = json.dumps({**json.loads(start), "reservoirVersion": version + 1})
     with pytest.raises(UnplannedCommit):
@@ -188,14 +188,14 @@ def test_commits_before_one_that_delta_must_judge_are_planned(root: Path) -> Non
 
 def test_a_table_made_anew_or_a_log_without_its_versions_is_left_to_delta(root: Path, tmp_path: Path) -> None:
     planner = plan_of(root, 1)
-    other = json.dumps({**json.loads(planner.first()), "reservoirId": "another"})
-    assert planner.after(other) == other and "not the table" in str(planner.refusal)
+    other = json.dumps({**json.loads(planner.begin()), "reservoirId": "another"})
+    assert planner.advance(other) == other and "not the table" in str(planner.refusal)
     log = root / "measurements" / "t" / "_delta_log"
     planner = plan_of(root, 1)
-    end = planner.after(planner.first())
-    assert planner.after(end) == end and planner.refusal is None
+    end = planner.advance(planner.begin())
+    assert planner.advance(end) == end and planner.refusal is None
     (log / f"{3:020d}.json").unlink()
-    assert planner.after(end) == end and "no longer in its log" in str(planner.refusal)
+    assert planner.advance(end) == end and "no longer in its log" in str(planner.refusal)
     planner = plan_of(root, 1)
     planner._newest = 3
     assert walk(planner) == [(3, -1)] and "no longer in its log" in str(planner.refusal)

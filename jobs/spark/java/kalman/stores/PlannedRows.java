@@ -4,7 +4,6 @@ import java.util.Collections;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -36,13 +35,13 @@ public class PlannedRows implements TableProvider {
     /** What the driver's Python answers. Offsets are JSON. */
     public interface Planner {
         /** Return the offset before the first row of a new query. */
-        String first();
+        String begin();
 
-        /** Return the end of the micro-batch after an offset, which is that offset if there are no rows. */
-        String after(String start);
+        /** Return the end of the micro-batch after an offset, which is that offset if there is nothing to read. */
+        String advance(String start);
 
         /** Let the micro-batches of this run end at the rows that there are now. */
-        void limit();
+        void bound();
 
         /** Return the tasks of a micro-batch, one a line. */
         String plan(String start, String end);
@@ -138,7 +137,7 @@ public class PlannedRows implements TableProvider {
         }
 
         public Offset initialOffset() {
-            return new Place(planner.first());
+            return new Place(planner.begin());
         }
 
         public Offset deserializeOffset(String json) {
@@ -150,11 +149,12 @@ public class PlannedRows implements TableProvider {
         }
 
         public Offset latestOffset(Offset start, ReadLimit limit) {
-            return new Place(planner.after(start.json()));
+            String end = planner.advance(start.json());
+            return end.equals(start.json()) ? null : new Place(end);  // null: there is no micro-batch
         }
 
         public void prepareForTriggerAvailableNow() {
-            planner.limit();
+            planner.bound();
         }
 
         public InputPartition[] planInputPartitions(Offset start, Offset end) {
