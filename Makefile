@@ -24,7 +24,7 @@ help: ## Show these targets
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
 # A change of the pins, and nothing else, installs again. Jars that are there already are kept.
-$(STAMP): pyproject.toml $(LOCK)
+$(STAMP): pyproject.toml $(LOCK) jobs/spark/jars.sha256
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: Python 3.11 or later is needed, and there is no $(PYTHON): install it (Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11)" >&2; exit 1; }
 	@$(PYTHON) jobs/spark/doctor.py
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version): a few minutes the first time, most of it PySpark (400 MB)"
