@@ -187,7 +187,7 @@ def find_whole_version(warehouse: Warehouse, manifest: Manifest) -> int | None:
 def read_learned_rows(
     warehouse: Warehouse, manifest: Manifest, columns: Sequence[str], scopes: Sequence[str] = SCOPES
 ) -> pa.Table | None:
-    """Return columns of a snapshot's rows, verified; None if nothing was learned or this is unknown.
+    """Return `scope` and other columns of a snapshot's rows, verified; None if nothing was learned or this is unknown.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -195,7 +195,8 @@ def read_learned_rows(
     version = find_whole_version(warehouse, manifest)
     if version is None:
         return None
-    return read_table(warehouse.root, TABLE, columns, get_partition(manifest), version, ("scope", scopes))
+    wanted = list(dict.fromkeys(["scope", *columns]))
+    return read_table(warehouse.root, TABLE, wanted, get_partition(manifest), version, ("scope", scopes))
 
 
 def read_populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
