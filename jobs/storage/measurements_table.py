@@ -90,10 +90,9 @@ def count_rows_between(
     """
     if VERSION not in end:
         return sum(max(0, offset - start.get(number, 0)) for number, offset in end.items())
-    log = warehouse.files(f"{table}/_delta_log")
     total = 0
     for version in range(start[VERSION] + 1, end[VERSION] + (2 if end.get(FILES) else 1)):
-        content = log.read(f"{version:020d}.json")
+        content = warehouse.read_commit(table, version)
         if content is None:
             return None
         first = start.get(FILES, 0) if version == start[VERSION] + 1 else 0

@@ -329,7 +329,7 @@ def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | Non
     when = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) else None
     if info.get("txnId"):
         return CommitMark(str(info["txnId"]), when)
-    content = warehouse.files(f"{table}/_delta_log").read(f"{version:020d}.json")
+    content = warehouse.read_commit(table, version)
     return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
 
 

@@ -338,6 +338,10 @@ class Tables:
         ]
         return sorted(entries, key=lambda one: -one.version)
 
+    def read_commit(self, table: str, version: int) -> bytes | None:
+        """Return the log file of a version; None if its commit is not yet in the log or no longer in the log."""
+        return self.files(f"{table}/_delta_log").read(f"{version:020d}.json")
+
     def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
         """Return the `commitInfo` of a version; None if its commit is not yet in the log or no longer in the log."""
         line = self.files(f"{table}/_delta_log").read_first_line(f"{version:020d}.json")
@@ -380,6 +384,11 @@ class Tables:
         """Return the versions that the log still contains, in any order; an empty list if there is no log."""
         names = self.files(f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
+
+
+def parse_actions(commit: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the actions in a version's log file, each with its kind as the name; raises ValueError."""
+    return (json.loads(line) for line in commit.splitlines() if line.strip())
 
 
 def _parse_detail(text: str | None) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.table_rows import list_live_files
 from jobs.storage.tables import LATE_COPIES_TABLE, measurements
+from jobs.storage.warehouse import Tables, parse_actions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
     from jobs.state.encoding.rows import Packer, RowFormat
-    from jobs.storage.warehouse import Tables
 
 MOST_FILES = 1_000
 """The number of files of a micro-batch if the spec limits neither files nor bytes, as in Delta's source."""
@@ -201,7 +201,7 @@ class RowPlanner:
             UnplannedCommit: the commit does more than add usual files, or copies of late rows may be among its rows.
         """
         if version not in self._commits:
-            log = self.warehouse.files(f"{self.measurements}/_delta_log").read(_name_commit(version))
+            log = self.warehouse.read_commit(self.measurements, version)
             if log is None:
                 return None
             # A replay of late rows makes the table before it appends the copies.
@@ -221,7 +221,7 @@ class RowPlanner:
     def _parse_adds(self, version: int, log: bytes) -> list[dict[str, Any]]:
         """Return the actions of a commit that add files with new rows; raises UnplannedCommit."""
         adds = []
-        for one in _parse_actions(log):
+        for one in parse_actions(log):
             for kind, action in one.items():
                 what = _UNPLANNED.get(kind)
                 if kind == "remove" and action.get("dataChange"):
@@ -262,11 +262,6 @@ class RowPlanner:
 
 def _name_commit(version: int) -> str:
     return f"{version:020d}.json"
-
-
-def _parse_actions(log: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the actions of a commit, each with its kind."""
-    return (json.loads(line) for line in log.splitlines() if line.strip())
 
 
 def _is_elsewhere(path: str) -> bool:
@@ -319,10 +314,9 @@ def has_many_rows_ahead(warehouse: Tables, spec: ModelSpec) -> bool:
         return True  # the start of the stream reports the damage
     progress = checkpoint.find_progress()
     version, size = (live.start_version if progress is None else progress.version) + 1, 0
-    files = warehouse.files(f"{table}/_delta_log")
-    while size <= FEW_BYTES and (log := files.read(_name_commit(version))) is not None:
+    while size <= FEW_BYTES and (log := warehouse.read_commit(table, version)) is not None:
         try:
-            size += sum(int(action["add"]["size"]) for action in _parse_actions(log) if "add" in action)
+            size += sum(int(action["add"]["size"]) for action in parse_actions(log) if "add" in action)
         except _UNPARSED:
             return True
         version += 1

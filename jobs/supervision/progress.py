@@ -197,10 +197,8 @@ def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]],
 
 
 def _build_reader(warehouse: Tables, table: str) -> Reader:
-    log = warehouse.files(f"{table}/_delta_log")
-
     def read(version: int) -> str | None:
-        content = log.read(f"{version:020d}.json")
+        content = warehouse.read_commit(table, version)
         return None if content is None else content.decode()
 
     return read

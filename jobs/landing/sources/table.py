@@ -23,7 +23,7 @@ from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.positions import commit_id
 from jobs.storage.quarantine import POSITION
 from jobs.storage.tables import measurements
-from jobs.storage.warehouse import find_home
+from jobs.storage.warehouse import find_home, parse_actions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,12 +166,9 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
 def _describe_skipped(table: UserTable, landed: int, begin: int) -> str:
     """Return a text on the skipped rows, which are the rows of the versions after `landed` up to `begin`."""
     rows, changed, unknown = 0, [], []
-    log = table.home.files(f"{table.name}/_delta_log")
     for version in range(landed + 1, begin + 1):
-        content = log.read(f"{version:020d}.json")
-        actions = (
-            [] if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
-        )
+        content = table.home.read_commit(table.name, version)
+        actions = [] if content is None else list(parse_actions(content))
         added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
         counts = [json.loads(one.get("stats") or "{}").get("numRecords") for one in added]
         if any(one.get("remove", {}).get("dataChange") for one in actions):

@@ -16,6 +16,7 @@ from kalman.learning.keys.values import compute_fits, evaluate, whiten_innovatio
 from kalman.learning.maximum_likelihood import build_linear_learner
 from kalman.linalg import elementwise
 from kalman.linalg.compiled import load_llvm
+from tests.kalman.support.key_series import LEVEL
 from tests.kalman.support.models import same
 from tests.kalman.support.oracles import UNIT
 
@@ -205,17 +206,9 @@ def test_a_long_series_is_learned_in_seconds_as_by_statsmodels() -> None:
     """20,000 rows; in rounds of NumPy calls this takes minutes."""
     rng = np.random.default_rng(11)
     y = np.cumsum(rng.normal(size=20_000)) + 2.0 * rng.normal(size=20_000)
-    level = {
-        "states": ["level"],
-        "measurement": ["y"],
-        "process": {"kind": "random_walk", "variance": 1.0},
-        "observation": {"R": [[1.0]]},
-        "initial": {"diffuse": True},
-        "learn": {"parameters": ["variance", "R"], "scope": "key"},
-    }
     key, time = np.zeros(len(y), np.int64), np.arange(len(y)) * int(UNIT)
     rows = kalman.SortedRows(key, time, y[None], np.empty((0, len(y))))
-    found = build_linear_learner(level).fit_keys(rows, 1, UNIT, None)
+    found = build_linear_learner(LEVEL).fit_keys(rows, 1, UNIT, None)
     best = _fit_by_statsmodels(y)
     assert found.log_likelihood[0] >= best.llf - 1e-3
     np.testing.assert_allclose(found.parameters[::-1, 0], best.params, rtol=1e-2)
