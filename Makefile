@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-all test-slow test-slow-share soak mutants bench bench-quick bench-filters bench-journeys docs lint format airflow lock sbom audit clean
+.PHONY: help setup demo demo-kafka cluster test test-all test-slow test-slow-share test-browser soak mutants bench bench-quick bench-filters bench-journeys docs lint format airflow lock sbom audit clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ test-slow: setup ## Run the tests that take longer, too many for every change
 
 test-slow-share: setup ## Run the slow tests of what changed, and those whose turn it is: ten minutes
 	$(SLOW_TESTS) share $(PYTEST_ARGS)
+
+# Needs Chromium (apt install chromium). PICTURES=docs/pictures takes those of Airflow's pages anew.
+test-browser: setup ## Log in, trigger, approve and read reports in a real browser, with a real Airflow: five minutes
+	$(if $(PICTURES),KALMAN_BROWSER_PICTURES=$(PICTURES)) $(BIN)/python -m pytest -m slow tests/browser $(PYTEST_ARGS)
 
 # Each in a process of its own: they end Spark's between their worlds, which the other tests share.
 KILLS := tests/jobs/test_hundred_kills.py

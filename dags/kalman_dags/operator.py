@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Context
+from airflow.sdk import BaseOperatorLink, Context
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -36,6 +36,16 @@ from kalman_dags.submit import (
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters that no value may contain: control characters and surrogates."""
+
+
+class ReportLink(BaseOperatorLink):
+    """The button *Report* of a task whose verb has written a report page."""
+
+    name = "Report"  # pyright: ignore[reportAssignmentType]
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Return the path of the report; the empty text, which shows no button, if the verb has written none."""
+        return operator.outcome.facts.get("page", "")
 
 
 class KalmanOperator(SparkSubmitOperator):
@@ -65,6 +75,7 @@ class KalmanOperator(SparkSubmitOperator):
 
     template_fields = (*SparkSubmitOperator.template_fields, "options", "flags", "needed")
     ui_color = "#e8f1fb"
+    operator_extra_links = (ReportLink(),)
 
     def __init__(
         self,

@@ -1,0 +1,169 @@
+"""A person's way through Airflow in a real browser, from the first log-in to an approved upgrade and its picture."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from scripts.sample_warehouse import SPEC, WITH_SLOPE
+from tests.dags.conftest import ROOT
+from tests.support.airflow_api import wait_for
+from tests.support.browser import DESK, PHONE, Visitor, open_browser, path_of_task
+from tests.support.standalone import standalone
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
+
+MODEL = "rooms"
+ROOMS, DAYS, A_DAY = 6, 9, 24
+FIRST: dict[str, Any] = {**SPEC, "stream": {"partitions": 2}, "upgrade": {"rows": 50, "keys": 2}}
+SECOND: dict[str, Any] = {**FIRST, **WITH_SLOPE}
+RUN_SECONDS, UPGRADE_SECONDS = 300, 600
+
+
+class Rooms(NamedTuple):
+    """A small installation of one model: its specs, warehouse, and files of three days each."""
+
+    models: Path
+    warehouse: Path
+    files: list[Path]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that make it the one in use."""
+        return {"KALMAN_MODELS": str(self.models), "KALMAN_WAREHOUSE": str(self.warehouse)}
+
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        """Deploy a spec."""
+        (self.models / f"{MODEL}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
+
+    def command(self, *words: str) -> str:
+        """Run a verb in a shell, as a person does, and return what it says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.cli", *words, "--model", MODEL],
+            cwd=self.models.parent,
+            env={**os.environ, **self.environment(), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Rooms:
+    """Rooms whose temperature has a slope, which version 1 lacks and version 2 has; history has landed."""
+    folder = tmp_path_factory.mktemp("rooms")
+    rng = np.random.default_rng(7)
+    at = pd.date_range("2024-03-01", periods=DAYS * A_DAY, freq="h", tz="UTC")
+    found = []
+    for room in range(ROOMS):
+        level = 18 + room + np.cumsum(np.cumsum(rng.normal(0, 0.1, len(at))))
+        found.append(
+            pd.DataFrame(
+                {"room": f"room {room}", "at": at, "temperature": level + rng.normal(0, 0.3, len(at))}
+            )
+        )
+    rows = pd.concat(found).sort_values("at", kind="stable").round(2)
+    files = []
+    for part in range(3):
+        files.append(folder / f"part-{part}.csv")
+        inside = (rows["at"] >= at[part * 3 * A_DAY]) & (rows["at"] <= at[(part + 1) * 3 * A_DAY - 1])
+        rows[inside].to_csv(files[-1], index=False)
+    (folder / "models").mkdir()
+    made = Rooms(folder / "models", folder / "warehouse", files)
+    made.write_spec(FIRST)
+    made.command("ingest", "--input", str(files[0]))
+    return made
+
+
+@pytest.fixture(scope="module")
+def visitor(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """A person before Airflow, which has just been started."""
+    with (
+        standalone(tmp_path_factory.mktemp("airflow"), rooms.environment()) as airflow,
+        open_browser(airflow) as opened,
+    ):
+        yield opened
+
+
+def test_a_paused_dag_starts_from_its_form(visitor: Visitor) -> None:
+    visitor.log_in()
+    dag = f"kalman_pretrain__{MODEL}"
+    visitor.airflow.switch(dag, on=False)
+    run = visitor.trigger(dag)
+    visitor.watch(run, "Success", RUN_SECONDS)
+    assert visitor.airflow.call(f"/dags/{dag}")["is_paused"] is False
+    visitor.take_picture("airflow-run")
+
+
+def test_the_model_page_shows_the_live_version(visitor: Visitor, rooms: Rooms) -> None:
+    rooms.command("ingest", "--input", str(rooms.files[1]))
+    visitor.watch(visitor.trigger(f"kalman_stream__{MODEL}"), "Success", RUN_SECONDS)
+    page = visitor.open_model_page(MODEL)
+    assert live_version(page.inner_text("body")) == 1
+
+
+def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) -> None:
+    page, dag = visitor.page, f"kalman_upgrade__{MODEL}"
+    rooms.command("ingest", "--input", str(rooms.files[2]))
+    rooms.write_spec(SECOND)
+    wait_for(lambda: "version 2" in visitor.airflow.call(f"/dags/{dag}")["description"], 180, "version 2")
+    assert live_version(visitor.open_model_page(MODEL).inner_text("body")) == 1
+
+    run = visitor.trigger(dag, "dry_run")
+    question = page.get_by_role("link", name=f"Let version 2 of {MODEL} take over?")
+
+    def asked() -> bool:
+        page.goto("/required_actions")
+        page.wait_for_load_state("networkidle")
+        return question.count() > 0
+
+    wait_for(asked, UPGRADE_SECONDS, "the approval")
+
+    # The report, from the task that wrote it: in a tab of its own, without scripts.
+    page.goto(f"{path_of_task(run, 'shadow')}/details")
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="Report", exact=True).click()
+    opened.value.get_by_text("Verdict").first.wait_for()
+    opened.value.close()
+
+    page.goto("/required_actions")
+    question.click()
+    page.get_by_text("Verdict: good").wait_for()
+    visitor.take_picture("airflow-approval", {**DESK, "height": 1500})
+    page.get_by_role("button", name="Approve").click()
+    visitor.watch(run, "Success", UPGRADE_SECONDS)
+
+    page = visitor.open_model_page(MODEL)
+    assert live_version(page.inner_text("body")) == 2
+    visitor.take_picture("model-page")
+    visitor.take_picture("model-page-phone", PHONE)
+    fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    page.set_viewport_size(PHONE)  # pyright: ignore[reportArgumentType]
+    assert page.evaluate(fits), "the page is wider than a phone"
+    page.set_viewport_size(DESK)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_picture_is_of_the_new_version(visitor: Visitor, rooms: Rooms) -> None:
+    picture = rooms.models.parent / "live.html"
+    rooms.command("plot", "--output", str(picture))
+    context = visitor.page.context.browser.new_context()  # pyright: ignore[reportOptionalMemberAccess]
+    page = context.new_page()
+    page.goto(picture.as_uri())
+    assert "v2" in page.inner_text("body") and page.locator("img, svg").count()
+
+
+def live_version(text: str) -> int:
+    """Return the live version that a model's page names."""
+    found = re.search(r"[Vv]ersion (\d+)\b[^.]*\blive", text)
+    assert found, text[:400]
+    return int(found[1])
