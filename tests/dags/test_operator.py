@@ -164,6 +164,15 @@ def test_the_report_is_returned(operator: Operator) -> None:
     assert found is not None and found["data"] == {"rows": 12, "seconds": 3.1}
 
 
+def test_a_task_has_a_button_for_the_page_that_it_wrote(operator: Operator) -> None:
+    wrote = operator(body=REPORTS.replace('"rows": 12', '"report": "/w/reports/tiny/tiny-g0002.html"'))
+    wrote.execute(context())
+    (link,) = wrote.operator_extra_links
+    assert link.name == "Report"
+    assert link.get_link(wrote, ti_key=None) == "/kalman/reports/tiny/tiny-g0002.html"  # pyright: ignore
+    assert link.get_link(operator(), ti_key=None) == ""  # pyright: ignore
+
+
 def test_events_carry_the_report_and_the_interval(operator: Operator) -> None:
     from airflow.sdk import Asset
     from airflow.sdk.execution_time.context import OutletEventAccessors
