@@ -47,9 +47,7 @@ def build(spec: ModelSpec) -> DAG:
         options={
             "--from": "{{ first(params, dag_run) }}",
             "--to": "{{ last(params, dag_run) }}",
-            "--snapshot": "{{ params.snapshot or '' }}",
         },
-        flags=["{{ '--smooth' if params.smooth else '' }}"],
         outlets=[dag_defaults.build_history_asset(spec.name)],
     )
 

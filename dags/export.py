@@ -33,10 +33,7 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         schedule=dag_defaults.build_times_timetable(spec.airflow.export.schedule),
-        options={
-            "--batch": "{{ params.batch if params.batch is not none else '' }}",
-        },
-        flags=["--needed", "{{ '--monitor' if params.monitor else '' }}"],
+        flags=["--needed"],
     )
 
 

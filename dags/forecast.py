@@ -45,16 +45,7 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         schedule=dag_defaults.build_times_timetable(spec.airflow.forecast.schedule),
-        options={
-            "--steps": "{{ '' if params.steps is none else params.steps }}",
-            "--to": "{{ params.to or '' }}",
-            "--every": "{{ params.every or '' }}",
-            "--key": "{{ params.key or '' }}",
-            "--snapshot": "{{ params.snapshot or '' }}",
-            "--output": "{{ params.output or '' }}",
-            "--future": spec.airflow.forecast.future,
-            "--run": "{{ run_id }}",
-        },
+        options={"--future": spec.airflow.forecast.future, "--run": "{{ run_id }}"},
     )
 
 

@@ -45,11 +45,6 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         verb="import_states",
-        options={
-            "--input": "{{ params.input }}",
-            "--to-version": "{{ params.to_version }}",
-        },
-        flags=["{{ '--dry-run' if params.dry_run else '' }}"],
         needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
         outlets=[dag_defaults.build_snapshots_asset(spec.name)],
     )

@@ -61,7 +61,6 @@ def build(spec: ModelSpec) -> DAG:
             "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
             "--changed": "{{ params.changed if params.changed != 'refuse' else '' }}",
         },
-        flags=["{{ '--history' if params.history else '' }}"],
         needs=(
             "{{ params.input or '' }}" + (path or ("source" if spec.source else "")),
             f"there is nothing to land: fill in the form's field Input, or write airflow.ingest.path into the "

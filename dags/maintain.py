@@ -36,8 +36,7 @@ def build(spec: ModelSpec) -> DAG:
         },
         schedule=dag_defaults.build_times_timetable(spec.airflow.maintain.schedule),
         flags=[
-            "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}",
-            "{{ '--estimates' if params.estimates else '' }}",
+            "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}"
         ],
     )
 

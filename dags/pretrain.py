@@ -62,7 +62,6 @@ def build(spec: ModelSpec) -> DAG:
             "--to-version": "{{ to_version(params, triggering_asset_events) }}",
             "--as-of": "{{ as_of(params, dag_run, triggering_asset_events) }}",
             "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
-            "--learn-to": "{{ params.learn_to or '' }}",
         },
         outlets=[dag_defaults.build_snapshots_asset(spec.name)],
     )

@@ -38,8 +38,6 @@ def build(spec: ModelSpec) -> DAG:
                 "Continue from the live generation's state, mapped back, not from the older checkpoint.",
             ),
         },
-        options={"--to": "{{ params.to or '' }}"},
-        flags=["{{ '--last-state' if params.last_state else '' }}"],
         outlets=[dag_defaults.build_estimates_asset(spec.name)],
     )
 

@@ -58,11 +58,6 @@ def build(spec: ModelSpec) -> DAG:
         },
         schedule=schedule(spec),
         kafka=spec.speaks_to_kafka,
-        options={
-            "--trigger": "{{ params.trigger }}",
-            "--adopt": "{{ params.adopt or '' }}",
-        },
-        flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
         finish_on_kill=True,
         # The first landing also starts pretrain, whose snapshot starts the stream again.
         too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),

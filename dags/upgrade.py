@@ -187,7 +187,6 @@ def _build_tasks(spec: ModelSpec) -> None:
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that upgrades one model's stream."""
     with DAG(
-        schedule=dag_defaults.build_times_timetable(spec.airflow.upgrade.schedule),
         user_defined_macros={"evidence": evidence, "forced": forced},
         **dag_defaults.build_dag_arguments(
             "upgrade",
@@ -195,6 +194,7 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Bring the stream of {spec.name} to version {spec.version}",
             timeout=timedelta(hours=12),
+            schedule=dag_defaults.build_times_timetable(spec.airflow.upgrade.schedule),
             params={
                 "dry_run": dag_defaults.build_flag_field(
                     "Dry run", "Only show what would become of the states.", default=True

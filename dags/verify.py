@@ -38,11 +38,6 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         schedule=dag_defaults.build_times_timetable(spec.airflow.verify.schedule),
-        options={
-            "--share": "{{ params.share }}",
-            "--key": "{{ params.key or '' }}",
-            "--since": "{{ params.since or '' }}",
-        },
     )
 
 

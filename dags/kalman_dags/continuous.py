@@ -43,10 +43,6 @@ def build_following_dag(
         else [dag_defaults.build_estimates_asset(spec.name)],
         params={"trigger": dag_defaults.trigger(does), **({"adopt": adopt} if adopts else {})},
         kafka=spec.speaks_to_kafka,
-        options={
-            "--trigger": "{{ params.trigger }}",
-            **({"--adopt": "{{ params.adopt or '' }}"} if adopts else {}),
-        },
         finish_on_kill=True,
         pool=dag_defaults.name_pool(verb, spec.name),
         retries=5,
@@ -59,13 +55,13 @@ def build_continuous_dag(
     """Make the DAG that keeps the driver of a model's stream, monitor or skill query running."""
     how = specs.select_section(spec, verb)
     with DAG(
-        schedule=CONTINUOUS,
         **dag_defaults.build_dag_arguments(
             f"{verb}_forever",
             spec,
             module_doc,
             description,
             timeout=timedelta(minutes=15),
+            schedule=CONTINUOUS,
             retries=5,
         ),
     ) as dag:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+Events = Mapping[Any, Sequence[Any]] | None
+"""The events, by asset, that started a run."""
 
-def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | None) -> str:
+
+def to_version(params: Mapping[str, Any], events: Events) -> str:
     """Return the last version of the measurements in the history: from the form, or else from the landing.
 
     Args:
@@ -26,7 +29,7 @@ def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | 
     return str(max((one for one in landed if one is not None), default=""))
 
 
-def as_of(params: Mapping[str, Any], dag_run: Any, events: Mapping[Any, Sequence[Any]] | None = None) -> str:
+def as_of(params: Mapping[str, Any], dag_run: Any, events: Events = None) -> str:
     """Return the run's cut, ISO 8601: from the form, or else the data interval's end, or else the run's start.
 
     All three are stored with the run, so a cleared run has the same cut. If the form or the landing names a version,
@@ -39,12 +42,7 @@ def as_of(params: Mapping[str, Any], dag_run: Any, events: Mapping[Any, Sequence
     return (dag_run.data_interval_end or dag_run.run_after).astimezone(UTC).isoformat()
 
 
-def learn_from(
-    params: Mapping[str, Any],
-    dag_run: Any,
-    window_us: int | None,
-    events: Mapping[Any, Sequence[Any]] | None = None,
-) -> str:
+def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None, events: Events = None) -> str:
     """Return the start of a run's learning window, ISO 8601: from the form, or the spec's window before the cut."""
     if params["learn_from"]:
         return str(params["learn_from"])

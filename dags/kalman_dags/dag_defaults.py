@@ -58,11 +58,8 @@ def build_measurements_asset(model: str) -> Asset:
 
 def build_interval_asset(model: str) -> Asset:
     """Return the asset whose events have the landed intervals as partitions, so that missing intervals are visible."""
-    return Asset(
-        name=f"kalman_measurements_by_interval__{model}",
-        uri=f"kalman://measurements/{model}{BY_INTERVAL}",
-        group="kalman",
-    )
+    name = f"kalman_measurements_by_interval__{model}"
+    return Asset(name=name, uri=f"kalman://measurements/{model}{BY_INTERVAL}", group="kalman")
 
 
 def build_estimates_asset(model: str) -> Asset:
@@ -140,46 +137,40 @@ def build_interval_timetable(schedule: str | None) -> CronDataIntervalTimetable 
     return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
 
 
-def build_default_args(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
-    """Return the default arguments of each task of a model's DAG.
-
-    Every verb is idempotent, so every task is retried, except after refused input (see `KalmanOperator`).
-    """
-    return {
-        "owner": spec.airflow.owner,
-        "retries": retries,
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=15),
-        "execution_timeout": timeout,
-    }
-
-
-def list_tags(spec: ModelSpec, verb: str) -> list[str]:
-    """Return a DAG's tags."""
-    return sorted({"kalman", verb, f"model:{spec.name}", *spec.airflow.tags})
-
-
 def build_dag_arguments(
     verb: str,
     spec: ModelSpec,
     module_doc: str | None,
     description: str,
     timeout: timedelta,
+    schedule: Any = None,
     retries: int = 2,
     params: Mapping[str, Param] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a model's DAG, except the schedule; `params` are the fields of its form, by name."""
+    """Return the arguments of a model's DAG; `params` are the fields of its form, by name.
+
+    A DAG without a schedule is created unpaused, because it runs only by hand.
+    """
     return {
         "dag_id": name_dag(verb, spec.name),
         "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",
         "description": description,
         "doc_md": format_dag_doc(module_doc, spec),
+        "schedule": schedule,
+        "is_paused_upon_creation": False if schedule is None else None,
         "start_date": START,
         "catchup": False,
         "max_active_runs": 1,
-        "tags": list_tags(spec, verb),
-        "default_args": build_default_args(spec, timeout, retries),
+        "tags": sorted({"kalman", verb, f"model:{spec.name}", *spec.airflow.tags}),
+        # Every verb is idempotent, so every task is retried, except after refused input (see `KalmanOperator`).
+        "default_args": {
+            "owner": spec.airflow.owner,
+            "retries": retries,
+            "retry_delay": timedelta(seconds=30),
+            "retry_exponential_backoff": 2.0,
+            "max_retry_delay": timedelta(minutes=15),
+            "execution_timeout": timeout,
+        },
         "params": ParamsDict({name: restrict_text(param) for name, param in (params or {}).items()}),
     }
 

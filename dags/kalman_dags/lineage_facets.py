@@ -12,11 +12,7 @@ from urllib.parse import urlsplit
 from airflow.providers.openlineage.extractors import OperatorLineage
 from attrs import define
 from openlineage.client.event_v2 import InputDataset, OutputDataset
-from openlineage.client.facet_v2 import (
-    RunFacet,
-    dataset_version_dataset,
-    output_statistics_output_dataset,
-)
+from openlineage.client.facet_v2 import RunFacet, dataset_version_dataset, output_statistics_output_dataset
 
 from kalman_dags.outcome import VerbOutcome
 from kalman_dags.places import find_warehouse_root
@@ -75,15 +71,10 @@ def build_lineage(verb: str, options: Mapping[str, Any], outcome: VerbOutcome) -
     if verb == "ingest" and options.get("--input"):
         inputs.append(InputDataset("file", str(options["--input"])))
     names = [f"{folder}/{model}" for folder in WRITES.get(verb, ())] + list(SHARED.get(verb, ()))
-    statistics: Any = (
-        {
-            "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                rowCount=rows
-            )
-        }
-        if isinstance(rows, int)
-        else {}
-    )
+    statistics: Any = {}
+    if isinstance(rows, int):
+        written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+        statistics = {"outputStatistics": written}
     outputs: Any = [
         OutputDataset(
             *_split_table_name(name),
@@ -105,7 +96,5 @@ def _split_table_name(table: str) -> tuple[str, str]:
 
 
 def _build_version_facet(version: Any) -> dict[str, Any]:
-    if version is None:
-        return {}
     facet = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(version))
-    return {"version": facet}
+    return {} if version is None else {"version": facet}

@@ -11,11 +11,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseOperatorLink, Context
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSkipException,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.core.report import REPORT_FILE
@@ -154,7 +150,9 @@ class KalmanOperator(SparkSubmitOperator):
         if code == ALREADY_RUNNING and self.wait_for_other:
             self.log.info("Another driver does this task's work: %s", said)
             return
-        if code == ALREADY_RUNNING and not self._may_be_our_own(context):
+        ti: Any = context.get("ti")
+        # On a retry the other driver may be the one of this task's lost try.
+        if code == ALREADY_RUNNING and not 1 < ti.try_number <= ti.max_tries:
             raise AirflowSkipException(f"not for this run: {said or 'see the log'}") from None
         for words, remedy in self.refusals.items():
             if words in said:
@@ -190,11 +188,6 @@ class KalmanOperator(SparkSubmitOperator):
             self.log.info("Asked the driver to stop; it finishes its micro-batch and ends by itself.")
             return
         super().on_kill()
-
-    @staticmethod
-    def _may_be_our_own(context: Context) -> bool:
-        ti: Any = context.get("ti")
-        return 1 < ti.try_number <= ti.max_tries
 
     def _get_hook(self) -> KalmanHook:
         return KalmanHook(

@@ -11,19 +11,18 @@ from typing import Any, NamedTuple
 from kalman_dags.places import report_page
 
 FACTS = (
+    *("snapshot", "snapshots", "generation", "run", "version", "position", "cut", "keys", "rows"),
     *(
-        "snapshot",
-        "snapshots",
-        "generation",
-        "run",
-        "version",
-        "position",
-        "cut",
-        "keys",
-        "rows",
         "forecasts",
+        "quarantined",
+        "late",
+        "log_likelihood",
+        "converged",
+        "answer",
+        "good",
+        "promoted",
+        "report",
     ),
-    *("quarantined", "late", "log_likelihood", "converged", "answer", "good", "promoted", "report"),
 )
 """The numbers and names of a report that are written to the extra of an asset's event, if the report has them."""
 

@@ -22,10 +22,12 @@ from kalman_dags.places import find_models_path
 DRIVEN = ("stream", "monitor", "skill")
 """Verbs that have one driver at a time, which may run for ever."""
 
-
-def find_models_folder() -> Path:
-    """Return the folder of the model specs: KALMAN_MODELS, or else `models` beside `dags`."""
-    return Path(find_models_path())
+WORDS = {
+    **dict.fromkeys(DRIVEN, (CONTINUOUS,)),
+    "stream": (CONTINUOUS, ON_LANDING),
+    "pretrain": (ON_LANDING,),
+}
+"""The words that a verb's schedule may be, apart from a cron expression or a preset."""
 
 
 def load_specs() -> Iterator[ModelSpec]:
@@ -42,7 +44,7 @@ def load_specs() -> Iterator[ModelSpec]:
 
 def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
     """Return the valid specs of the models folder, and the problems of the other specs."""
-    folder = find_models_folder()
+    folder = Path(find_models_path())
     sound: list[ModelSpec] = []
     problems: list[Problem] = []
     try:
@@ -70,10 +72,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 def _try_dag(spec: ModelSpec) -> None:
     """Make a hidden DAG of a spec, because Airflow refuses some values, such as long tags, only when a DAG is made."""
-    DAG(
-        schedule=None,
-        **dag_defaults.build_dag_arguments("forever", spec, None, "", timeout=timedelta(hours=1)),
-    ).validate()
+    DAG(**dag_defaults.build_dag_arguments("forever", spec, None, "", timedelta(hours=1))).validate()
 
 
 def _find_bad_settings(spec: ModelSpec) -> Iterator[Problem]:
@@ -81,16 +80,11 @@ def _find_bad_settings(spec: ModelSpec) -> Iterator[Problem]:
         if not hasattr(getattr(spec.airflow, verb), "schedule"):
             continue
         schedule = getattr(spec.airflow, verb).schedule
-        words = {
-            **dict.fromkeys(DRIVEN, (CONTINUOUS,)),
-            "stream": (CONTINUOUS, ON_LANDING),
-            "pretrain": (ON_LANDING,),
-        }
         try:
-            if schedule is not None and schedule not in words.get(verb, ()):
+            if schedule is not None and schedule not in WORDS.get(verb, ()):
                 CronTriggerTimetable(schedule, timezone="UTC").validate()
         except AirflowTimetableInvalid as error:
-            either = " or ".join(("a preset such as @daily", *words.get(verb, ())))
+            either = " or ".join(("a preset such as @daily", *WORDS.get(verb, ())))
             yield Problem(
                 str(spec.source_path),
                 f"airflow.{verb}.schedule",
@@ -114,19 +108,13 @@ def select_section(spec: ModelSpec, verb: str) -> StreamDag:
     return getattr(spec.airflow, verb)
 
 
-def list_continuous_specs(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models for which this verb of `DRIVEN` runs continuously."""
-    yield from (
-        spec
-        for spec in load_specs()
-        if verb in list_driven_verbs(spec) and select_section(spec, verb).continuous
-    )
+def list_continuous_specs(verb: str, continuous: bool = True) -> Iterator[ModelSpec]:
+    """Yield the models for which this verb of `DRIVEN` runs continuously, or else the models for which it does not."""
+    for spec in load_specs():
+        if verb in list_driven_verbs(spec) and select_section(spec, verb).continuous == continuous:
+            yield spec
 
 
 def run_at_times(verb: str) -> Iterator[ModelSpec]:
     """Yield the models for which this verb of `DRIVEN` processes the present rows and ends."""
-    yield from (
-        spec
-        for spec in load_specs()
-        if verb in list_driven_verbs(spec) and not select_section(spec, verb).continuous
-    )
+    return list_continuous_specs(verb, continuous=False)

@@ -53,7 +53,7 @@ class KalmanHook(SparkSubmitHook):
         self._own_session = own_session
         super().__init__(**kwargs)
         if self._jars and self._driver_in_kubernetes:
-            self._jars = ",".join(map(_format_image_path, self._jars.split(",")))
+            self._jars = ",".join(f"local://{jar}" for jar in self._jars.split(","))
 
     @property
     def _driver_in_kubernetes(self) -> bool:
@@ -87,7 +87,7 @@ class KalmanHook(SparkSubmitHook):
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit to its end in the folder that contains `dags/`, in which relative paths start."""
         if self._driver_in_kubernetes:
-            application = _format_image_path(application)
+            application = f"local://{application}"
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
@@ -148,10 +148,6 @@ def build_spark_environment() -> dict[str, str]:
         "KALMAN_MODELS": find_models_path(),
         **{name: os.environ[name] for name in (VARIABLE,) if name in os.environ},
     }
-
-
-def _format_image_path(path: str) -> str:
-    return f"local://{path}"
 
 
 def _need_kubernetes_provider() -> None:

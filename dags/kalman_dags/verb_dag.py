@@ -33,15 +33,25 @@ def verb_dag(
         description: the description of the DAG.
         timeout: the timeout of the task.
         schedule: the timetable of the DAG; None means runs by hand only.
-        params: the fields of the form, by name.
+        params: the fields of the form, by name. A field is an option of the verb with the same name, unless the task's
+            options or flags name that option.
         macros: functions for templates.
         task: arguments of the `KalmanOperator`; the option `--model` is added to its options.
     """
-    options = {"--model": spec.name, **task.pop("options", {})}
+    options, flags = {"--model": spec.name, **task.pop("options", {})}, list(task.pop("flags", ()))
+    for field, param in (params or {}).items():
+        option = f"--{field.replace('_', '-')}"
+        if option in options or option in " ".join(flags):
+            continue
+        if param.schema.get("type") == "boolean":
+            flags.append(f"{{{{ '{option}' if params['{field}'] else '' }}}}")
+        else:
+            options[option] = f"{{{{ '' if params['{field}'] is none else params['{field}'] }}}}"
     with DAG(
-        schedule=schedule,
         user_defined_macros=dict(macros or {}),
-        **dag_defaults.build_dag_arguments(name, spec, module_doc, description, timeout, params=params),
+        **dag_defaults.build_dag_arguments(
+            name, spec, module_doc, description, timeout, schedule, params=params
+        ),
     ) as dag:
-        KalmanOperator(task_id=name, **{"verb": name, **task, "options": options})
+        KalmanOperator(task_id=name, **{"verb": name, **task}, options=options, flags=flags)
     return dag

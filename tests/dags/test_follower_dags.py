@@ -51,7 +51,8 @@ def test_it_runs_on_new_estimates_or_on_its_schedule(
     assert list(condition.objects) == list(bag.dags["kalman_stream__tiny"].get_task("stream").outlets)
     task: Any = dag.get_task(verb)
     assert task.pool == f"kalman_{verb}__tiny" and dag.max_active_runs == 1
-    assert task.verb == verb and task.options == {"--model": "tiny", "--trigger": "{{ params.trigger }}"}
+    given = {name: jinja2.Template(text).render(params=dag.params) for name, text in task.options.items()}
+    assert task.verb == verb and given == {"--model": "tiny", "--trigger": "available-now"}
     assert dag.doc_md and dag.doc_md.startswith(PAGES[verb])
 
     write(tmp_path, verb, **{verb: '{schedule: "@hourly"}'})

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from airflow.models.dag import DagModel
+from airflow.models.dagbundle import DagBundleModel
+from airflow.models.dagrun import DagRun
+from airflow.models.pool import Pool
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from airflow.utils.state import DagRunState
+from airflow.utils.types import DagRunType
 from fastapi.testclient import TestClient
+from sqlalchemy import delete, insert
+from sqlalchemy.orm import Session
 
 from tests.dags.conftest import HOME, MODELS
 
@@ -115,6 +128,71 @@ def test_a_models_page_links_what_belongs_to_it(server: TestClient, place: Path)
     assert "kalman-pipeline status --model tiny" in page
     assert "&lt;b&gt;thermometers" in page and "<b>thermometers" not in page
     assert server.get("/kalman/models/none", headers=token(server, "admin")).status_code == 404
+
+
+def make_run(session: Session, verb: str, run_id: str, state: DagRunState, paused: bool = False) -> None:
+    """Make a run of the model `tiny` in Airflow's database."""
+    dag_id, now = f"kalman_{verb}__tiny", datetime.now(UTC)
+    if session.get(DagModel, dag_id) is None:
+        session.add(
+            DagModel(dag_id=dag_id, bundle_name="pages", is_stale=False, is_paused=paused, fileloc="x")
+        )
+    session.flush()
+    session.add(DagRun(dag_id, run_id=run_id, run_type=DagRunType.MANUAL, state=state, run_after=now))
+    session.flush()
+
+
+def make_task(session: Session, verb: str, run_id: str, state: str, pool: str) -> None:
+    """Make the task of such a run."""
+    values = {"dag_id": f"kalman_{verb}__tiny", "task_id": verb, "run_id": run_id, "state": state}
+    session.execute(insert(TaskInstance).values(**values, id=uuid4(), pool=pool, pool_slots=1, map_index=-1))
+
+
+@pytest.fixture
+def waiting(server: TestClient) -> Iterator[None]:
+    """Runs that wait: for their DAG, an earlier run, a full pool, a pool that is missing; and one that goes on."""
+    with create_session() as session:
+        session.merge(DagBundleModel(name="pages"))
+        session.merge(Pool(pool="kalman_stream__tiny", slots=1, include_deferred=True))
+        session.flush()
+        make_run(session, "verify", "asleep", DagRunState.QUEUED, paused=True)
+        make_run(session, "stream", "holder", DagRunState.RUNNING)
+        make_task(session, "stream", "holder", "deferred", "kalman_stream__tiny")
+        make_run(session, "stream", "second", DagRunState.QUEUED)
+        make_run(session, "upgrade", "blocked", DagRunState.RUNNING)
+        make_task(session, "upgrade", "blocked", "scheduled", "kalman_stream__tiny")
+        make_run(session, "monitor", "lost", DagRunState.RUNNING)
+        make_task(session, "monitor", "lost", "scheduled", "kalman_monitor__tiny")
+        make_run(session, "export", "fine", DagRunState.QUEUED)
+    yield
+    with create_session() as session:
+        for table in (TaskInstance, DagRun, DagModel):
+            session.execute(delete(table).where(table.dag_id.endswith("__tiny")))
+        session.execute(delete(Pool).where(Pool.pool == "kalman_stream__tiny"))
+
+
+def test_a_run_that_waits_says_why_and_what_to_do(server: TestClient, waiting: None) -> None:
+    page = server.get("/kalman/models/tiny", headers=token(server, "admin")).text
+    section = page.partition("Runs that wait")[2].partition("</section>")[0].replace("<wbr>", "")
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in section.split("<tr>")[2:]]
+    found = {re.sub("<.*?>", "", verb): (reason, remedy) for verb, reason, remedy in rows}
+    assert found == {
+        "verify": ("its DAG is paused", "Switch the DAG on."),
+        "stream": ("an earlier run of its DAG goes on", "Wait for that run, or end it."),
+        "upgrade": (
+            "its task upgrade needs a slot of the full pool kalman_stream__tiny",
+            "Wait for kalman_stream__tiny, or end its run.",
+        ),
+        "monitor": (
+            "there is no pool kalman_monitor__tiny",
+            "airflow pools set kalman_monitor__tiny 1 &#x27;&#x27; --include-deferred",
+        ),
+    }
+    assert 'href="/dags/kalman_verify__tiny/runs/asleep"' in section
+
+
+def test_a_page_without_waiting_runs_says_nothing_of_them(server: TestClient) -> None:
+    assert "Runs that wait" not in server.get("/kalman/models/tiny", headers=token(server, "admin")).text
 
 
 def test_the_list_has_the_models_that_one_may_read(server: TestClient) -> None:

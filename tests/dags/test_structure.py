@@ -54,6 +54,14 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
     }
 
 
+def test_only_dags_with_a_schedule_are_created_paused(bag: DagBag) -> None:
+    # None means paused, unless Airflow's settings say otherwise.
+    by_hand = {name for name, dag in bag.dags.items() if dag.is_paused_upon_creation is False}
+    verbs = ("export", "import", "maintain", "rollback", "upgrade", "verify")
+    assert by_hand == {f"kalman_{verb}__tiny" for verb in verbs}
+    assert {dag.is_paused_upon_creation for name, dag in bag.dags.items() if name not in by_hand} == {None}
+
+
 def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, models_dir: Path) -> None:
     monkeypatch.setenv("KALMAN_MODELS", str(models_dir))
     shipped = load_bag()

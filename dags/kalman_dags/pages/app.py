@@ -5,6 +5,7 @@ Airflow's dependency identifies the user by the cookie of the log-in, or by the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -19,8 +20,9 @@ from sqlalchemy import select
 from dags.kalman_dags.pages import reports
 from dags.kalman_dags.pages.missing import find_landed_intervals
 from dags.kalman_dags.pages.model_page import Dag, build_index_page, build_model_page
+from dags.kalman_dags.pages.waiting import list_waiting_runs
 from dags.kalman_dags.places import PAGES, find_models_path, name_dag
-from jobs.specs.loading import list_spec_files, load_spec
+from jobs.specs.loading import list_model_names, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
@@ -61,14 +63,9 @@ Readable = Annotated[str, Depends(check_readable)]
 def list_valid_specs() -> list[ModelSpec]:
     """Return the valid specs of the models folder."""
     found = []
-    try:
-        for path in list_spec_files(find_models_path()):
-            try:
-                found.append(load_spec(path.stem, find_models_path()))
-            except SpecError:
-                continue
-    except SpecError:
-        return []
+    for name in list_model_names(find_models_path()):
+        with suppress(SpecError):
+            found.append(load_spec(name, find_models_path()))
     return found
 
 
@@ -107,9 +104,11 @@ def one_model(model: Readable, request: Request, user: GetUserDep) -> Response:
     spec = next((one for one in list_valid_specs() if one.name == model), None)
     if spec is None:
         raise HTTPException(404, f"there is no model {model!r}, or its spec is broken")
+    dags = list_dags(model, user)
     page = build_model_page(
         spec,
-        list_dags(model, user),
+        dags,
+        list_waiting_runs([one.dag_id for one in dags]),
         reports.list_report_names(model),
         find_landed_intervals(spec),
         _find_root(request),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from dags.kalman_dags.pages.missing import Intervals
+from dags.kalman_dags.pages.waiting import WaitingRun
 from dags.kalman_dags.places import find_model_page as address
 from dags.kalman_dags.places import find_warehouse_root, report_page
 from jobs.core.html_page import (
@@ -66,9 +67,14 @@ def build_index_page(specs: Sequence[ModelSpec], root: str) -> str:
 
 
 def build_model_page(
-    spec: ModelSpec, dags: Sequence[Dag], reports: Sequence[str], intervals: Intervals | None, root: str
+    spec: ModelSpec,
+    dags: Sequence[Dag],
+    waiting: Sequence[WaitingRun],
+    reports: Sequence[str],
+    intervals: Intervals | None,
+    root: str,
 ) -> str:
-    """Return a model's page: its DAGs, tables, reports and commands."""
+    """Return a model's page: its waiting runs, DAGs, tables, reports and commands."""
     listed = [
         (
             format_link(f"{root}/dags/{quote(one.dag_id)}", one.title),
@@ -81,6 +87,7 @@ def build_model_page(
     parts = [
         format_paragraph(f"Version {spec.version}. {spec.description or ''}"),
         format_paragraph(f"spec `{spec.source_path}`"),
+        _format_waiting(waiting, root),
         format_section("DAGs", "", _build_table(("DAG", "does", ""), listed, "Airflow has none yet.")),
         "" if intervals is None else format_section("Intervals landed", _format_landed(intervals)),
         format_section("Reports", "" if written else "There is none yet.", format_links(written)),
@@ -89,6 +96,16 @@ def build_model_page(
         format_link(f"{root}/kalman/", "all models"),
     ]
     return format_page(spec.name, *parts)
+
+
+def _format_waiting(waiting: Sequence[WaitingRun], root: str) -> str:
+    """Return the section of runs that wait; empty if none waits."""
+    rows = []
+    for dag_id, run_id, reason, remedy in waiting:
+        target = f"{root}/dags/{quote(dag_id)}/runs/{quote(run_id)}"
+        rows.append((format_link(target, dag_id.partition("__")[0].removeprefix("kalman_")), reason, remedy))
+    head = ("run of", "waits because", "what to do")
+    return format_section("Runs that wait", "", _build_table(head, rows)) if rows else ""
 
 
 def _format_landed(intervals: Intervals) -> str:

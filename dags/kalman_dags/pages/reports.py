@@ -25,15 +25,8 @@ def list_report_names(model: str) -> list[str]:
     """Return the names of a model's report pages, sorted."""
     if not _NAME.fullmatch(model):
         return []
-    folder = find_local_path(find_warehouse_root())
-    try:
-        if folder is not None:
-            found = [path.name for path in (folder / REPORTS / model).iterdir() if path.is_file()]
-        else:
-            found = open_files(f"{find_warehouse_root()}/{REPORTS}/{model}").names("")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(name for name in found if name.endswith(".html") and _NAME.fullmatch(name))
+    found = open_files(f"{find_warehouse_root()}/{REPORTS}/{model}").names("")
+    return [name for name in found if name.endswith(".html") and _NAME.fullmatch(name)]
 
 
 def read(model: str, name: str) -> ReportFile | None:

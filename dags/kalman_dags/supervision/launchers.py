@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from airflow.sdk.exceptions import AirflowException
 
@@ -47,15 +47,7 @@ class Work(NamedTuple):
         return format_log_name(self.verb, self.model)
 
 
-class Launcher(Protocol):
-    """A way to start a driver; `start` returns once the driver is in the log of drivers."""
-
-    def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start a driver on the warehouse at `root`; the launch record stores `about`."""
-        ...
-
-
-def build_launcher() -> Launcher:
+def build_launcher() -> ProcessLauncher | ClusterLauncher:
     """Return the launcher for the connection `spark_default`.
 
     If the connection's extra is `{"deploy-mode": "cluster"}`, the driver runs in the cluster.
@@ -74,12 +66,14 @@ class ProcessLauncher:
     master: str
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start `kalman-pipeline VERB` detached from the task; the command finds its jars itself."""
+        """Start `kalman-pipeline VERB` detached from the task; the command finds its jars itself.
+
+        The driver is in the log of drivers on return; the launch record stores `about`.
+        """
         environment = {**os.environ, **build_spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is not one of Airflow's processes, so it does not get their private variables.
         environment = {name: value for name, value in environment.items() if not is_private(name)}
-        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "jobs.cli", "--quiet", f"--warehouse={root}", work.verb]
         command += [f"--model={work.model}", f"--trigger={work.seconds:g}"]
         return detach(root, work.name, command, environment, name_log_file(work.name), ROOT, about)

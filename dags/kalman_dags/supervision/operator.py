@@ -92,7 +92,7 @@ class StreamForeverOperator(BaseOperator):
         if hold is not None and hold.crashes is not None and hold.run == self._run:
             self.log.info("This run had given up (%s); its task was cleared, so it starts again", hold.reason)
             log.put_hold(None)
-        self._drive(0, self._compute_watch_end())
+        self._drive(0, (datetime.now(UTC) + WATCH).isoformat())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
         """Continue after the trigger has fired."""
@@ -221,9 +221,6 @@ class StreamForeverOperator(BaseOperator):
     def _show_log(self, status: DriverStatus) -> None:
         if status.launch is not None and status.launch.log:
             self.log.info("The end of %s:\n%s", status.launch.log, read_tail(Path(status.launch.log)))
-
-    def _compute_watch_end(self) -> str:
-        return (datetime.now(UTC) + WATCH).isoformat()
 
     def _look(self) -> DriverStatus:
         return read_driver_status(self._log())
