@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
-from jobs.lineage.generations import DeployedModel, read_position
+from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
@@ -157,6 +157,7 @@ class Deployed(NamedTuple):
     commit_of: function that returns the id of the current commit of a version; None if the table's log lacks the
     version.
     topic_id: id of the spec's topic; None if the spec has no topic, or if the id is unknown.
+    shadow: name of the shadow that runs the spec's version; None if there is none.
     """
 
     spec: ModelSpec
@@ -165,6 +166,7 @@ class Deployed(NamedTuple):
     settings: Mapping[str, str] = {}
     commit_of: Callable[[int], str | None] = _find_no_commit
     topic_id: str | None = None
+    shadow: str | None = None
 
 
 class Finding(NamedTuple):
@@ -322,7 +324,10 @@ def _build_deployed(
 ) -> Deployed:
     warehouse, table = model.warehouse, measurements(model.name)
     id_, latest = warehouse.table_id(table), warehouse.latest_version(table)
-    return Deployed(model.spec, id_, latest, settings, partial(commit_id, warehouse, table), topic)
+    known, fingerprint = read_generations(warehouse, model.name), model.spec.fingerprint()
+    mine = (one.generation for one in known if (one.status, one.fingerprint) == (SHADOW, fingerprint))
+    commit_of = partial(commit_id, warehouse, table)
+    return Deployed(model.spec, id_, latest, settings, commit_of, topic, next(mine, None))
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
@@ -396,10 +401,14 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
             f"{name}`",
         )
     elif new > old:
+        then = f"`kalman-pipeline upgrade --model {name}`"
+        if deployed.shadow is not None:
+            then = (
+                f"its shadow {deployed.shadow} is promoted (`kalman-pipeline promote --model {name} --generation "
+                f"{deployed.shadow}`; `kalman-pipeline retire --model {name} --generation {deployed.shadow}` drops it)"
+            )
         yield Finding(
-            MIGRATION,
-            f"version {new} is deployed, and {built_with.name} continues as version {old} until `kalman-pipeline "
-            f"upgrade --model {name}`",
+            MIGRATION, f"version {new} is deployed, and {built_with.name} continues as version {old} until {then}"
         )
     elif deployed.spec.fingerprint() != built_with.fingerprint:
         fields = [

@@ -15,9 +15,10 @@ If a compaction is interrupted, the next compaction completes its steps, so that
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,6 +142,8 @@ MOST_VERSIONS = 1000
 
 Reader = Callable[[int], str | None]
 """Function that returns the text of a version's file in the Delta log; None if the version does not exist."""
+_WRITER = re.compile(r'"appId":"([^/"]+)/')
+"""The generation that made a commit, in the name of its transaction."""
 
 
 class TableLag:
@@ -178,9 +181,16 @@ def _count_added_rows(log: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def measure_table_lag(warehouse: Tables, table: str, done: int) -> Lag:
-    """Return the lag of a stream that has read all versions of a table up to `done`."""
-    return TableLag(_build_reader(warehouse, table), most=1_000_000).measure(done)
+def measure_table_lag(warehouse: Tables, table: str, done: int, skip: Collection[str] = ()) -> Lag:
+    """Return the lag of a stream that has read all versions of a table up to `done`; `skip`: generations to ignore."""
+
+    def read(version: int) -> str | None:
+        text = read_any(version)
+        writer = _WRITER.search(text) if text is not None and skip else None
+        return "" if writer is not None and writer[1] in skip else text
+
+    read_any = _build_reader(warehouse, table)
+    return TableLag(read, most=1_000_000).measure(done)
 
 
 def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
