@@ -294,5 +294,7 @@ def _driver(one: dict[str, Any]) -> str:
         return f"process {one['driver']['pid']} on {one['driver']['host']}"
     if one["driver_lost"]:
         return f"lost, last seen {one['heartbeat'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    ended = "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]  # rows have come since
+    ended = (
+        "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]
+    )  # rows have come since
     return f"none ({ended})" + (f": {one['last_error']}" if one["last_error"] else "")

@@ -408,7 +408,8 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
                 f"{deployed.shadow}`; `kalman-pipeline retire --model {name} --generation {deployed.shadow}` drops it)"
             )
         yield Finding(
-            MIGRATION, f"version {new} is deployed, and {built_with.name} continues as version {old} until {then}"
+            MIGRATION,
+            f"version {new} is deployed, and {built_with.name} continues as version {old} until {then}",
         )
     elif deployed.spec.fingerprint() != built_with.fingerprint:
         fields = [

@@ -132,7 +132,9 @@ def test_rows_that_a_query_never_reads_do_not_count_as_behind(tmp_path: Path) ->
         (log / f"{version:020d}.json").write_text(text)
     tables = Tables(str(tmp_path))
     assert measure_table_lag(tables, "estimates/walk", 1).rows == 1440
-    assert measure_table_lag(tables, "estimates/walk", 1, {"walk-g0002"}).rows == 720, "a shadow's rows are not"
+    assert measure_table_lag(tables, "estimates/walk", 1, {"walk-g0002"}).rows == 720, (
+        "a shadow's rows are not"
+    )
 
 
 def stream(**changes: Any) -> dict[str, Any]:
