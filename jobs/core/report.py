@@ -142,6 +142,14 @@ def suggest_other_model(model: str) -> str:
     )
 
 
+def suggest_new_start(model: str) -> str:
+    """Return the commands that begin a new generation from all rows that have landed."""
+    return (
+        f"`kalman-pipeline pretrain --model {model}`, then `kalman-pipeline stream --model {model} --adopt SNAPSHOT` "
+        f"with the snapshot that it makes"
+    )
+
+
 def convert_to_json(value: Any) -> Any:
     """Convert a value to JSON's types: a number that is not finite becomes null, an unknown type becomes text."""
     if value is None or isinstance(value, bool | int | str):

@@ -16,7 +16,12 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.downstream.queries import Query, list_queries, open_driver_log
 from jobs.downstream.views import Begin, update_view
-from jobs.lineage.generations import LineageSegment, read_live_lineage, stream_taken_error
+from jobs.lineage.generations import (
+    LineageSegment,
+    no_live_estimates_error,
+    read_live_lineage,
+    stream_taken_error,
+)
 from jobs.lineage.generations import find_live as live_now
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import STATE_FORMAT, build_interpreted_conf
@@ -93,9 +98,7 @@ def need_live_estimates(warehouse: Tables, model: str) -> list[LineageSegment]:
     """
     segments = read_live_lineage(warehouse, model)
     if not segments or not warehouse.exists(estimates(model)):
-        raise UserError(
-            f"model {model} has no live estimates: start its stream with `kalman-pipeline stream --model {model}`"
-        )
+        raise no_live_estimates_error(warehouse, model)
     return segments
 
 

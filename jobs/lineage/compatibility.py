@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
+from jobs.core.report import suggest_new_start
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
 from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position
 from jobs.spark.kafka import read_topic_id
@@ -390,8 +391,8 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
     elif built_with.fingerprint != built_with.spec.fingerprint():
         yield Finding(
             REFUSED,
-            f"{built_with.name} and the snapshot that it began from are not of one model: start a new generation with "
-            f"`stream --model {name} --adopt SNAPSHOT`",
+            f"{built_with.name} and the snapshot that it began from are not of one model: start anew: "
+            f"{suggest_new_start(name)}",
         )
     elif new < old:
         yield Finding(
@@ -421,8 +422,7 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
             REFUSED,
             f"its spec has changed since {built_with.name} began, under the same version {old} ({', '.join(fields)}), "
             f"so its state would change its meaning. Restore the spec; or raise its version and run `kalman-pipeline "
-            f"upgrade --model {name}`; or pretrain it and start a new generation with `stream "
-            f"--model {name} --adopt SNAPSHOT`",
+            f"upgrade --model {name}`; or start anew: {suggest_new_start(name)}",
         )
 
 
@@ -433,8 +433,8 @@ def explain_source_change(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     if built_with.position["source"] != spec.source_kind:
         reads = "the measurements table" if source is None else f"topic {source.topic}"
         return (
-            f"{reached}, and the spec reads {reads} now. Restore `source`, or start from the new source: `ingest`, "
-            f"`pretrain`, and `stream --model {spec.name} --adopt` the new snapshot"
+            f"{reached}, and the spec reads {reads} now. Restore `source`, or start from the new source: "
+            f"`kalman-pipeline ingest --model {spec.name}`, {suggest_new_start(spec.name)}"
         )
     if source is not None and built_with.position["topic"] != source.topic:
         return (
@@ -467,8 +467,7 @@ def _check_source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding
             REFUSED,
             f"{built_with.name} has reached {describe(built_with.position)}, and that topic was deleted and made anew "
             f"since (its id is {deployed.topic_id} now, and was {known}), so these offsets mean other messages. Start "
-            f"anew: `ingest --model {name} --accept-loss`, `pretrain`, and `stream --model {name} --adopt` the new "
-            f"snapshot",
+            f"anew: `kalman-pipeline ingest --model {name} --accept-loss`, {suggest_new_start(name)}",
         )
 
 
@@ -486,8 +485,8 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
         yield Finding(
             REFUSED,
             f"the measurements table has been recreated since {built_with.name}, so its versions differ (table "
-            f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: `pretrain`, and "
-            f"`stream --model {name} --adopt` the new snapshot",
+            f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: "
+            f"{suggest_new_start(name)}",
         )
         return
     reached = max([int(built_with.position["version"]), *built_with.commits])
@@ -496,7 +495,7 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
             REFUSED,
             f"{built_with.name} has reached measurements version {reached}, and the table ends with version "
             f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, or start anew: "
-            f"`pretrain`, and `stream --model {name} --adopt` the new snapshot",
+            f"{suggest_new_start(name)}",
         )
         return
     for version, commit in sorted(built_with.commits.items()):
@@ -506,8 +505,8 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
                 REFUSED,
                 f"{built_with.name} has read version {version} of the measurements when it was another commit "
                 f"({commit} then, {now} now): the table was put back from a backup and has grown again, so rows "
-                f"landed since are in no state. Put back the table that was read, or start anew: `pretrain`, and "
-                f"`stream --model {name} --adopt` the new snapshot",
+                f"landed since are in no state. Put back the table that was read, or start anew: "
+                f"{suggest_new_start(name)}",
             )
             return
 
@@ -521,8 +520,8 @@ def _check_layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding
         yield Finding(
             REFUSED,
             f"the checkpoint of {built_with.name} has {stored} state partitions and its row in "
-            f"`generations` says {built_with.partitions}, so its keys would not be found. Start a new "
-            f"generation with `stream --model {name} --adopt SNAPSHOT`",
+            f"`generations` says {built_with.partitions}, so its keys would not be found. Start anew: "
+            f"{suggest_new_start(name)}",
         )
         return
     command = f"`kalman-pipeline upgrade --model {name} --mode repartition`"

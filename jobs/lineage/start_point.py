@@ -198,7 +198,7 @@ def _suggest_versions(manifest: Manifest, nearest: list[int]) -> str:
     options = " or ".join(str(one) for one in sorted(set(nearest)))
     return (
         f". A snapshot at version {options} misses none: `kalman-pipeline pretrain --model {manifest.model} "
-        f"--to-version {max(nearest)}`, then `stream --adopt` that one"
+        f"--to-version {max(nearest)}`, then `kalman-pipeline stream --model {manifest.model} --adopt SNAPSHOT` with it"
     )
 
 
