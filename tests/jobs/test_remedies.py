@@ -17,6 +17,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,6 +140,13 @@ def raise_version(world: World) -> None:
     )
 
 
+def write_inputs(world: World) -> str:
+    """Write a file with a number for each key; return its path."""
+    path = world.folder / "inputs.csv"
+    path.write_text("id,u\na,1.0\nb,2.0\n")
+    return str(path)
+
+
 FILE = {"FILE": lambda world: world.rows("more.csv", 100)}
 QUICK = [
     Row("jobs/storage/tables.py", "has no measurements in", "empty", "pretrain --model walk", fill=FILE),
@@ -185,7 +193,7 @@ QUICK = [
             world.write(observation={"R": [[0.25]], "offset": ["u"]}, inputs={"columns": {"u": "u"}}),
             world.land(),
         ),
-        fill={"FILE": lambda world: world.rows("u.csv", u=1.0)},
+        fill={"FILE": write_inputs},
     ),
     Row(
         *("jobs/ingest.py", "every row was rejected", "empty"),
@@ -196,6 +204,7 @@ QUICK = [
     Row(
         *("jobs/quarantine.py", "kalman-pipeline quarantine replay --model {model} --edited", "rejected"),
         "quarantine show --model walk --output {}/held.jsonl",
+        prints="edit the payloads there, then run",
         prepare=World.write,
         hint=True,
     ),
@@ -524,6 +533,27 @@ def test_a_remedy_works(
     run_remedy(states[row.state].copied(tmp_path / "world"), row)
 
 
+def test_a_monitor_that_lacks_a_column_says_what_must_happen_before_spark_starts(
+    states: dict[str, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    world = states["live"].copied(tmp_path / "world")
+    world.change(monitor=RULES, outputs={"measured": True})
+    said = world.run("monitor", "--model", "walk")
+    assert "no column measured yet" in said and "land newer rows" in said
+    assert COMMAND.findall(said)[1:] == [
+        "kalman-pipeline estimate --model walk",
+        "kalman-pipeline monitor --model walk --history",
+    ]
+
+
+def test_a_model_that_does_not_fit_names_what_may_fit_better(
+    states: dict[str, World], tmp_path: Path
+) -> None:
+    said = states["waves"].copied(tmp_path / "world").run("pretrain", "--model", "walk")
+    assert "does not fit" in said and "kalman-pipeline compare --model walk --model other" in said
+
+
 @pytest.mark.slow
 def test_another_structure_fits_where_the_first_does_not(states: dict[str, World], tmp_path: Path) -> None:
     world = states["waves"].copied(tmp_path / "world")
@@ -540,6 +570,7 @@ def test_remedies_work_along_a_model_s_life(spark: SparkSession, tmp_path: Path)
         run_remedy(world, *rows)
 
 
+@cache
 def list_named_commands() -> list[tuple[str, str]]:
     """Return the file and the text of each string of the code, besides docstrings, that names a command to run."""
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -549,7 +580,8 @@ def list_named_commands() -> list[tuple[str, str]]:
         sys.path.remove(str(ROOT / "scripts"))
     found = []
     for path in sorted(path for room in messages.ROOMS for path in (ROOT / room).rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        code = path.read_text()
+        tree = ast.parse(code if "kalman-pipeline" in code else "")
         seen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             text = None if id(node) in seen or not isinstance(node, ast.expr) else messages.text_of(node)
