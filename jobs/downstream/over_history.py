@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql import functions as F
 
-from jobs.batch.history_table import HistoryRun, list_history_runs
+from jobs.batch.history_table import list_history_runs
 from jobs.core.errors import UserError
 from jobs.core.report import Report, format_count
 from jobs.downstream.forecast_pairs import (
@@ -179,11 +179,9 @@ def _list_scored_runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[
             f"no estimate in {estimates_history(spec.name)} is of the spec as it is now: make them with "
             f"`kalman-pipeline estimate --model {spec.name}`"
         )
-    return {one.run: _read_run_snapshot(warehouse, one) for one in mine}
-
-
-def _read_run_snapshot(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
-    return None if run.snapshot is None else manifests.record(warehouse, run.snapshot)
+    return {
+        one.run: None if one.snapshot is None else manifests.record(warehouse, one.snapshot) for one in mine
+    }
 
 
 def _report(model: DeployedModel[Warehouse], section: ForecastSkill, table: str, runs: list[str]) -> Report:

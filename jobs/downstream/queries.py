@@ -284,16 +284,20 @@ def build_downstream_table(data: list[dict[str, Any]]) -> Any:
                 one["follower"],
                 "-" if lag is None else f"{lag:,} rows",
                 "-" if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}",
-                _driver(one),
+                format_driver(one),
             )
     return table if table.row_count else None
 
 
-def _driver(one: dict[str, Any]) -> str:
-    if one["driver"] is not None:
-        return f"process {one['driver']['pid']} on {one['driver']['host']}"
+def format_driver(one: dict[str, Any]) -> str:
+    """Return the driver of a generation or query as text, and how the last driver of a query has ended."""
+    driver, beat = one["driver"], one["heartbeat"]
+    if driver is not None:
+        return f"process {driver['pid']} on {driver['host']}"
     if one["driver_lost"]:
-        return f"lost, last seen {one['heartbeat'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return "lost" if beat is None else f"lost, last seen {beat.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    if "ended" not in one:
+        return "none"
     ended = (
         "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]
     )  # rows have come since

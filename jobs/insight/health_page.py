@@ -85,10 +85,6 @@ def _format_time(at: datetime | None) -> str:
     return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _format_micros(at: int) -> str:
-    return _format_time(datetime.fromtimestamp(at / 1e6, UTC))
-
-
 def _format_noun(count: int | None) -> str:
     return "row" if count == 1 else "rows"
 
@@ -231,7 +227,7 @@ def _show_versions(health: Health) -> str:
             "–" if one.parent is None else f"{one.parent} after micro-batch {one.parent_batch}",
             _format_time(one.created_at),
             _format_time(one.retired_at),
-            _format_micros(health.first_rows[one.generation])
+            _format_time(datetime.fromtimestamp(health.first_rows[one.generation] / 1e6, UTC))
             if one.generation in health.first_rows
             else "no live row",
             ", ".join(health.specs[one.generation].states) if one.generation in health.specs else "–",

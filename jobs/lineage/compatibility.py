@@ -148,10 +148,6 @@ class BuiltWith(NamedTuple):
     commits: Mapping[int, str] = {}
 
 
-def _find_no_commit(version: int) -> str | None:
-    return None
-
-
 class Deployed(NamedTuple):
     """The deployed spec, the id and latest version of the measurements table, and the session's settings.
 
@@ -165,7 +161,7 @@ class Deployed(NamedTuple):
     table: str | None = None
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
-    commit_of: Callable[[int], str | None] = _find_no_commit
+    commit_of: Callable[[int], str | None] = lambda version: None
     topic_id: str | None = None
     shadow: str | None = None
 
@@ -480,13 +476,12 @@ def _has_same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
 def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if built_with.position["source"] != DELTA:
         return
-    name = deployed.spec.name
+    anew = f"or start anew: {suggest_new_start(deployed.spec.name)}"
     if built_with.table is not None and deployed.table is not None and built_with.table != deployed.table:
         yield Finding(
             REFUSED,
             f"the measurements table has been recreated since {built_with.name}, so its versions differ (table "
-            f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: "
-            f"{suggest_new_start(name)}",
+            f"{deployed.table} now, {built_with.table} then). Restore the old table, {anew}",
         )
         return
     reached = max([int(built_with.position["version"]), *built_with.commits])
@@ -494,8 +489,7 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
         yield Finding(
             REFUSED,
             f"{built_with.name} has reached measurements version {reached}, and the table ends with version "
-            f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, or start anew: "
-            f"{suggest_new_start(name)}",
+            f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, {anew}",
         )
         return
     for version, commit in sorted(built_with.commits.items()):
@@ -505,8 +499,7 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
                 REFUSED,
                 f"{built_with.name} has read version {version} of the measurements when it was another commit "
                 f"({commit} then, {now} now): the table was put back from a backup and has grown again, so rows "
-                f"landed since are in no state. Put back the table that was read, or start anew: "
-                f"{suggest_new_start(name)}",
+                f"landed since are in no state. Put back the table that was read, {anew}",
             )
             return
 

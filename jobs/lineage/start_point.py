@@ -174,8 +174,7 @@ def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> C
         return made
     why = (
         f"{name} has read up to {_describe_place(read, manifest)}: let it catch up first (`kalman-pipeline "
-        f"stream --model "
-        f"{manifest.model}`)"
+        f"stream --model {manifest.model}`){_suggest_versions(manifest, [read[VERSION]] if VERSION in read else [])}"
     )
     return _count_missing_rows(warehouse, manifest, made._replace(why=why), read)
 

@@ -127,7 +127,8 @@ class Row(NamedTuple):
 
     def words(self, world: World) -> list[str]:
         """Return the words of the command that prints the message."""
-        return shlex.split(self.cause.replace("{}", str(world.folder)))
+        words = shlex.split(self.cause.replace("{}", str(world.folder)))
+        return [self.fill[one](world) if one in self.fill else one for one in words]
 
 
 def raise_version(world: World) -> None:
@@ -327,12 +328,14 @@ STORY: list[list[Row]] = [
             prints="under the same version 1",
             fill=SNAPSHOT,
             only="walk --adopt",
+            hint=True,
             prepare=lambda world: (
                 world.land(name="e.csv", first=120),
                 world.run("pretrain", "--model", "walk"),
             ),
         )
     ],
+    [of("lineage/start_point", "let it catch up first", f"{STREAM} --adopt SNAPSHOT", fill=SNAPSHOT)],
     [
         of(
             *("lineage/compatibility", "`kalman-pipeline upgrade --model {name}`", STREAM),
@@ -443,7 +446,6 @@ REASONS = {
         "{setting} is {value} here",
     ): "a setting of Spark's that no option changes",
     ("jobs/lineage/generation_checkpoint.py", "each row counted once"): "tests/jobs/snapshots/test_damage.py",
-    ("jobs/lineage/start_point.py", "let it catch up first"): "tests/jobs/upgrades/test_hand_over.py",
     ("jobs/lineage/start_point.py", "misses none"): "tests/jobs/upgrades/test_hand_over.py",
     ("jobs/offline/row_faults.py", "writes says why"): "where to look",
     ("jobs/quarantine.py", "completes it"): "tests/jobs/landing/rejected/test_quarantine.py",
