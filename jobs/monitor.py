@@ -46,6 +46,7 @@ def run(
     from jobs.downstream.over_history import monitor_history
     from jobs.downstream.queries import MONITOR
     from jobs.downstream.rule_exports import MonitorQueries
+    from jobs.downstream.rule_operator import list_read_columns
     from jobs.downstream.runner import start_exclusive_run
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session
@@ -66,7 +67,8 @@ def run(
         )
         found = monitor_history(warehouse, spec, spec.monitor)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
-    with start_exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
+    columns, kafka = list_read_columns(spec, spec.monitor), spec.speaks_to_kafka
+    with start_exclusive_run(settings, spec, MONITOR, columns, kafka) as (warehouse, stop, progress):
         queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor, adopt)
         queries.run(progress)
     return queries.report(time.monotonic() - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +119,7 @@ def _show(model: str, data: list[dict[str, Any]], limit: int) -> Report:
 
 
 def _report_export(model: str, count: int, path: Path) -> Report:
-    hint = f"kalman-pipeline quarantine replay --model {model} --edited {path}"
+    hint = f"`kalman-pipeline quarantine replay --model {model} --edited {shlex.quote(str(path))}`"
     return Report(
         [f"wrote {format_count(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
         {"model": model, "rows": count, "output": str(path)},

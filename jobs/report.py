@@ -259,11 +259,7 @@ def _find_pair(
 
     known = generations.read_generations(warehouse, model)
     if not known or not warehouse.exists(estimates(model)):
-        raise UserError(
-            f"model {model} has no estimates to report on: start its stream with "
-            f"`kalman-pipeline stream --model {model}`",
-            RUN_FAILED,
-        )
+        raise generations.no_live_estimates_error(warehouse, model, RUN_FAILED)
     shadows = [one for one in known if one.status == generations.SHADOW]
     if snapshot is not None:
         begun = [one for one in known if one.snapshot_id == snapshot]

@@ -31,15 +31,10 @@ def run(
     name = load_spec(model, settings.models).name
     retired, changed = promotion.retire(Tables(settings.warehouse), name, generation)
     name_and_version = f"generation {retired.generation} of version {retired.model_version}"
-    lines = [
-        f"{name_and_version} is retired"
-        if changed
-        else f"{name_and_version} was retired before: nothing was changed"
-    ]
+    lines = [f"{name_and_version} was retired before: nothing was changed"]
     if changed:
-        lines.append(
-            f"`kalman-pipeline maintain --model {name}` removes its checkpoint when it is old enough"
-        )
+        later = f"`kalman-pipeline maintain --model {name}` removes its checkpoint when it is old enough"
+        lines = [f"{name_and_version} is retired", later]
     return Report(
         lines,
         {

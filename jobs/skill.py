@@ -52,6 +52,7 @@ def run(
     from jobs.spark.conf import build_short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
+    from jobs.state.encoding.packets import MEASURED
     from jobs.state.kernel import load_checked_spec
 
     began = time.monotonic()
@@ -69,7 +70,7 @@ def run(
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     section = spec.forecast.with_snapshot(snapshot)
     spec = spec.model_copy(update={"forecast": section})
-    with start_exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):
+    with start_exclusive_run(settings, spec, SKILL, {MEASURED}) as (warehouse, stop, progress):
         scorer = ForecastScorer(warehouse, spec, seconds, stop, section)
         scorer.run(progress)
         return scorer.report(time.monotonic() - began)

@@ -132,13 +132,7 @@ def _build_table(root: str, data: list[dict[str, Any]], advice: list[str]) -> An
                 f"{landed['quarantined']:,}",
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
-                "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
-                "-" if lineage is None else _format_position(lineage, landed["version"]),
-                "-"
-                if lineage is None or lineage["rows_behind"] is None
-                else f"{lineage['rows_behind']:,} rows",
-                "-" if lineage is None else _format_last_batch(lineage),
-                "-" if lineage is None else _format_driver(lineage),
+                *(["-"] * 5 if lineage is None else _format_lineage(lineage, landed["version"])),
             )
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
@@ -148,13 +142,19 @@ def _build_table(root: str, data: list[dict[str, Any]], advice: list[str]) -> An
     return Group(table, *([] if followed is None else [followed]), *errors)
 
 
-def _format_position(lineage: dict[str, Any], newest: int | None) -> str:
-    """Return a generation's position, and the newest position if it is known."""
+def _format_lineage(lineage: dict[str, Any], newest: int | None) -> list[str]:
+    """Return the cells of a generation; newest: the latest version of the measurements."""
+    from jobs.downstream.queries import format_driver
     from jobs.storage.positions import KAFKA, describe
 
-    if lineage["position"]["source"] == KAFKA:
-        return describe(lineage["position"])
-    return f"{lineage['version']} of {newest}"
+    waiting, position = lineage["rows_behind"], lineage["position"]
+    return [
+        f"{lineage['generation']} ({lineage['status']})",
+        describe(position) if position["source"] == KAFKA else f"{lineage['version']} of {newest}",
+        "-" if waiting is None else f"{waiting:,} rows",
+        _format_last_batch(lineage),
+        format_driver(lineage),
+    ]
 
 
 def _format_last_batch(lineage: dict[str, Any]) -> str:
@@ -164,16 +164,6 @@ def _format_last_batch(lineage: dict[str, Any]) -> str:
     last = lineage["progress"] or {}
     speed = f", {format_rate(last['rows_per_second'], 1.0)}" if last.get("rows_per_second") else ""
     return f"{at.astimezone(UTC):%m-%d %H:%M:%S}{speed}"
-
-
-def _format_driver(lineage: dict[str, Any]) -> str:
-    if lineage["driver"]:
-        return f"process {lineage['driver']['pid']} on {lineage['driver']['host']}"
-    if lineage["driver_lost"]:
-        beat: datetime | None = lineage["heartbeat"]
-        seen = "" if beat is None else f", seen {beat.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        return f"lost{seen}"
-    return "none"
 
 
 if __name__ == "__main__":

@@ -141,7 +141,8 @@ def _report(model: str, result: Result, seconds: float) -> Report:
         errors = [f"{model} is not what its lineage gives: {found.differences:,} differences; {firsts}"]
     elif result.outcome == NOTHING:
         errors = [
-            f"{model}: nothing to verify: no generation is live, or no row of these keys was landed after its start"
+            f"{model}: nothing to verify: the live stream has read no row of the chosen keys after its snapshot: "
+            f"choose all with `kalman-pipeline verify --model {model} --share 100%`, or land newer rows and stream them"
         ]
     elif result.outcome == NOT_VERIFIED:
         errors = [f"{model}: a part was not verified: {'; '.join(result.not_verified)}"]

@@ -27,7 +27,7 @@ from jobs.batch.key_learning import Populations, learn_key_states, learn_populat
 from jobs.batch.learning import learn_pooled
 from jobs.batch.snapshot_ids import TableVersion, find_earlier_id, find_position, snapshot_id
 from jobs.core.progress import Progress
-from jobs.core.report import format_count
+from jobs.core.report import format_count, suggest_other_model
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
@@ -379,6 +379,7 @@ class Summary(NamedTuple):
     dependent: the number with autocorrelated innovations.
     """
 
+    model: str
     of: str
     outcomes: dict[str, int]
     worst: list[dict[str, Any]]
@@ -425,7 +426,7 @@ class Summary(NamedTuple):
                 found.append(
                     f"warning: the model does not fit: of {of} {what} (columns nis and ljung_box of the table learned)"
                 )
-        return found
+        return [*found, f"next: {suggest_other_model(self.model)}"] if found else []
 
 
 def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | None:
@@ -439,10 +440,10 @@ def summarize_learning(warehouse: Warehouse, manifest: Manifest) -> Summary | No
         return None
     scopes = rows["scope"].unique().to_pylist()
     of = next(scope for scope in (KEY, GROUP, POOLED) if scope in scopes)
-    return _summarize_scope(rows.filter(pc.field("scope") == of), of)
+    return _summarize_scope(rows.filter(pc.field("scope") == of), of, manifest.model)
 
 
-def _summarize_scope(rows: pa.Table, of: str) -> Summary:
+def _summarize_scope(rows: pa.Table, of: str, model: str) -> Summary:
     count, nis, ljung_box = (
         rows[name].cast(pa.float64()).to_numpy() for name in ("rows", "nis", "ljung_box")
     )
@@ -453,7 +454,7 @@ def _summarize_scope(rows: pa.Table, of: str) -> Summary:
     counts = {row["values"]: row["counts"] for row in rows["outcome"].value_counts().to_pylist()}
     outcomes = {one.name.lower(): counts.get(one.name.lower(), 0) for one in FitOutcome}
     sums = (int(np.count_nonzero(one)) for one in (judged, far, dependent))
-    return Summary(of, outcomes, _select_worst(rows, of, nis, far | dependent), *sums)
+    return Summary(model, of, outcomes, _select_worst(rows, of, nis, far | dependent), *sums)
 
 
 def _select_worst(

@@ -134,6 +134,22 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
         return report
 
 
+def suggest_other_model(model: str) -> str:
+    """Return what helps a model that does not fit its rows, as the end of a sentence."""
+    return (
+        f"`kalman-pipeline init --input FILE --name other` finds other structures, `kalman-pipeline compare --model "
+        f"{model} --model other` tells which predicts better; against outliers write `robust` in the spec"
+    )
+
+
+def suggest_new_start(model: str) -> str:
+    """Return the commands that begin a new generation from all rows that have landed."""
+    return (
+        f"`kalman-pipeline pretrain --model {model}`, then `kalman-pipeline stream --model {model} --adopt SNAPSHOT` "
+        f"with the snapshot that it makes"
+    )
+
+
 def convert_to_json(value: Any) -> Any:
     """Convert a value to JSON's types: a number that is not finite becomes null, an unknown type becomes text."""
     if value is None or isinstance(value, bool | int | str):

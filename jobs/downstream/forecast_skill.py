@@ -77,11 +77,6 @@ class ForecastScorer(LiveQueries):
     def start(self) -> list[StreamingQuery]:
         """Start the only query of the run."""
         table = self.warehouse.read(estimates(self.spec.name))
-        if MEASURED not in table.columns:
-            raise UserError(
-                f"the estimates of {self.spec.name} have no column of measurements yet: its stream writes them from "
-                f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
-            )
         (query,) = list_queries(self.spec, SKILL)
         if self.sink is None:
             kind = build_key_kind(self.spec.key, table.schema)
@@ -127,8 +122,9 @@ class ForecastScorer(LiveQueries):
                     f"section `forecast`, and it begins anew"
                 ) from error
             raise UserError(
-                f"the estimates of {name} have no states of the filter yet, {why}: its stream writes them from its "
-                f"next micro-batch on (`kalman-pipeline stream --model {name}`); then run this again"
+                f"the estimates of {name} have no states of the filter yet, {why}: its stream writes them beside the "
+                f"rows that it reads from now on: land newer rows, run `kalman-pipeline stream --model {name}`, then "
+                f"`kalman-pipeline skill --model {name}`"
             ) from error
         self.by_mixture = True
 

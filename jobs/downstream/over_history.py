@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pyspark.sql import functions as F
 
-from jobs.batch.history_table import HistoryRun, list_history_runs
+from jobs.batch.history_table import list_history_runs
 from jobs.core.errors import UserError
 from jobs.core.report import Report, format_count
 from jobs.downstream.forecast_pairs import (
@@ -32,6 +32,7 @@ from jobs.downstream.rule_operator import (
     build_alert_rows,
     build_event_columns,
     build_rule_packets,
+    list_read_columns,
     update_bucket,
 )
 from jobs.downstream.rules import NEVER
@@ -62,7 +63,8 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
     Raises:
         UserError: the model has no history.
     """
-    rows, table = read_history(warehouse, spec.name), estimates_history(spec.name)
+    rows = read_history(warehouse, spec.name, list_read_columns(spec, monitor))
+    table = estimates_history(spec.name)
     lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
     if monitor.windows:
         name = windows_history(spec.name)
@@ -81,17 +83,23 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
     return Report(lines, data)
 
 
-def read_history(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return the estimates of a model's history.
+def read_history(warehouse: Warehouse, model: str, columns: Collection[str]) -> DataFrame:
+    """Return the estimates of a model's history; columns: columns that they must have.
 
     Raises:
-        UserError: the history has no estimates.
+        UserError: the history has no estimates, or no such column.
     """
     table = estimates_history(model)
     if not warehouse.exists(table):
         raise UserError(
             f"model {model} has no history in {warehouse.root}: make it with "
             f"`kalman-pipeline estimate --model {model}`"
+        )
+    missing = sorted(set(columns) - set(warehouse.column_names(table)))
+    if missing:
+        raise UserError(
+            f"the history of {model} has no column {' and no column '.join(missing)}: run `kalman-pipeline estimate "
+            f"--model {model}` again, which writes it"
         )
     return warehouse.read(table)
 
@@ -136,12 +144,7 @@ def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Re
             spec.
     """
     warehouse, spec = model.warehouse, model.spec
-    rows = read_history(warehouse, spec.name)
-    if MEASURED not in rows.columns:
-        raise UserError(
-            f"the history of {spec.name} has no column of measurements: write outputs: {{measured: true}} and run "
-            f"`kalman-pipeline estimate --model {spec.name}` again"
-        )
+    rows = read_history(warehouse, spec.name, {MEASURED})
     of_runs, kind = _list_scored_runs(model, rows), build_key_kind(spec.key, rows.schema)
     used: dict[str, UsedModel] = {}
     for run, made in of_runs.items():
@@ -176,11 +179,9 @@ def _list_scored_runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[
             f"no estimate in {estimates_history(spec.name)} is of the spec as it is now: make them with "
             f"`kalman-pipeline estimate --model {spec.name}`"
         )
-    return {one.run: _read_run_snapshot(warehouse, one) for one in mine}
-
-
-def _read_run_snapshot(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
-    return None if run.snapshot is None else manifests.record(warehouse, run.snapshot)
+    return {
+        one.run: None if one.snapshot is None else manifests.record(warehouse, one.snapshot) for one in mine
+    }
 
 
 def _report(model: DeployedModel[Warehouse], section: ForecastSkill, table: str, runs: list[str]) -> Report:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich import box
 from rich.table import Table
 
+from jobs.lineage.generations import read_generations, trace_live_lineage
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint, checkpoint_of
 from jobs.storage.files import SmallFiles
@@ -23,7 +24,7 @@ from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_rows import Filter
 from jobs.storage.tables import alerts, estimates, forecast_skill, rule_states, windows, windows_open
 from jobs.storage.warehouse import Tables
-from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_log import CAUGHT_UP, DriverLog
 from jobs.supervision.driver_status import format_log_name, resume_command
 from jobs.supervision.progress import measure_table_lag
 
@@ -238,14 +239,16 @@ def read_downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]
 
 
 def _progress(warehouse: Tables, model: str, queries: list[Query]) -> dict[str, Any]:
-    """Return the number of micro-batches, the time of the last commit, and the lag behind the estimates."""
+    """Return the number of micro-batches, the time of the last commit, and the lag behind the live estimates."""
     checkpoints = [Checkpoint(warehouse, query.checkpoint) for query in queries]
     positions = [(one, None if one.find_damage() else one.find_progress()) for one in checkpoints]
     started = [(one, at) for one, at in positions if at is not None]
     nothing = {"batches": 0, "last_batch_at": None, "rows_behind": None, "seconds_behind": None}
     if not started or not warehouse.exists(estimates(model)):
         return nothing
-    lag = measure_table_lag(warehouse, estimates(model), min(at.version for _, at in started))
+    known = read_generations(warehouse, model)
+    others = {one.generation for one in known} - {one.generation for one in trace_live_lineage(known)}
+    lag = measure_table_lag(warehouse, estimates(model), min(at.version for _, at in started), others)
     return {
         "batches": sum(at.batch + 1 for _, at in started),
         "last_batch_at": max(one.committed_at(at.batch) for one, at in started),
@@ -281,14 +284,21 @@ def build_downstream_table(data: list[dict[str, Any]]) -> Any:
                 one["follower"],
                 "-" if lag is None else f"{lag:,} rows",
                 "-" if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}",
-                _driver(one),
+                format_driver(one),
             )
     return table if table.row_count else None
 
 
-def _driver(one: dict[str, Any]) -> str:
-    if one["driver"] is not None:
-        return f"process {one['driver']['pid']} on {one['driver']['host']}"
+def format_driver(one: dict[str, Any]) -> str:
+    """Return the driver of a generation or query as text, and how the last driver of a query has ended."""
+    driver, beat = one["driver"], one["heartbeat"]
+    if driver is not None:
+        return f"process {driver['pid']} on {driver['host']}"
     if one["driver_lost"]:
-        return f"lost, last seen {one['heartbeat'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f"none ({one['ended']})" + (f": {one['last_error']}" if one["last_error"] else "")
+        return "lost" if beat is None else f"lost, last seen {beat.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    if "ended" not in one:
+        return "none"
+    ended = (
+        "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]
+    )  # rows have come since
+    return f"none ({ended})" + (f": {one['last_error']}" if one["last_error"] else "")

@@ -236,7 +236,8 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
     """
     query, rules = _find_last_query(warehouse, spec)
     checkpoint = Checkpoint(warehouse, query.checkpoint)
-    batch = next((one for one in reversed(checkpoint.commits()) if _complete(checkpoint, one)), None)
+    whole = (one for one in reversed(checkpoint.commits()) if checkpoint.has(one))
+    batch = next((one for one in whole if checkpoint.ends_with(one) is not None), None)
     if batch is None:
         raise UserError(
             f"no micro-batch of {query.name} completes a version of the estimates: run `kalman-pipeline monitor "
@@ -367,10 +368,6 @@ def build_rule_plan(spec: ModelSpec, monitor: Monitor) -> RulePlan:
     width = len(monitor.rules) + len(list_function_readings(monitor))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
     return RulePlan(build_rules(monitor), fmt, build_function_rules(spec, monitor))
-
-
-def _complete(checkpoint: Checkpoint, batch: int) -> bool:
-    return checkpoint.has(batch) and checkpoint.ends_with(batch) is not None
 
 
 def _build_unpacker(

@@ -33,7 +33,7 @@ from jobs.downstream.rules import (
     concatenate_events,
     raise_silence_alerts,
 )
-from jobs.downstream.windows import build_reading_column, check_columns
+from jobs.downstream.windows import build_reading_column, list_group_readings
 from jobs.snapshots.model_runtime import ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -280,7 +280,6 @@ def build_rule_packets(
     )
     ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
     used = [find_rule_reading(spec, rule) for rule in monitor.rules]
-    check_columns(spec, [*names, *(name for name in used if name is not None)], estimates.columns)
     read = []
     for number, name in enumerate([*used, *names]):
         column = F.lit(None).cast("double") if name is None else build_reading_column(spec, name)
@@ -320,6 +319,13 @@ def build_function_rules(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRul
                 )
             )
     return tuple(found)
+
+
+def list_read_columns(spec: ModelSpec, monitor: Monitor) -> set[str]:
+    """Return the columns of estimates that windows and rules read, besides the key, the time and the flags."""
+    readings = [find_rule_reading(spec, rule) for rule in monitor.rules] + list_function_readings(monitor)
+    readings += [*(one.of for one in monitor.aggregates), *list_group_readings(spec, monitor).values()]
+    return {spec.readings.by_name[name].column for name in readings if name is not None}
 
 
 def find_rule_reading(spec: ModelSpec, rule: Rule) -> str | None:

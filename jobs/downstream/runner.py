@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +16,12 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.downstream.queries import Query, list_queries, open_driver_log
 from jobs.downstream.views import Begin, update_view
-from jobs.lineage.generations import LineageSegment, read_live_lineage, stream_taken_error
+from jobs.lineage.generations import (
+    LineageSegment,
+    no_live_estimates_error,
+    read_live_lineage,
+    stream_taken_error,
+)
 from jobs.lineage.generations import find_live as live_now
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import STATE_FORMAT, build_interpreted_conf
@@ -48,16 +53,18 @@ Until it switches over, it ignores rows of the new generation.
 
 @contextmanager
 def start_exclusive_run(
-    settings: Settings, spec: ModelSpec, verb: str, kafka: bool = False
+    settings: Settings, spec: ModelSpec, verb: str, columns: Collection[str], kafka: bool = False
 ) -> Iterator[tuple[Warehouse, threading.Event, Progress]]:
     """Start Spark as the only monitor or skill driver of a model; yield the warehouse, the stop event and the progress.
 
+    columns: the columns of the estimates that the queries need.
+
     Raises:
-        UserError: another driver runs.
+        UserError: another driver runs, or the model has no live estimates with these columns.
     """
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
-        need_live_estimates(Tables(settings.warehouse), spec.name)
+        _need_columns(Tables(settings.warehouse), spec.name, verb, columns)
         warehouse = Warehouse(
             spark_session(settings, title, build_interpreted_conf(), kafka), settings.warehouse
         )
@@ -91,10 +98,25 @@ def need_live_estimates(warehouse: Tables, model: str) -> list[LineageSegment]:
     """
     segments = read_live_lineage(warehouse, model)
     if not segments or not warehouse.exists(estimates(model)):
-        raise UserError(
-            f"model {model} has no live estimates: start its stream with `kalman-pipeline stream --model {model}`"
-        )
+        raise no_live_estimates_error(warehouse, model)
     return segments
+
+
+def _need_columns(warehouse: Tables, model: str, verb: str, columns: Collection[str]) -> None:
+    """Refuse to read columns that the live estimates do not have yet.
+
+    Raises:
+        UserError: there are no live estimates, or the stream has not run since the spec's `outputs` name the columns.
+    """
+    need_live_estimates(warehouse, model)
+    missing = sorted(set(columns) - set(warehouse.column_names(estimates(model))))
+    if missing:
+        raise UserError(
+            f"the estimates of {model} have no column {' and no column '.join(missing)} yet: its stream writes it "
+            f"beside the rows that it reads from now on (land newer rows and run `kalman-pipeline stream --model "
+            f"{model}`). For the rows before, run `kalman-pipeline estimate --model {model}`, then `kalman-pipeline "
+            f"{verb} --model {model} --history`"
+        )
 
 
 @dataclass

@@ -13,7 +13,6 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 from pyspark.sql.functions import arrow_udf
 
-from jobs.core.errors import UserError
 from jobs.core.times import parse_duration_us
 from jobs.downstream.aggregates import WindowAggregate, accumulate, compute_aggregates, merge_accumulators
 from jobs.downstream.views import combine_conditions
@@ -28,8 +27,6 @@ from jobs.streaming.publishing import TopicSink, add_ordinals, write_to_sink
 from kalman.models.named import Named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import Column, DataFrame
 
 
@@ -38,20 +35,6 @@ def build_reading_column(spec: ModelSpec, name: str) -> Column:
     found = spec.readings.by_name[name]
     column = F.col(found.column)
     return column if found.index is None else F.get(column, found.index)
-
-
-def check_columns(spec: ModelSpec, names: Iterable[str], columns: Iterable[str]) -> None:
-    """Refuse readings from columns that the estimates table does not have yet.
-
-    Raises:
-        UserError: the stream has written no estimates since the spec's `outputs` name these columns.
-    """
-    missing = {spec.readings.by_name[name].column for name in names} - set(columns)
-    if missing:
-        raise UserError(
-            f"the estimates of {spec.name} have no column {' and no column '.join(sorted(missing))} yet: its stream "
-            f"writes it from its next micro-batch on (`kalman-pipeline stream --model {spec.name}`)"
-        )
 
 
 ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"
@@ -81,17 +64,13 @@ def list_aggregated(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
     return [Aggregated(name, tuple(some)) for name, some in by_reading.items()]
 
 
-def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
-    """Return the grouping columns whose values estimates store in arrays: measurements, controls and inputs."""
+def list_group_readings(spec: ModelSpec, monitor: Monitor) -> dict[str, str]:
+    """Return the readings of grouping columns that estimates store in arrays: measurements, controls and inputs."""
     kinds = {
         **dict.fromkeys(spec.measurement, "measured"),
         **dict.fromkeys([*spec.control, *spec.input_names], "control"),
     }
-    return {
-        name: build_reading_column(spec, f"{kinds[name]}.{name}")
-        for name in monitor.by
-        if name not in spec.key
-    }
+    return {name: f"{kinds[name]}.{name}" for name in monitor.by if name not in spec.key}
 
 
 def assign_windows(estimates: DataFrame, window: Window, watermark: int | None) -> DataFrame:
@@ -305,10 +284,8 @@ class Windows:
 
     def _add_group_columns(self, estimates: DataFrame) -> DataFrame:
         """Return estimates with the grouping columns of windows."""
-        names = [one.of for one in self.monitor.aggregates]
-        check_columns(self.spec, names, estimates.columns)
-        groups = group_columns(self.spec, self.monitor)
-        return estimates.withColumns(groups) if groups else estimates
+        groups = list_group_readings(self.spec, self.monitor).items()
+        return estimates.withColumns({name: build_reading_column(self.spec, of) for name, of in groups})
 
     def _of(self, when: str) -> Column | None:
         """Return the condition for rows of the windows that appear at `when`; None if no window does."""

@@ -162,9 +162,9 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     spec = deployed if live is None else specs.get(live.generation, deployed)
     if estimates is None or first is None or spec is None:
         raise UserError(
-            f"model {model} has no estimates to report on: start its stream with "
-            f"`kalman-pipeline stream --model {model}`, or estimate its history with "
-            f"`kalman-pipeline estimate --model {model}`",
+            f"model {model} has no estimates to report on: land newer rows than its snapshot has and run "
+            f"`kalman-pipeline stream --model {model}`, or estimate its history with `kalman-pipeline estimate --model "
+            f"{model}`",
             RUN_FAILED,
         )
     sums = _Sums(root, estimates, spec, *first)

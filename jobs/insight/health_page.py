@@ -21,7 +21,7 @@ from jobs.core.html_page import (
     format_table,
     place_side_by_side,
 )
-from jobs.core.report import format_count, format_span
+from jobs.core.report import format_count, format_span, suggest_other_model
 from jobs.insight.health import WORST, Health, Reason
 from jobs.state.encoding.keys import format_key
 from kalman.evaluation.diagnostics import mean_bounds
@@ -67,7 +67,8 @@ def judge_health(health: Health) -> tuple[str, str]:
     wrong = "covariances are too small: it is surer than it should be" if ratio > 1 else (
         "covariances are too large: it is less sure than it could be"
     )  # fmt: skip
-    return "bad", f"NIS per component is {ratio:.3f}, and 1 is expected: the model's {wrong}; {outside}."
+    said = f"NIS per component is {ratio:.3f}, and 1 is expected: the model's {wrong}; {outside}"
+    return "bad", f"{said}. Next: {suggest_other_model(health.model)}."
 
 
 def _describe_subject(health: Health) -> str:
@@ -82,10 +83,6 @@ def _describe_subject(health: Health) -> str:
 
 def _format_time(at: datetime | None) -> str:
     return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _format_micros(at: int) -> str:
-    return _format_time(datetime.fromtimestamp(at / 1e6, UTC))
 
 
 def _format_noun(count: int | None) -> str:
@@ -230,7 +227,7 @@ def _show_versions(health: Health) -> str:
             "–" if one.parent is None else f"{one.parent} after micro-batch {one.parent_batch}",
             _format_time(one.created_at),
             _format_time(one.retired_at),
-            _format_micros(health.first_rows[one.generation])
+            _format_time(datetime.fromtimestamp(health.first_rows[one.generation] / 1e6, UTC))
             if one.generation in health.first_rows
             else "no live row",
             ", ".join(health.specs[one.generation].states) if one.generation in health.specs else "–",

@@ -150,20 +150,15 @@ def describe_stream_alarm(generation: dict[str, Any], after: float, now: datetim
     quiet = (now - (since if last is None else max(since, last))).total_seconds()
     if quiet <= after:
         return None
-    driver = generation["driver"]
-    runs = (
-        f"process {driver['pid']} on {driver['host']} runs it"
-        if running
-        else "its driver is lost"
-        if generation["driver_lost"]
-        else "no driver runs it"
-    )
+    runs = "its driver is lost" if generation["driver_lost"] else _describe_runner(generation["driver"])
     batches = (
         "it has committed no micro-batch yet"
         if last is None
         else f"its last micro-batch ended {last.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     )
-    return f"{name} makes no progress: {waiting:,} rows have waited for {_format_duration(quiet)}; {batches}; {runs}"
+    return (
+        f"{name} makes no progress: {waiting:,} rows have waited for {format_span(quiet)}; {batches}; {runs}"
+    )
 
 
 def describe_query_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
@@ -178,9 +173,12 @@ def describe_query_alarm(one: dict[str, Any], after: float, now: datetime) -> st
     quiet = seconds if last is None else min(seconds, (now - last).total_seconds())
     if quiet <= after:
         return None
-    driver = one["driver"]
-    runs = "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
-    return f"its {name} makes no progress: {waiting:,} estimates have waited for {_format_duration(quiet)}; {runs}"
+    runs = _describe_runner(one["driver"])
+    return f"its {name} makes no progress: {waiting:,} estimates have waited for {format_span(quiet)}; {runs}"
+
+
+def _describe_runner(driver: dict[str, Any] | None) -> str:
+    return "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
 
 
 def describe_difference(last: dict[str, Any] | None) -> str | None:
@@ -190,11 +188,6 @@ def describe_difference(last: dict[str, Any] | None) -> str | None:
     at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     first = format_difference(json.loads(last["first_difference"])) if last["first_difference"] else ""
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
-
-
-def _format_duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{seconds:.0f} s" if minutes < 1 else f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
 SMALL_FILE = 16 << 20

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import suggest_new_start
 from jobs.landing.messages import read_checked_messages
 from jobs.landing.target_table import record_start
 from jobs.lineage import generations
@@ -77,8 +78,8 @@ def require_source(spec: ModelSpec) -> Source:
     """
     if spec.streamed_source is None:
         raise UserError(
-            f"the stream of {spec.name} reads a topic, but its spec no longer has a `source`: restore it, or pretrain "
-            f"the changed spec and start with `stream --model {spec.name} --adopt SNAPSHOT`"
+            f"the stream of {spec.name} reads a topic, but its spec no longer has a `source`: restore it, or "
+            f"start anew: {suggest_new_start(spec.name)}"
         )
     return spec.streamed_source
 
@@ -184,9 +185,9 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
 
 def suggest_topic_restart(spec: ModelSpec) -> str:
     """Return the sentence that explains how to continue with the present messages of the topics."""
-    anew = ", `pretrain`, and `stream --model {0} --adopt` the new snapshot" if spec.streamed_source else ""
+    anew = f", {suggest_new_start(spec.name)}" if spec.streamed_source else ""
     command = f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
-    return f"To continue with what Kafka has now: {command}{anew.format(spec.name)}"
+    return f"To continue with what Kafka has now: {command}{anew}"
 
 
 def _find_first_offsets(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, LandedTopic]:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
+from jobs.core.report import suggest_new_start
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
-from jobs.lineage.generations import DeployedModel, read_position
+from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
@@ -147,24 +148,22 @@ class BuiltWith(NamedTuple):
     commits: Mapping[int, str] = {}
 
 
-def _find_no_commit(version: int) -> str | None:
-    return None
-
-
 class Deployed(NamedTuple):
     """The deployed spec, the id and latest version of the measurements table, and the session's settings.
 
     commit_of: function that returns the id of the current commit of a version; None if the table's log lacks the
     version.
     topic_id: id of the spec's topic; None if the spec has no topic, or if the id is unknown.
+    shadow: name of the shadow that runs the spec's version; None if there is none.
     """
 
     spec: ModelSpec
     table: str | None = None
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
-    commit_of: Callable[[int], str | None] = _find_no_commit
+    commit_of: Callable[[int], str | None] = lambda version: None
     topic_id: str | None = None
+    shadow: str | None = None
 
 
 class Finding(NamedTuple):
@@ -322,7 +321,10 @@ def _build_deployed(
 ) -> Deployed:
     warehouse, table = model.warehouse, measurements(model.name)
     id_, latest = warehouse.table_id(table), warehouse.latest_version(table)
-    return Deployed(model.spec, id_, latest, settings, partial(commit_id, warehouse, table), topic)
+    known, fingerprint = read_generations(warehouse, model.name), model.spec.fingerprint()
+    mine = (one.generation for one in known if (one.status, one.fingerprint) == (SHADOW, fingerprint))
+    commit_of = partial(commit_id, warehouse, table)
+    return Deployed(model.spec, id_, latest, settings, commit_of, topic, next(mine, None))
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
@@ -385,8 +387,8 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
     elif built_with.fingerprint != built_with.spec.fingerprint():
         yield Finding(
             REFUSED,
-            f"{built_with.name} and the snapshot that it began from are not of one model: start a new generation with "
-            f"`stream --model {name} --adopt SNAPSHOT`",
+            f"{built_with.name} and the snapshot that it began from are not of one model: start anew: "
+            f"{suggest_new_start(name)}",
         )
     elif new < old:
         yield Finding(
@@ -396,10 +398,15 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
             f"{name}`",
         )
     elif new > old:
+        then = f"`kalman-pipeline upgrade --model {name}`"
+        if deployed.shadow is not None:
+            then = (
+                f"its shadow {deployed.shadow} is promoted (`kalman-pipeline promote --model {name} --generation "
+                f"{deployed.shadow}`; `kalman-pipeline retire --model {name} --generation {deployed.shadow}` drops it)"
+            )
         yield Finding(
             MIGRATION,
-            f"version {new} is deployed, and {built_with.name} continues as version {old} until `kalman-pipeline "
-            f"upgrade --model {name}`",
+            f"version {new} is deployed, and {built_with.name} continues as version {old} until {then}",
         )
     elif deployed.spec.fingerprint() != built_with.fingerprint:
         fields = [
@@ -411,8 +418,7 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
             REFUSED,
             f"its spec has changed since {built_with.name} began, under the same version {old} ({', '.join(fields)}), "
             f"so its state would change its meaning. Restore the spec; or raise its version and run `kalman-pipeline "
-            f"upgrade --model {name}`; or pretrain it and start a new generation with `stream "
-            f"--model {name} --adopt SNAPSHOT`",
+            f"upgrade --model {name}`; or start anew: {suggest_new_start(name)}",
         )
 
 
@@ -423,8 +429,8 @@ def explain_source_change(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     if built_with.position["source"] != spec.source_kind:
         reads = "the measurements table" if source is None else f"topic {source.topic}"
         return (
-            f"{reached}, and the spec reads {reads} now. Restore `source`, or start from the new source: `ingest`, "
-            f"`pretrain`, and `stream --model {spec.name} --adopt` the new snapshot"
+            f"{reached}, and the spec reads {reads} now. Restore `source`, or start from the new source: "
+            f"`kalman-pipeline ingest --model {spec.name}`, {suggest_new_start(spec.name)}"
         )
     if source is not None and built_with.position["topic"] != source.topic:
         return (
@@ -457,8 +463,7 @@ def _check_source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding
             REFUSED,
             f"{built_with.name} has reached {describe(built_with.position)}, and that topic was deleted and made anew "
             f"since (its id is {deployed.topic_id} now, and was {known}), so these offsets mean other messages. Start "
-            f"anew: `ingest --model {name} --accept-loss`, `pretrain`, and `stream --model {name} --adopt` the new "
-            f"snapshot",
+            f"anew: `kalman-pipeline ingest --model {name} --accept-loss`, {suggest_new_start(name)}",
         )
 
 
@@ -471,13 +476,12 @@ def _has_same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
 def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if built_with.position["source"] != DELTA:
         return
-    name = deployed.spec.name
+    anew = f"or start anew: {suggest_new_start(deployed.spec.name)}"
     if built_with.table is not None and deployed.table is not None and built_with.table != deployed.table:
         yield Finding(
             REFUSED,
             f"the measurements table has been recreated since {built_with.name}, so its versions differ (table "
-            f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: `pretrain`, and "
-            f"`stream --model {name} --adopt` the new snapshot",
+            f"{deployed.table} now, {built_with.table} then). Restore the old table, {anew}",
         )
         return
     reached = max([int(built_with.position["version"]), *built_with.commits])
@@ -485,8 +489,7 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
         yield Finding(
             REFUSED,
             f"{built_with.name} has reached measurements version {reached}, and the table ends with version "
-            f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, or start anew: "
-            f"`pretrain`, and `stream --model {name} --adopt` the new snapshot",
+            f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, {anew}",
         )
         return
     for version, commit in sorted(built_with.commits.items()):
@@ -496,8 +499,7 @@ def _check_table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]
                 REFUSED,
                 f"{built_with.name} has read version {version} of the measurements when it was another commit "
                 f"({commit} then, {now} now): the table was put back from a backup and has grown again, so rows "
-                f"landed since are in no state. Put back the table that was read, or start anew: `pretrain`, and "
-                f"`stream --model {name} --adopt` the new snapshot",
+                f"landed since are in no state. Put back the table that was read, {anew}",
             )
             return
 
@@ -511,8 +513,8 @@ def _check_layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding
         yield Finding(
             REFUSED,
             f"the checkpoint of {built_with.name} has {stored} state partitions and its row in "
-            f"`generations` says {built_with.partitions}, so its keys would not be found. Start a new "
-            f"generation with `stream --model {name} --adopt SNAPSHOT`",
+            f"`generations` says {built_with.partitions}, so its keys would not be found. Start anew: "
+            f"{suggest_new_start(name)}",
         )
         return
     command = f"`kalman-pipeline upgrade --model {name} --mode repartition`"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, RUN_FAILED, UserError
 from jobs.snapshots.manifests import Manifest, record
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint, checkpoint_of
@@ -105,6 +105,21 @@ def select_live(known: Iterable[Generation]) -> Generation | None:
 def read_live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
     """Return the lineage of a model's live estimates (`trace_live_lineage`)."""
     return trace_live_lineage(read_generations(warehouse, model))
+
+
+def no_live_estimates_error(warehouse: Tables, model: str, exit_code: int = INPUT_ERROR) -> UserError:
+    """Return the error that a model has no live estimates, with what makes some."""
+    none, stream = (
+        f"model {model} has no live estimates in {warehouse.root}",
+        f"`kalman-pipeline stream --model {model}`",
+    )
+    if find_live(warehouse, model) is None:
+        return UserError(f"{none}: make them with {stream}", exit_code)
+    return UserError(
+        f"{none} yet: its stream has read no row after its snapshot; land newer rows and run {stream} again, or "
+        f"estimate the rows before with `kalman-pipeline estimate --model {model}`",
+        exit_code,
+    )
 
 
 def trace_live_lineage(known: Sequence[Generation]) -> list[LineageSegment]:

@@ -89,7 +89,7 @@ def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, a
         raise ShadowLags(
             f"{found.generation} has reached {describe(read_position(warehouse, found))} and {live.generation} "
             f"{describe(read_position(warehouse, live))}: let it catch up first "
-            f"(kalman-pipeline stream --model {found.model} --generation {found.generation})",
+            f"(`kalman-pipeline stream --model {found.model} --generation {found.generation}`)",
             RUN_FAILED,
         )
 
@@ -151,8 +151,8 @@ def find_retirable(
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to retire")
     if found.status == LIVE:
         raise UserError(
-            f"{found.generation} is the live generation of {model}: to retire it, promote another one or roll "
-            f"back; to stop its stream, run `kalman-pipeline stop --model {model}`"
+            f"{found.generation} is the live generation of {model}, which only `promote` or `rollback` retires, for "
+            f"another one; to stop its stream, run `kalman-pipeline stop --model {model}`"
         )
     return found, known
 

@@ -174,8 +174,7 @@ def _continue_within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> C
         return made
     why = (
         f"{name} has read up to {_describe_place(read, manifest)}: let it catch up first (`kalman-pipeline "
-        f"stream --model "
-        f"{manifest.model}`)"
+        f"stream --model {manifest.model}`){_suggest_versions(manifest, [read[VERSION]] if VERSION in read else [])}"
     )
     return _count_missing_rows(warehouse, manifest, made._replace(why=why), read)
 
@@ -198,7 +197,7 @@ def _suggest_versions(manifest: Manifest, nearest: list[int]) -> str:
     options = " or ".join(str(one) for one in sorted(set(nearest)))
     return (
         f". A snapshot at version {options} misses none: `kalman-pipeline pretrain --model {manifest.model} "
-        f"--to-version {max(nearest)}`, then `stream --adopt` that one"
+        f"--to-version {max(nearest)}`, then `kalman-pipeline stream --model {manifest.model} --adopt SNAPSHOT` with it"
     )
 
 

@@ -6,6 +6,7 @@ They come from a table of the warehouse, or from an output of `filter`. No Spark
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from jobs.landing.raw_rows import RawRows
 from jobs.landing.values.keys import assign_codes, join_codes
 from jobs.landing.values.number_reading import build_rules, parse_numbers
 from jobs.landing.values.times import find_times
-from jobs.lineage.generations import read_live_lineage
+from jobs.lineage.generations import no_live_estimates_error, read_live_lineage
 from jobs.lineage.live_rows import open_estimates, read_counted_batches
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
@@ -50,21 +51,7 @@ def need_estimates(tables: Tables, model: str, which: str) -> str:
             f"model {model} has no estimates of history in {tables.root}: make them with "
             f"`kalman-pipeline estimate --model {model}`"
         )
-    if _has_stream(tables, model):
-        raise UserError(
-            f"model {model} has no live estimates in {tables.root} yet: its stream has read no row after its snapshot; "
-            f"land newer rows and run `kalman-pipeline stream --model {model}` again, or estimate the rows before it "
-            f"with `kalman-pipeline estimate --model {model}`"
-        )
-    raise UserError(
-        f"model {model} has no live estimates in {tables.root}: make them with `kalman-pipeline stream --model {model}`"
-    )
-
-
-def _has_stream(tables: Tables, model: str) -> bool:
-    if not tables.exists("generations"):
-        return False
-    return any(row["status"] == "live" for row in tables.rows("generations", {"model": model}))
+    raise no_live_estimates_error(tables, model)
 
 
 Floats = NDArray[np.float64]
@@ -178,8 +165,8 @@ def read_file_series(
     if line is None or "nis" not in source.columns:
         raise UserError(
             f"{path}: has no estimates of {format_count(len(spec.states), 'state')} "
-            f"{', '.join(spec.states)}: give a file "
-            f"that `kalman-pipeline filter --model {spec.name}` wrote"
+            f"{', '.join(spec.states)}: give a file that `kalman-pipeline filter --model {spec.name} --input FILE "
+            f"--output {shlex.quote(str(path))}` wrote"
         )
     flag = source.columns.get("flag", pa.nulls(source.rows))
     estimates = _Estimates(

@@ -134,7 +134,7 @@ def read_topic(spark: SparkSession, name: str) -> Topic:
     spec, level = jvm.org.apache.kafka.clients.admin.OffsetSpec, jvm.org.apache.kafka.common.IsolationLevel
     committed = read_client_properties().get(ISOLATION, COMMITTED) == COMMITTED
     with open_admin(spark) as client:
-        described = _describe_topic(jvm, client, name)
+        described = _answer(_request_descriptions(jvm, client, [name])[name], name)
         partitions = [int(one.partition()) for one in described.partitions()]
         found: list[dict[int, int]] = []
         for which, isolation in (
@@ -186,10 +186,6 @@ def list_topics(spark: SparkSession, pattern: str) -> list[str]:
     with open_admin(spark) as client:
         names = _answer(client.listTopics().names(), pattern)
     return sorted(str(name) for name in names if compiled.matcher(name).matches())
-
-
-def _describe_topic(jvm: Any, client: Any, name: str) -> Any:
-    return _answer(_request_descriptions(jvm, client, [name])[name], name)
 
 
 def _request_descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
-from jobs.core.report import format_count
+from jobs.core.report import format_count, suggest_new_start
 from jobs.lineage.catalog import Catalog, export_id
 from jobs.lineage.compatibility import add_commit_to_position, refuse_other_measurements
 from jobs.lineage.generation_checkpoint import refuse_damaged
@@ -238,10 +238,7 @@ def _suggest_remedy(live: Generation, hurt: Generation) -> str:
     if live.fingerprint == hurt.fingerprint:
         how = f"`kalman-pipeline stream --model {live.model} --adopt {hurt.snapshot_id}` computes"
     else:
-        how = (
-            f"`kalman-pipeline pretrain --model {live.model}`, then `stream --adopt` with the snapshot that it makes, "
-            f"compute"
-        )
+        how = f"{suggest_new_start(live.model)}, compute"
     return f"{how} the state anew from its rows. Where these are gone, `stream {ALLOW}` goes on with the state as it is"
 
 

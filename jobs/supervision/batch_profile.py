@@ -260,7 +260,8 @@ def compute_profile(
         COMMIT_STATE: sum(int(one.get("commitTimeMs") or 0) for one in operators) / 1e3,
     }
     for lap in laps:
-        mine = [job for job in jobs if _is_within(job.span, lap.span)]
+        # Jobs that began during the step; Spark's times are whole milliseconds.
+        mine = [job for job in jobs if lap.span[0] - 0.001 <= job.span[0] < lap.span[1]]
         if lap.step == FILTER:
             found = _filter(mine, lap, state)
         elif lap.step == TO_DELTA:
@@ -343,11 +344,6 @@ def _share_stage(seconds: float, stage: Stage, parts: Seconds, other: str) -> Se
 
 def _add(steps: Seconds, name: str, seconds: float) -> None:
     steps[name] = steps.get(name, 0.0) + seconds
-
-
-def _is_within(span: Span, lap: Span) -> bool:
-    """Return whether a job began during a step; Spark's times are whole milliseconds."""
-    return lap[0] - 0.001 <= span[0] < lap[1]
 
 
 def build_profile_table(found: Profiled, model: str) -> Table:

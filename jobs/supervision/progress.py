@@ -15,9 +15,10 @@ If a compaction is interrupted, the next compaction completes its steps, so that
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,7 +73,8 @@ def record(
     seconds = durations.get("triggerExecution", 0) / 1000
     operators = progress.get("stateOperators") or []
     sources = progress.get("sources") or [{}]
-    rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else _count_rows(progress)
+    read = int(progress.get("numInputRows") or 0)
+    rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else read
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if "watermark" in counts:
         watermark = (EPOCH + timedelta(microseconds=counts["watermark"])).isoformat()
@@ -132,15 +134,13 @@ def _is_by_topic(offset: dict[str, Any]) -> bool:
     return all(isinstance(value, dict) for value in offset.values())
 
 
-def _count_rows(progress: dict[str, Any]) -> int:
-    return int(progress.get("numInputRows") or 0)
-
-
 MOST_VERSIONS = 1000
 """Maximum number of versions that one measurement reads; a larger lag is complete after several measurements."""
 
 Reader = Callable[[int], str | None]
 """Function that returns the text of a version's file in the Delta log; None if the version does not exist."""
+_WRITER = re.compile(r'"appId":"([^/"]+)/')
+"""The generation that made a commit, in the name of its transaction."""
 
 
 class TableLag:
@@ -178,9 +178,9 @@ def _count_added_rows(log: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def measure_table_lag(warehouse: Tables, table: str, done: int) -> Lag:
-    """Return the lag of a stream that has read all versions of a table up to `done`."""
-    return TableLag(_build_reader(warehouse, table), most=1_000_000).measure(done)
+def measure_table_lag(warehouse: Tables, table: str, done: int, skip: Collection[str] = ()) -> Lag:
+    """Return the lag of a stream that has read all versions of a table up to `done`; `skip`: generations to ignore."""
+    return TableLag(_build_reader(warehouse, table, skip), most=1_000_000).measure(done)
 
 
 def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
@@ -196,10 +196,12 @@ def build_lag_meter(warehouse: Tables, model: str) -> Callable[[dict[str, Any]],
     return lag
 
 
-def _build_reader(warehouse: Tables, table: str) -> Reader:
+def _build_reader(warehouse: Tables, table: str, skip: Collection[str] = ()) -> Reader:
     def read(version: int) -> str | None:
         content = warehouse.read_commit(table, version)
-        return None if content is None else content.decode()
+        text = None if content is None else content.decode()
+        writer = _WRITER.search(text) if text and skip else None
+        return "" if writer is not None and writer[1] in skip else text
 
     return read
 

@@ -93,9 +93,10 @@ def check_already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
         line = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
         return [line], {"generation": live.generation, "promoted": False, "upgraded": False}
     if live.model_version >= spec.version:
+        back = f", or roll back (`kalman-pipeline rollback --model {spec.name}`)"
         raise UserError(
             f"the live generation {live.generation} is of version {live.model_version} and the spec of version "
-            f"{spec.version}: raise the spec's version, or roll back (kalman-pipeline rollback)"
+            f"{spec.version}: raise the spec's version{back if spec.version < live.model_version else ''}"
         )
     return None
 

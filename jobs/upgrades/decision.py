@@ -201,6 +201,7 @@ def format_refusal(comparison: VersionComparison, name: str, model: str, report:
 def _suggest_remedies(name: str, model: str) -> str:
     """Return what may be done with a shadow that is not promoted."""
     return (
-        f"`kalman-pipeline stream --model {model} --generation {name}` gives it the rows that have come since, "
-        f"`kalman-pipeline promote --model {model} --force` promotes it nevertheless, and `retire` gives it up"
+        f"`kalman-pipeline stream --model {model} --generation {name}` gives it the rows that land, "
+        f"`kalman-pipeline promote --model {model} --force` promotes it nevertheless, and "
+        f"`kalman-pipeline retire --model {model} --generation {name}` gives it up"
     )

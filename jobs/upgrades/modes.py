@@ -148,7 +148,7 @@ def _format_lag(live: Generation, model: str) -> str:
     """Return why rows are missing in a comparison: the live generation has read fewer rows than its shadow."""
     return (
         f"lag: {live.generation} has not read all rows that its shadow has, and what it has not estimated is not "
-        f"compared: let it catch up (kalman-pipeline stream --model {model}), then compare again"
+        f"compared: let it catch up (`kalman-pipeline stream --model {model}`), then compare again"
     )
 
 

@@ -156,7 +156,8 @@ def _read_topic(sources: Sources) -> DataFrame:
     if behind:
         raise CannotVerify(
             f"{segment.generation}: `ingest` has not landed {topic} up to {end[behind[0]]} in partition {behind[0]}, "
-            f"and only landed rows can be recomputed: run `kalman-pipeline ingest` for this model, and verify again"
+            f"and only landed rows can be recomputed: run `kalman-pipeline ingest --model "
+            f"{sources.generation.model}`, and verify again"
         )
     inside = F.lit(False)
     for number, offset in end.items():

@@ -154,7 +154,7 @@ def find_unfinished_run(
         return None
     newest = max(began, key=lambda row: row["recorded_at"])
     mine = [row for row in rows if row["run_id"] == newest["run_id"] and row["step"] == PART]
-    done = {row["part"]: _parse_findings(row) for row in mine}
+    done = {row["part"]: Findings(json.loads(row["counts"]), json.loads(row["firsts"])) for row in mine}
     return VerificationRun(newest["run_id"], model, json.loads(newest["plan"]), done)
 
 
@@ -219,7 +219,3 @@ def _write(
         return [] if known else [row]
 
     put_rows(warehouse, TABLE, _KEYS, absent)
-
-
-def _parse_findings(row: dict[str, Any]) -> Findings:
-    return Findings(json.loads(row["counts"]), json.loads(row["firsts"]))

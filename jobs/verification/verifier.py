@@ -182,8 +182,8 @@ class Verifier:
             self._leave_out(
                 f"other numerics: {estimates:,} estimates and {states:,} states of {name} differ from those of this "
                 f"release, which begins diffuse keys with numerics {NUMERICS}, and it was begun with others: only the "
-                f"release that began it can tell if they are right; what a new generation writes (`kalman-pipeline "
-                f"upgrade`, or `stream --adopt`) is compared to the bit"
+                f"release that began it can tell if they are right; what a new generation writes (`upgrade`, "
+                f"or `stream --adopt`) is compared to the bit"
             )
 
     def _snapshot(self, snapshot: str, segments: list[Segment]) -> Findings:

@@ -160,7 +160,8 @@ def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
         raise UserError(
             f"the state of {count:,} of {keys:,} keys in snapshot {source.snapshot_id} is not a number (such as "
             f"{', '.join(change['left_out_keys'])}), which is more than a migration leaves out: nothing was written. "
-            f"Find out what made them so, and pretrain from history instead (upgrade --mode retrain)",
+            f"Find out what made them so, and pretrain from history instead (`kalman-pipeline upgrade --model "
+            f"{source.model} --mode retrain`)",
             RUN_FAILED,
         )
 

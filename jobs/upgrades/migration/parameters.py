@@ -80,9 +80,10 @@ def _explain_drop(step: MigrationStep, states: StateMap, name: str, new: str) ->
         )
     if not has_unchanged_units(states):
         return "a state changed its unit" if states.affine is not None else "a function maps the states"
-    if _is_by_place(name) and not _has_same_places(step, states):
-        return "the states are others, or in another order"
     kind = name.rpartition(".")[2]
+    # A value per state, or an entry of a matrix over the states, belongs to a place.
+    if (is_chosen(name) or kind == "Q") and not _has_same_places(step, states):
+        return "the states are others, or in another order"
     if kind == "R":
         if step.old.measurement != step.new.measurement:
             return "the measured columns changed"
@@ -106,11 +107,6 @@ def _explain_drop(step: MigrationStep, states: StateMap, name: str, new: str) ->
     ):
         return f"version {version} writes another value and does not learn it"
     return None
-
-
-def _is_by_place(name: str) -> bool:
-    """Return whether a parameter is a value per state, or an entry of a matrix over the states."""
-    return is_chosen(name) or name.rpartition(".")[2] == "Q"
 
 
 def _has_same_places(step: MigrationStep, states: StateMap) -> bool:

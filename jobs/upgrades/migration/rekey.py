@@ -67,7 +67,8 @@ def build_rekey(warehouse: Warehouse, steps: Sequence[MigrationStep], target: Fi
         versions = " and ".join(str(step.new.version) for step, _ in changing)
         raise UserError(
             f"versions {versions} both change the keys: migrate to version {changing[0][0].new.version} first "
-            f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and then that snapshot"
+            f"(`kalman-pipeline migrate --model {changing[0][0].new.name} --to {changing[0][0].new.version}`), and "
+            f"then that snapshot"
         )
     ((step, rules),) = changing
     folder = step.new.folder

@@ -179,7 +179,8 @@ def build_migration(
                 raise UserError(
                     f"{last.name} cannot be migrated from version {first.version} to {last.version}: of version "
                     f"{spec.version} ({spec.filter}) {reason.problem}, and a migration passes on mean and covariance "
-                    f"alone. Pretrain version {last.version} from history instead (upgrade --mode retrain)"
+                    f"alone. Pretrain version {last.version} from history instead (`kalman-pipeline upgrade --model "
+                    f"{last.name} --mode retrain`)"
                 )
     return migration
 
@@ -466,12 +467,12 @@ def _refuse_other_keys(step: MigrationStep) -> None:
         raise UserError(
             f"migrate.keys: version {old.version} or {new.version} of {new.name} has no key columns, so that "
             f"the states are of other systems: remove it, and pretrain version {new.version} from history "
-            "(upgrade --mode retrain)"
+            f"(`kalman-pipeline upgrade --model {new.name} --mode retrain`)"
         )
     if old.key != new.key and step.keys is None:
         raise UserError(
             f"{new.name} cannot be migrated from version {old.version} to {new.version}: the key columns changed from "
             f"{', '.join(old.key) or 'none'} to {', '.join(new.key) or 'none'}, so the states are of other systems. "
             f"Say in migrate.keys how the old keys become the new ones, or pretrain version {new.version} from history "
-            f"instead (upgrade --mode retrain)"
+            f"instead (`kalman-pipeline upgrade --model {new.name} --mode retrain`)"
         )

@@ -233,7 +233,9 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
 @pytest.mark.parametrize(("scale", "kind"), [(1.0, "good"), (3.0, "bad"), (0.3, "bad")])
 def test_the_verdict_follows_from_nis(tmp_path: Path, scale: float, kind: str) -> None:
     warehouse(tmp_path, scale)
-    assert judge_health(gather(str(tmp_path), "rooms", None))[0] == kind
+    found, sentence = judge_health(gather(str(tmp_path), "rooms", None))
+    assert found == kind
+    assert ("kalman-pipeline compare --model rooms --model other" in sentence) == (kind == "bad")
 
 
 def test_little_is_told_in_a_neutral_colour_and_in_the_singular(tmp_path: Path) -> None:

@@ -147,7 +147,11 @@ def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> 
     [
         (
             made(), asked(spec(version=2)), MIGRATION,
-            "version 2 is deployed, and walk-g0001 continues as version 1 until",
+            "version 2 is deployed, and walk-g0001 continues as version 1 until `kalman-pipeline upgrade --model walk`",
+        ),
+        (
+            made(), asked(spec(version=2), shadow="walk-g0002"), MIGRATION,
+            "until its shadow walk-g0002 is promoted .`kalman-pipeline promote --model walk --generation walk-g0002`",
         ),
         (made(spec(version=3)), asked(), REFUSED, r"version 1, older than the version 3 of walk-g0001.*rollback"),
         (made(), asked(spec(time_unit="hour")), REFUSED, r"under the same version 1 \(time_unit\).*raise its version"),
@@ -164,7 +168,7 @@ def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> 
             REFUSED,
             "the spec reads topic other now. Restore the topic",
         ),
-        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
+        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*pretrain --model walk"),
         (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
         (
             made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5, c=7)), REFUSED,

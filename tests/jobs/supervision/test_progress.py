@@ -15,6 +15,7 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.generations import Generation
+from jobs.storage.warehouse import Tables
 from jobs.streaming.micro_batch import StreamTotals
 from jobs.streaming.recorder import Recorder
 from jobs.supervision.metrics import Metrics
@@ -24,6 +25,7 @@ from jobs.supervision.progress import (
     TableLag,
     count_offsets_behind,
     has_executed,
+    measure_table_lag,
     parse_end_time,
     record,
 )
@@ -119,6 +121,20 @@ def test_rows_behind_are_those_of_later_versions_each_read_once() -> None:
     assert table.measure(8) == Lag(0, 0.0)
     assert [asked.count(version) for version in (5, 6, 7)] == [1, 1, 1]
     assert TableLag(read, now=lambda: 1000.0, most=2).measure(3).rows == 30
+
+
+def test_rows_that_a_query_never_reads_do_not_count_as_behind(tmp_path: Path) -> None:
+    log = tmp_path / "estimates" / "walk" / "_delta_log"
+    log.mkdir(parents=True)
+    for version, generation in enumerate(["walk-g0001", "walk-g0001", "walk-g0002", "walk-g0001"]):
+        name = {"txn": {"appId": f"{generation}/estimates/walk/rows", "version": version}}
+        text = commit(720, 100 * version) + json.dumps(name, separators=(",", ":")) + "\n"
+        (log / f"{version:020d}.json").write_text(text)
+    tables = Tables(str(tmp_path))
+    assert measure_table_lag(tables, "estimates/walk", 1).rows == 1440
+    assert measure_table_lag(tables, "estimates/walk", 1, {"walk-g0002"}).rows == 720, (
+        "a shadow's rows are not"
+    )
 
 
 def stream(**changes: Any) -> dict[str, Any]:
