@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.core.command import answer, parse_duration_option
-from jobs.core.errors import UserError
 from jobs.core.report import Report, format_rate, show_again
 from jobs.core.settings import Settings
 
@@ -83,16 +82,14 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 def _list_advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
-    from jobs.insight.status import advise, measure_stream
-    from jobs.specs.loading import load_spec
+    from jobs.insight.status import advise, describe_other_version, measure_stream
+    from jobs.specs.loading import find_deployed_spec
 
     found: list[str] = []
     cores = os.cpu_count() if settings.master.startswith("local") else None
     for name in names:
-        try:
-            spec = load_spec(name, settings.models)
-        except UserError:
-            spec = None  # the status needs no specs
+        spec = find_deployed_spec(name, settings.models)[1]
+        found += filter(None, [describe_other_version(catalog, name, spec)])
         found += advise(measure_stream(catalog, name, spec, cores), datetime.now(UTC))
     return found
 
@@ -132,7 +129,9 @@ def _build_table(root: str, data: list[dict[str, Any]], advice: list[str]) -> An
                 f"{landed['quarantined']:,}",
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
-                "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
+                "-"
+                if lineage is None
+                else f"{lineage['generation']} ({lineage['status']}, v{lineage['model_version']})",
                 "-" if lineage is None else _format_position(lineage, landed["version"]),
                 "-"
                 if lineage is None or lineage["rows_behind"] is None

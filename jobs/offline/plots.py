@@ -107,8 +107,9 @@ def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Li
 
 
 def draw_measured(ax: Axes, time: NDArray[Any], measured: Floats) -> None:
-    """Draw measurements (N,) as dots."""
-    ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
+    """Draw measurements (N,) as dots, over the lines, which would hide them; draw nothing if there is none."""
+    if np.isfinite(measured).any():
+        ax.plot(time, measured, ".", color=INK, markersize=2.5, alpha=0.5, zorder=4, label="measured")
 
 
 def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> None:

@@ -19,9 +19,14 @@ from sqlalchemy import select
 from dags.kalman_dags.pages import reports
 from dags.kalman_dags.pages.missing import find_landed_intervals
 from dags.kalman_dags.pages.model_page import Dag, build_index_page, build_model_page
-from dags.kalman_dags.places import PAGES, find_models_path, name_dag
+from dags.kalman_dags.places import PAGES, find_models_path, find_warehouse_root, name_dag
+from jobs.core.errors import UserError
+from jobs.insight.status import describe_model
+from jobs.lineage.catalog import Catalog
 from jobs.specs.loading import list_spec_files, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.storage.warehouse import Tables
+from jobs.verification.runs import read_last_outcomes
 
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -72,6 +77,15 @@ def list_valid_specs() -> list[ModelSpec]:
     return found
 
 
+def read_now(spec: ModelSpec) -> dict[str, str]:
+    """Return what is live of a model (`describe_model`), or why the warehouse cannot be read."""
+    warehouse = Tables(find_warehouse_root())
+    try:
+        return describe_model(Catalog(warehouse), spec, read_last_outcomes(warehouse))
+    except UserError as error:
+        return {"live": error.message}
+
+
 def list_dags(model: str, user: Any) -> list[Dag]:
     """Return the DAGs of a model that exist in Airflow and that the user may read."""
     with create_session() as session:
@@ -98,7 +112,8 @@ def log_in(request: Request, error: Any) -> Response:
 def all_models(request: Request, user: GetUserDep) -> Response:
     """Show the models that the user may read."""
     shown = [spec for spec in list_valid_specs() if may_read(spec.name, user)]
-    return HTMLResponse(build_index_page(shown, _find_root(request)), headers=OWN)
+    live = {one.name: read_now(one)["live"].partition(": `")[0] for one in shown}
+    return HTMLResponse(build_index_page(shown, live, _find_root(request)), headers=OWN)
 
 
 @app.get("/models/{model}", response_class=HTMLResponse)
@@ -109,6 +124,7 @@ def one_model(model: Readable, request: Request, user: GetUserDep) -> Response:
         raise HTTPException(404, f"there is no model {model!r}, or its spec is broken")
     page = build_model_page(
         spec,
+        read_now(spec),
         list_dags(model, user),
         reports.list_report_names(model),
         find_landed_intervals(spec),
