@@ -18,8 +18,8 @@ from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
+    from jobs.lineage.catalog import Catalog
     from jobs.offline.estimate_series import DrawnSeries
-    from jobs.storage.warehouse import Tables
 
 CROWDED = 3_000
 """Number of a key's rows from which a daily season would be an unreadable blot."""
@@ -88,7 +88,7 @@ def run(
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
         raise UserError("--measured goes with --input: the warehouse has the measurements")
-    which = None if input is not None else _choose_estimates(catalog.warehouse, name, history)
+    which = None if input is not None else _choose_estimates(catalog, name, history)
     try:
         from jobs.offline.estimate_pictures import draw
     except ImportError:
@@ -151,7 +151,7 @@ def _check_target(output: str) -> Path:
     return path
 
 
-def _choose_estimates(tables: Tables, model: str, history: bool) -> str:
+def _choose_estimates(catalog: Catalog, model: str, history: bool) -> str:
     """Return the estimates of a warehouse to draw: live ones if there are any, else those of the history.
 
     Raises:
@@ -160,9 +160,10 @@ def _choose_estimates(tables: Tables, model: str, history: bool) -> str:
     from jobs.offline.estimate_series import HISTORY, LIVE, need_estimates
     from jobs.storage.tables import estimates, estimates_history
 
+    tables = catalog.warehouse
     none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))
     which = HISTORY if history or none_live else LIVE
-    need_estimates(tables, model, which)
+    need_estimates(catalog, model, which)
     return which
 
 

@@ -37,35 +37,30 @@ from jobs.storage.warehouse import Tables
 LIVE, HISTORY = "live", "history"
 
 
-def need_estimates(tables: Tables, model: str, which: str) -> str:
+def need_estimates(catalog: Catalog, model: str, which: str) -> str:
     """Return the table of a model's live estimates, or of the estimates of its history.
 
     Raises:
         UserError: the table does not exist; the message names the command that makes it.
     """
     name = (estimates if which == LIVE else estimates_history)(model)
-    if tables.exists(name):
+    root = catalog.warehouse.root
+    if catalog.warehouse.exists(name):
         return name
     if which == HISTORY:
         raise UserError(
-            f"model {model} has no estimates of history in {tables.root}: make them with "
+            f"model {model} has no estimates of history in {root}: make them with "
             f"`kalman-pipeline estimate --model {model}`"
         )
-    if _has_stream(tables, model):
+    if catalog.live(model) is not None:
         raise UserError(
-            f"model {model} has no live estimates in {tables.root} yet: its stream has read no row after its snapshot; "
+            f"model {model} has no live estimates in {root} yet: its stream has read no row after its snapshot; "
             f"land newer rows and run `kalman-pipeline stream --model {model}` again, or estimate the rows before it "
             f"with `kalman-pipeline estimate --model {model}`"
         )
     raise UserError(
-        f"model {model} has no live estimates in {tables.root}: make them with `kalman-pipeline stream --model {model}`"
+        f"model {model} has no live estimates in {root}: make them with `kalman-pipeline stream --model {model}`"
     )
-
-
-def _has_stream(tables: Tables, model: str) -> bool:
-    if not tables.exists("generations"):
-        return False
-    return any(row["status"] == "live" for row in tables.rows("generations", {"model": model}))
 
 
 Floats = NDArray[np.float64]
@@ -104,17 +99,10 @@ class KeySeries(NamedTuple):
 
     def newest(self, rows: int | None) -> KeySeries:
         """Return the series with only its newest `rows` rows; None means all rows."""
-        if rows is None:
-            return self
-        lines = [QuantityEstimates(one.mean[:, -rows:], one.deviation[:, -rows:]) for one in self.lines]
-        return KeySeries(
-            self.key,
-            self.time[-rows:],
-            lines,
-            self.nis[-rows:],
-            self.flagged[-rows:],
-            self.measured[:, -rows:],
-        )
+        at = slice(None if rows is None else -rows, None)
+        lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
+        measured, flagged = self.measured[:, at], self.flagged[at]
+        return KeySeries(self.key, self.time[at], lines, self.nis[at], flagged, measured)
 
 
 class DrawnSeries(NamedTuple):
@@ -157,7 +145,7 @@ def read_warehouse_series(
         UserError: there are no such estimates, keys or quantities, or the warehouse cannot be read without Spark.
     """
     tables, root = catalog.warehouse, catalog.warehouse.root
-    name = need_estimates(tables, model, which)
+    name = need_estimates(catalog, model, which)
     spec = catalog.live_spec(model, deployed)
     if spec is None:
         raise UserError(f"{name}: there is no spec to read it by: deploy the spec of {model}")

@@ -62,7 +62,7 @@ def _suggest_word(field: str, problem: str, remedy: str) -> str:
 Floats = NDArray[np.float64]
 
 
-class Projection(NamedTuple):
+class StateProjection(NamedTuple):
     """The weights (n,) of the states and the offset by which the states give a quantity."""
 
     weights: Floats
@@ -74,17 +74,17 @@ def list_quantities(spec: ModelSpec) -> list[str]:
     return spec.states if _find_measuring(spec) is None else spec.measurement
 
 
-def find_projection(spec: ModelSpec, quantity: str) -> Projection | None:
+def find_projection(spec: ModelSpec, quantity: str) -> StateProjection | None:
     """Return the projection that gives a measurement or a state; None if no constant numbers give it."""
     measuring = _find_measuring(spec) if quantity in spec.measurement else None
     if measuring is not None:
         return measuring[spec.measurement.index(quantity)]
     if quantity in spec.states:
-        return Projection(np.eye(len(spec.states))[spec.states.index(quantity)], 0.0)
+        return StateProjection(np.eye(len(spec.states))[spec.states.index(quantity)], 0.0)
     return None
 
 
-def _find_measuring(spec: ModelSpec) -> list[Projection] | None:
+def _find_measuring(spec: ModelSpec) -> list[StateProjection] | None:
     """Return the projections that give the measurements; None if they depend on the row or are not linear."""
     try:
         kernel: Any = unwrap_filter(kalman.build(spec.definition()))
@@ -95,7 +95,7 @@ def _find_measuring(spec: ModelSpec) -> list[Projection] | None:
         return None
     if H.shape != (len(spec.measurement), len(spec.states)):
         return None
-    return [Projection(*one) for one in zip(H, offset.tolist(), strict=True)]
+    return [StateProjection(*one) for one in zip(H, offset.tolist(), strict=True)]
 
 
 def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:

@@ -23,8 +23,8 @@ from dags.kalman_dags.places import PAGES, find_models_path, find_warehouse_root
 from jobs.core.errors import UserError
 from jobs.insight.status import describe_model
 from jobs.lineage.catalog import Catalog
-from jobs.specs.loading import list_spec_files, load_spec
-from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.specs.loading import find_deployed_spec, list_model_names
+from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
 from jobs.verification.runs import read_last_outcomes
 
@@ -65,16 +65,9 @@ Readable = Annotated[str, Depends(check_readable)]
 
 def list_valid_specs() -> list[ModelSpec]:
     """Return the valid specs of the models folder."""
-    found = []
-    try:
-        for path in list_spec_files(find_models_path()):
-            try:
-                found.append(load_spec(path.stem, find_models_path()))
-            except SpecError:
-                continue
-    except SpecError:
-        return []
-    return found
+    folder = find_models_path()
+    specs = (find_deployed_spec(name, folder)[1] for name in list_model_names(folder))
+    return [one for one in specs if one is not None]
 
 
 def read_now(spec: ModelSpec) -> dict[str, str]:
