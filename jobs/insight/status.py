@@ -17,6 +17,7 @@ from jobs.core.report import format_count, format_span
 from jobs.core.settings import find_local_path
 from jobs.downstream.queries import list_given_up, read_downstream_status
 from jobs.insight.retention_plan import plan_retention
+from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
@@ -26,10 +27,9 @@ from jobs.storage.tables import alerts, estimates, estimates_history, measuremen
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverIdentity
 from jobs.supervision.progress import Lag, measure_table_lag, read_all_records, read_newest_record
-from jobs.verification.runs import DIFFERENT, format_difference
+from jobs.verification.runs import DIFFERENT, format_difference, read_last_outcomes
 
 if TYPE_CHECKING:
-    from jobs.lineage.catalog import Catalog
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
 
@@ -193,14 +193,11 @@ def describe_difference(last: dict[str, Any] | None) -> str | None:
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
 
 
-def describe_model(
-    catalog: Catalog, spec: ModelSpec, verified: Mapping[str, dict[str, Any]]
-) -> dict[str, str]:
-    """Return what an operator asks first of a model, as sentences by subject: what is live, lag, monitor, errors.
-
-    verified: the last verification of each model (`read_last_outcomes`).
-    """
-    found = read_status(catalog, verified, spec.name)
+def describe_model(root: str, spec: ModelSpec) -> dict[str, str]:
+    """Return what an operator asks first of a model, as sentences by subject: what is live, lag, monitor, errors."""
+    warehouse = Tables(root)
+    catalog = Catalog(warehouse)
+    found = read_status(catalog, read_last_outcomes(warehouse), spec.name)
     one = next((one for one in found["generations"] if one["status"] == LIVE), None)
     if one is None:
         return {
@@ -220,7 +217,7 @@ def describe_model(
         else f"{format_count(one['rows_behind'], 'row')}{waits}",
         "last micro-batch": "none yet" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
         "driver": "none runs now" if driver is None else f"process {driver['pid']} on {driver['host']}",
-        "monitor": _describe_alerts(catalog.warehouse, spec),
+        "monitor": _describe_alerts(warehouse, spec),
         "error": one["last_error"],
         "verification": describe_difference(found["verification"]),
     }

@@ -21,12 +21,8 @@ from dags.kalman_dags.pages.missing import find_landed_intervals
 from dags.kalman_dags.pages.model_page import Dag, build_index_page, build_model_page
 from dags.kalman_dags.places import PAGES, find_models_path, find_warehouse_root, name_dag
 from jobs.core.errors import UserError
-from jobs.insight.status import describe_model
-from jobs.lineage.catalog import Catalog
 from jobs.specs.loading import find_deployed_spec, list_model_names
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.warehouse import Tables
-from jobs.verification.runs import read_last_outcomes
 
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -72,9 +68,10 @@ def list_valid_specs() -> list[ModelSpec]:
 
 def read_now(spec: ModelSpec) -> dict[str, str]:
     """Return what is live of a model (`describe_model`), or why the warehouse cannot be read."""
-    warehouse = Tables(find_warehouse_root())
+    from jobs.insight.status import describe_model  # loads PyArrow
+
     try:
-        return describe_model(Catalog(warehouse), spec, read_last_outcomes(warehouse))
+        return describe_model(find_warehouse_root(), spec)
     except UserError as error:
         return {"live": error.message}
 

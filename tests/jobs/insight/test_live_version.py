@@ -324,7 +324,7 @@ def test_another_deployed_version_is_told_with_its_remedy(
 def test_an_operator_reads_what_is_live_its_lag_and_the_alerts(place: Place) -> None:
     rules = [{"name": name, "kind": "level", "at_least": 25} for name in ("hot", "hotter")]
     spec = ModelSpec.model_validate({**WAVY, "monitor": {"rules": rules}})
-    assert describe_model(Catalog(place.tables), spec, {})["monitor"].startswith("no alert was raised yet; ")
+    assert describe_model(str(place.root), spec)["monitor"].startswith("no alert was raised yet; ")
     alerts = [
         ("s1", "hot", "raised", 0),
         ("s1", "hot", "cleared", 1),
@@ -343,7 +343,7 @@ def test_an_operator_reads_what_is_live_its_lag_and_the_alerts(place: Place) -> 
             }
         ),
     )
-    told = describe_model(Catalog(place.tables), spec, {})
+    told = describe_model(str(place.root), spec)
     assert told["live"] == "version 1 (generation oven-g0001)" and told["deployed"] == UPGRADE
     assert told["monitor"] == "raised: hot (2 keys)" and told["driver"] == "none runs now"
     assert json.dumps(told) and "lag" in told
