@@ -69,7 +69,7 @@ SMOOTHED = "smoothed_"
 PANELS = 3
 """The number of quantities that are drawn of each key unless the user names others."""
 _MOMENTS = ("mean", "covariance", f"{SMOOTHED}mean", f"{SMOOTHED}covariance")
-_TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags")
+_TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags", "model_version")
 
 
 class QuantityEstimates(NamedTuple):
@@ -161,8 +161,8 @@ def read_warehouse_series(
     table = pa.concat_tables(found).combine_chunks()
     specs = catalog.read_specs(model, deployed)
     if which == HISTORY:
-        specs = _read_history_specs(catalog, spec, table)
-        spec = max(specs.values(), key=lambda one: one.version)
+        specs = _read_history_specs(catalog, model, deployed, table)
+        spec = max(specs.values(), key=lambda one: one.version, default=spec)
     quantities, drawn = _choose_quantities(spec, wanted)
     estimates = _Estimates(
         np.array(table["key"].to_pylist(), dtype=object),
@@ -179,18 +179,15 @@ def read_warehouse_series(
     return DrawnSeries(spec, quantities, drawn, series, len(have))
 
 
-def _read_history_specs(catalog: Catalog, spec: ModelSpec, table: pa.Table) -> dict[str, ModelSpec]:
-    """Return the spec of each run over history in a table; `spec` is the one of unknown versions."""
-    known = {one.model_version: one for one in catalog.manifests(spec.name)}
-    runs = (
-        table.select(["generation", "model_version"]).group_by(["generation", "model_version"]).aggregate([])
-    )
-    return {
-        run: spec
-        if version == spec.version or version not in known
-        else known[version].model_spec(spec.folder)
-        for run, version in zip(*(column.to_pylist() for column in runs.columns), strict=True)
-    }
+def _read_history_specs(
+    catalog: Catalog, model: str, deployed: ModelSpec | None, table: pa.Table
+) -> dict[str, ModelSpec]:
+    """Return the spec of each run over history in a table, without runs by a version that is unknown."""
+    known = {one.model_version: one.model_spec() for one in catalog.manifests(model)}
+    if deployed is not None:
+        known[deployed.version] = deployed
+    found = dict(zip(table["generation"].to_pylist(), table["model_version"].to_pylist(), strict=True))
+    return {run: known[version] for run, version in found.items() if version in known}
 
 
 def _choose_quantities(spec: ModelSpec, wanted: Sequence[str]) -> tuple[list[str], int]:
@@ -305,7 +302,8 @@ def _build_series(
         mine = mine[has_mean[mine]]
         if not len(mine):
             raise UserError(
-                f"{where}: its estimates of key {key} are not of version {spec.version} of {spec.name}"
+                f"{where}: its estimates of key {key} are not of version {spec.version} of {spec.name}: deploy the "
+                f"version that made them"
             )
         mine = mine[np.argsort(estimates.time[mine], kind="stable")]
         time = estimates.time[mine]

@@ -62,14 +62,10 @@ class Dag(NamedTuple):
 
 def build_index_page(specs: Sequence[ModelSpec], live: Mapping[str, str], root: str) -> str:
     """Return the list of models; live: the live version of each; root: the path prefix of Airflow's address."""
+    links = [format_link(f"{root}{address(one.name)}", one.name) for one in specs]
     rows = [
-        (
-            format_link(f"{root}{address(one.name)}", one.name),
-            live[one.name],
-            str(one.version),
-            one.description or "",
-        )
-        for one in specs
+        (link, live[one.name], str(one.version), one.description or "")
+        for link, one in zip(links, specs, strict=True)
     ]
     body = _build_table(("model", "live", "deployed", "what it is"), rows, "There is no model to see.")
     return format_page("Kalman models", body)
@@ -84,14 +80,9 @@ def build_model_page(
     root: str,
 ) -> str:
     """Return a model's page: what is live now (`describe_model`), its DAGs, tables, reports and commands."""
-    listed = [
-        (
-            format_link(f"{root}/dags/{quote(one.dag_id)}", one.title),
-            one.description,
-            "paused" if one.paused else "on",
-        )
-        for one in dags
-    ]
+    links = [format_link(f"{root}/dags/{quote(one.dag_id)}", one.title) for one in dags]
+    states = ["paused" if one.paused else "on" for one in dags]
+    listed = list(zip(links, (one.description for one in dags), states, strict=True))
     written = [(f"{root}{report_page(f'{spec.name}/{name}') or ''}", name) for name in reports]
     commands = [(what, format_code(write_command(words, spec.name))) for words, what in COMMANDS]
     table = _build_table(("", ""), [(name, _complete(text)) for name, text in now.items()])
@@ -122,11 +113,8 @@ def _list_tables(model: str) -> Iterable[tuple[str, ...]]:
     folder = find_local_path(find_warehouse_root())
     for name, what in TABLES:
         there = folder is None or (folder / Path(name) / model / "_delta_log").is_dir()
-        yield (
-            format_code(f"{find_warehouse_root().rstrip('/')}/{name}/{model}"),
-            what,
-            "" if there else "not yet",
-        )
+        path = f"{find_warehouse_root().rstrip('/')}/{name}/{model}"
+        yield format_code(path), what, "" if there else "not yet"
 
 
 def write_command(words: str, model: str) -> str:

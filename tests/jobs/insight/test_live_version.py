@@ -241,6 +241,24 @@ def test_a_robust_version_is_drawn_over_its_measurements(tmp_path: Path) -> None
     assert np.isfinite(np.asarray(dots.get_ydata(), float)).sum() == HOURS
 
 
+def test_history_is_drawn_by_the_version_of_its_run(place: Place) -> None:
+    place.stream(WAVY)
+    rows = place.tables.columns("estimates/oven", ("key", "event_time", "mean", "covariance", "nis", "flags"))
+    names = place.tables.columns("estimates/oven", ("generation",))["generation"]
+    rows = rows.append_column("generation", names).filter(pc.equal(names, "oven-g0002"))  # type: ignore[attr-defined]
+    version = pa.array([2] * rows.num_rows, pa.int32())
+    write_deltalake(
+        str(place.root / "estimates_history" / "oven"), rows.append_column("model_version", version)
+    )
+    drawn = plot.run(place.settings, "oven", output=place.picture, history=True, keys=1)
+    assert (drawn.data["version"], drawn.data["rows"]) == (2, HOURS)
+    place.deploy(SLOPED)
+    with pytest.raises(
+        UserError, match="key s0 are not of version 1 of oven: deploy the version that made them"
+    ):
+        plot.run(place.settings, "oven", output=place.picture, history=True, keys=1)
+
+
 def test_plot_says_what_it_leaves_out_and_how_to_see_it(place: Place) -> None:
     drawn = plot.run(place.settings, "oven", output=place.picture, keys=1, quantity=["level"])
     assert drawn.lines[2:] == [

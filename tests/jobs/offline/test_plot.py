@@ -124,8 +124,8 @@ def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_p
     ]
 
 
-def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Settings):
-    root = Path(settings.warehouse)
+def generations_of(root: Path) -> None:
+    """Write two generations: the second is live, and continues after micro-batch 1 of the first."""
     nothing = pa.nulls(2, pa.string())
     written(
         *(root, "generations"),
@@ -143,6 +143,11 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         status=["retired", "live"],
         owner=nothing,
     )
+
+
+def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Settings):
+    root = Path(settings.warehouse)
+    generations_of(root)
     # Micro-batch 2 of the first generation came after the switch; micro-batch 1 of the second corrects hour 2.
     rows = [("1", 0, 0, False), ("1", 1, 1, False), ("1", 2, 2, False), ("2", 2, 0, False), ("2", 2, 1, True)]
     number = [float(at) for at in range(len(rows))]
@@ -217,7 +222,7 @@ def test_plot_says_what_there_is_to_do(settings: Settings, tmp_path: Path, run_c
         f"error: model climb has no live estimates in {settings.warehouse}: make them with "
         "`kalman-pipeline stream --model climb`\n"
     )
-    written(Path(settings.warehouse), "generations", model=["climb", "climb"], status=["retired", "live"])
+    generations_of(Path(settings.warehouse))
     with pytest.raises(
         UserError, match="yet: its stream has read no row after its snapshot; land newer rows and run"
     ):
