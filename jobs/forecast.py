@@ -166,13 +166,17 @@ def _forecast_rows(
 
 
 def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
-    """Forecast keys of a snapshot into a file, without Spark."""
+    """Forecast keys of the live stream or of a snapshot into a file, without Spark."""
     from jobs.core.times import now
+    from jobs.lineage.catalog import Catalog
     from jobs.offline.ahead import forecast_ahead, read_future, write_forecasts
     from jobs.offline.filtering import check_target
     from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
+    from jobs.storage.warehouse import Tables
 
     assert request.output is not None
+    if request.snapshot is None:
+        spec = Catalog(Tables(settings.warehouse)).live_spec(spec.name, spec) or spec
     target, keys = Path(request.output), request.keys
     check_target(target, Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -16,6 +16,10 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import parse_path
 from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.lineage.catalog import Catalog
+    from jobs.offline.estimate_series import DrawnSeries
 
 CROWDED = 3_000
 """Number of a key's rows from which a daily season would be an unreadable blot."""
@@ -51,6 +55,13 @@ def run(
         ),
     ] = None,
     keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
+    quantity: Annotated[
+        list[str] | None,
+        Option(
+            help="Draw this measurement or state; may be repeated; by default the first 3 measurements.",
+            show_default=False,
+        ),
+    ] = None,
     rows: Annotated[
         int | None,
         Option(min=2, help="How many of each key's newest rows to draw; by default all.", show_default=False),
@@ -61,37 +72,69 @@ def run(
     Raises:
         UserError: there are no such estimates or keys, or the picture cannot be written.
     """
+    from jobs.insight.status import describe_other_version
+    from jobs.lineage.catalog import Catalog
+    from jobs.specs.loading import find_deployed_spec
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
 
     start = perf_counter()
-    spec = load_checked_spec(model, settings.models)
-    path = _check_target(output or f"{spec.name}.png")
+    name, spec = find_deployed_spec(model, settings.models)
+    catalog = Catalog(Tables(settings.warehouse))
+    if input is not None or spec is None and not catalog.generations(name):
+        spec = load_checked_spec(model, settings.models)
+    path = _check_target(output or f"{name}.png")
     if input is not None and history:
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
         raise UserError("--measured goes with --input: the warehouse has the measurements")
-    which = None if input is not None else _choose_estimates(settings.warehouse, spec.name, history)
+    which = None if input is not None else _choose_estimates(catalog, name, history)
     try:
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
     from jobs.offline.estimate_series import read_file_series, read_warehouse_series
-    from jobs.state.kernel import find_measuring
 
-    if input is not None:
-        what, series = Path(input).name, read_file_series(spec, parse_path(input), measured, key or [], keys)
+    chosen, notes = (key or [], keys, quantity or []), []
+    if input is not None and spec is not None:
+        what, found = Path(input).name, read_file_series(spec, parse_path(input), measured, *chosen)
     else:
         what = "live estimates" if which == "live" else "estimates of history"
-        series = read_warehouse_series(settings.warehouse, spec, str(which), key or [], keys)
-    series = [one.newest(rows) for one in series]
-    draw(path, spec, series, find_measuring(spec), f"{spec.name} v{spec.version}: {what}")
-    drawn, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
-    data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": drawn}
-    lines = [f"{what} of {format_count(len(series), 'key')}, {format_count(drawn, 'row')} -> {path}"]
-    longest = max(len(one.time) for one in series)
+        found = read_warehouse_series(catalog, name, spec, str(which), *chosen)
+        notes = list(filter(None, [describe_other_version(catalog, name, spec)]))
+    found = found._replace(series=[one.newest(rows) for one in found.series])
+    notes += _list_left_out(found)
+    draw(path, found, f"{name} v{found.spec.version}: {what}", notes)
+    drawn, seconds = sum(len(one.time) for one in found.series), round(perf_counter() - start, 3)
+    data = {
+        "model": name,
+        "version": found.spec.version,
+        "estimates": what,
+        "keys": [one.key for one in found.series],
+        "quantities": found.quantities[: found.drawn],
+        "rows": drawn,
+    }
+    lines = [f"{what} of {format_count(len(found.series), 'key')}, {format_count(drawn, 'row')} -> {path}"]
+    longest = max(len(one.time) for one in found.series)
     if longest > CROWDED:
-        lines.append(f"note: {longest:,} rows of a key are drawn; --rows 500 shows the newest alone")
-    return Report(lines, {**data, "output": str(path), "seconds": seconds})
+        notes.append(f"{longest:,} rows of a key are drawn; --rows 500 shows the newest alone")
+    return Report(
+        [*lines, *(f"note: {one}" for one in notes)], {**data, "output": str(path), "seconds": seconds}
+    )
+
+
+def _list_left_out(found: DrawnSeries) -> list[str]:
+    """Return a sentence for keys, and one for quantities, that are left out of the picture."""
+    from jobs.state.kernel import list_quantities
+
+    notes, known = [], list_quantities(found.spec)
+    drawn = found.quantities[: found.drawn]
+    left = [one for one in known if one not in drawn]
+    if left:
+        notes.append(f"{', '.join(left)} not drawn: --quantity {left[0]}")
+    if len(found.series) < found.keys:
+        notes.append(f"{len(found.series):,} of {format_count(found.keys, 'key')}: --keys 20, or --key KEY")
+    return notes
 
 
 def _check_target(output: str) -> Path:
@@ -108,7 +151,7 @@ def _check_target(output: str) -> Path:
     return path
 
 
-def _choose_estimates(root: str, model: str, history: bool) -> str:
+def _choose_estimates(catalog: Catalog, model: str, history: bool) -> str:
     """Return the estimates of a warehouse to draw: live ones if there are any, else those of the history.
 
     Raises:
@@ -116,12 +159,11 @@ def _choose_estimates(root: str, model: str, history: bool) -> str:
     """
     from jobs.offline.estimate_series import HISTORY, LIVE, need_estimates
     from jobs.storage.tables import estimates, estimates_history
-    from jobs.storage.warehouse import Tables
 
-    tables = Tables(root)
+    tables = catalog.warehouse
     none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))
     which = HISTORY if history or none_live else LIVE
-    need_estimates(tables, model, which)
+    need_estimates(catalog, model, which)
     return which
 
 

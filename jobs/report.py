@@ -107,16 +107,9 @@ def _report_health(settings: Settings, model: str, keys: list[str], started: flo
     from jobs.insight.health import gather
     from jobs.insight.health_page import build_health_page, judge_health
     from jobs.insight.index import write_index, write_page
-    from jobs.specs.loading import load_spec
-    from jobs.specs.model_spec import is_model_name
+    from jobs.specs.loading import find_deployed_spec
 
-    try:
-        spec = load_spec(model, settings.models)
-    except UserError:
-        spec = None  # the spec may be gone while the tables remain
-        if not is_model_name(model):
-            raise
-    name = model if spec is None else spec.name
+    name, spec = find_deployed_spec(model, settings.models)
     health = gather(settings.warehouse, name, spec, keys)
     page = write_page(settings.warehouse, name, build_health_page(health))
     write_index(settings.warehouse, [name])

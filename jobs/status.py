@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.core.command import answer, parse_duration_option
-from jobs.core.errors import UserError
 from jobs.core.report import Report, format_rate, show_again
 from jobs.core.settings import Settings
 
@@ -83,16 +82,14 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 def _list_advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
-    from jobs.insight.status import advise, measure_stream
-    from jobs.specs.loading import load_spec
+    from jobs.insight.status import advise, describe_other_version, measure_stream
+    from jobs.specs.loading import find_deployed_spec
 
     found: list[str] = []
     cores = os.cpu_count() if settings.master.startswith("local") else None
     for name in names:
-        try:
-            spec = load_spec(name, settings.models)
-        except UserError:
-            spec = None  # the status needs no specs
+        spec = find_deployed_spec(name, settings.models)[1]
+        found += filter(None, [describe_other_version(catalog, name, spec)])
         found += advise(measure_stream(catalog, name, spec, cores), datetime.now(UTC))
     return found
 
@@ -149,7 +146,7 @@ def _format_lineage(lineage: dict[str, Any], newest: int | None) -> list[str]:
 
     waiting, position = lineage["rows_behind"], lineage["position"]
     return [
-        f"{lineage['generation']} ({lineage['status']})",
+        f"{lineage['generation']} ({lineage['status']}, v{lineage['model_version']})",
         describe(position) if position["source"] == KAFKA else f"{lineage['version']} of {newest}",
         "-" if waiting is None else f"{waiting:,} rows",
         _format_last_batch(lineage),

@@ -27,7 +27,7 @@ from jobs.core.settings import Settings  # noqa: E402
 from jobs.offline.estimate_pictures import draw_keys  # noqa: E402
 from jobs.offline.estimate_series import read_file_series  # noqa: E402
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
-from jobs.state.kernel import find_measuring, load_checked_spec  # noqa: E402
+from jobs.state.kernel import load_checked_spec  # noqa: E402
 from kalman.evaluation.forecast import forecast  # noqa: E402
 from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402
 
@@ -362,10 +362,8 @@ def estimates() -> Drawing:
     with tempfile.TemporaryDirectory() as folder:
         out, source = f"{folder}/out.csv", str(FIXTURES / "nile.csv")
         filter.run(settings, "nile", source, out, smooth=True, snapshot="none")
-        series = read_file_series(spec, Path(out), source, [], 1)
-    return draw_keys(
-        spec, series, find_measuring(spec), "The annual flow of the Nile at Aswan, in 10^8 cubic metres"
-    ), None
+        found = read_file_series(spec, Path(out), source, [], 1)
+    return draw_keys(found, "The annual flow of the Nile at Aswan, in 10^8 cubic metres"), None
 
 
 PICTURE: dict[str, Callable[[], Drawing]] = {

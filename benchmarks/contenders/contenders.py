@@ -41,11 +41,18 @@ class Contender(NamedTuple):
 
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
-    from jobs.state.encoding.estimates import unpack_estimates
+    from jobs.state.encoding.estimates import estimate_batch, estimate_schema
     from jobs.state.encoding.packets import OutputPacket
 
     packets, out = _packets(frame, work, None)
-    return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column("payload"):
+                yield estimate_batch(out, out.layout.decode(payload.as_py()))  # `as_py` makes an aligned copy
+
+    estimates = packets.filter(packets["kind"] == OutputPacket.ESTIMATES).select("payload")
+    return estimates.mapInArrow(unpack, estimate_schema(out, batch_id=False))
 
 
 def ours_in_files(frame: DataFrame, work: Work) -> DataFrame:

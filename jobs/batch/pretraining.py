@@ -174,10 +174,11 @@ def _list_notes(
         if kinds:
             notes += format_gaps(kinds, count_bucket_gaps(packed, batch))
         if count - waiting - manifest.rows >= FEWEST:
+            frame = history.frame  # starts Spark, if this process has filtered the rows itself
             states = read_rows(
                 model.warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version
             )
-            lost = find_lost_keys(history.frame, batch.rows, states)
+            lost = find_lost_keys(frame, batch.rows, states)
             notes += [] if lost is None else [format_lost(lost, format_key(str(lost.worst)), manifest.model)]
     return tuple(notes)
 

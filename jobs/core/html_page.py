@@ -41,8 +41,7 @@ def format_page(title: str, *parts: str) -> str:
 def format_paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph, in which text in backticks becomes code; kind: CSS class, such as `verdict good`."""
     named = f' class="{html.escape(kind)}"' if kind else ""
-    marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
-    return f"<p{named}>{marked}</p>"
+    return f"<p{named}>{mark_code(text)}</p>"
 
 
 def format_section(title: str, text: str, *parts: str) -> str:
@@ -135,6 +134,11 @@ def format_link(target: str, text: str) -> Html:
 def format_links(some: Iterable[tuple[str, str]]) -> Html:
     """Return links (target, text) below each other."""
     return Html("<br>".join(format_link(target, text) for target, text in some))
+
+
+def mark_code(text: str) -> Html:
+    """Return a text, in which text in backticks becomes code."""
+    return Html(re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text)))
 
 
 def format_code(text: str) -> Html:

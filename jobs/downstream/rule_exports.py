@@ -37,7 +37,8 @@ from jobs.downstream.rule_operator import (
 from jobs.downstream.rules import NEVER, Field
 from jobs.downstream.runner import LiveQueries
 from jobs.downstream.views import Begin, SeenPosition, follow_view, parse_view, read_view
-from jobs.downstream.windows import Windows
+from jobs.downstream.windows import Windows, align_readings
+from jobs.lineage.catalog import Catalog
 from jobs.spark.kafka import read_topic
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -425,13 +426,13 @@ class MonitorQueries(LiveQueries):
         for given in (monitor.kafka, monitor.windows_kafka):
             if given is not None:
                 read_topic(warehouse.spark, given.topic)
-        queries = []
+        queries, specs = [], Catalog(warehouse).read_specs(spec.name, spec)
         for query in list_queries(spec, MONITOR):
             if query.part == "windows":
                 self.windows = self.windows or Windows(
                     warehouse, spec, monitor, read_application(warehouse, query)
                 )
-                sink, rows = self.windows, self.source(query)
+                sink, rows = self.windows, align_readings(self.source(query), spec, specs)
             else:
                 if self.alerts is None:
                     kind = build_key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
@@ -441,7 +442,7 @@ class MonitorQueries(LiveQueries):
                 begin, seeds = (None, None) if with_states is None else with_states[:2]
                 if with_states is not None:
                     self.notes = with_states.changes.lines()
-                source = self.source(query, begin=begin)
+                source = align_readings(self.source(query, begin=begin), spec, specs)
                 rows = start_rules(
                     spec, monitor, source, fix_bucket_count(warehouse, spec, query.name), seeds
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +35,30 @@ def build_reading_column(spec: ModelSpec, name: str) -> Column:
     found = spec.readings.by_name[name]
     column = F.col(found.column)
     return column if found.index is None else F.get(column, found.index)
+
+
+def align_readings(estimates: DataFrame, spec: ModelSpec, specs: Mapping[str, ModelSpec]) -> DataFrame:
+    """Return estimates whose readings stand where a spec has them, null where the generation's spec lacks a reading.
+
+    Rules and windows name readings of the deployed spec, and another version with other states may be live.
+
+    Args:
+        estimates: estimates with the column generation.
+        spec: the deployed spec.
+        specs: the spec of each generation.
+    """
+    wanted, nothing = spec.readings.by_name, F.lit(None).cast("double")
+    for generation, made_by in specs.items():
+        there = made_by.readings.by_name
+        if there == wanted:
+            continue
+        for column in {one.column for one in wanted.values() if one.index is not None} & {*estimates.columns}:
+            place = {one.index: there.get(name) for name, one in wanted.items() if one.column == column}
+            parts = (place.get(at) for at in range(1 + max(at or 0 for at in place)))
+            values = F.array(*(nothing if one is None else F.get(column, F.lit(one.index)) for one in parts))
+            mine = F.when(F.col("generation") == generation, values).otherwise(F.col(column))
+            estimates = estimates.withColumn(column, mine)
+    return estimates
 
 
 ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"

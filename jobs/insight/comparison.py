@@ -188,8 +188,6 @@ def _read_examples(
 
     def line(mine: pa.Table) -> examples.EstimateLine:
         components = np.full(mine.num_rows, float(len(spec.measurement) == 1))
-        return examples.build_line(
-            mine, components, lambda one: examples.find_direction(versions[one], name, is_measured)
-        )
+        return examples.build_line(mine, components, versions, name)
 
     return examples.make_examples(chosen, name, measured, sides, line)

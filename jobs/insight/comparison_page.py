@@ -20,7 +20,8 @@ from jobs.core.html_page import (
 from jobs.core.report import convert_to_json, format_count, format_number
 from jobs.insight.comparison import ComparisonContent, gather
 from jobs.insight.index import report_files
-from jobs.lineage.generations import Generation, read_origin_manifest
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import Generation
 from jobs.specs.migration import Answer
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import REPORTS
@@ -37,7 +38,8 @@ def compare(
     warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation
 ) -> tuple[VersionComparison, str]:
     """Compare two generations, write the report, and return the comparison and the path of the page."""
-    content = gather(warehouse, _find_spec(warehouse, spec, new), old, new, find_first_batch(old, new))
+    spec = Catalog(warehouse).read_specs(spec.name, spec).get(new.generation, spec)
+    content = gather(warehouse, spec, old, new, find_first_batch(old, new))
     return content.comparison, write_report(warehouse, content)
 
 
@@ -53,15 +55,6 @@ def write_report(warehouse: Tables, content: ComparisonContent) -> str:
     files.write(data_name, data.encode())
     files.write(page_name, build_page(content).encode())
     return f"{warehouse.path(REPORTS)}/{content.model}/{page_name}"
-
-
-def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec:
-    """Return the spec of the new generation's estimates: the deployed spec, or the one in the generation's snapshot."""
-    return (
-        spec
-        if new.fingerprint == spec.fingerprint()
-        else read_origin_manifest(warehouse, new).model_spec(spec.folder)
-    )
 
 
 def build_page(content: ComparisonContent) -> str:

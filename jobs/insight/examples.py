@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.offline.estimate_series import project_rows
+from jobs.offline.stored_keys import predict_measurements
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_integers, find_distinct_values, to_numpy
-from jobs.state.kernel import find_measured_direction
+from jobs.state.kernel import list_quantities
 from jobs.storage.queries import Queries, build_in_condition, quote_name
 from jobs.storage.tables import measurements
 from jobs.upgrades.common_rows import build_key_text_sql, build_micros_sql
@@ -26,6 +28,7 @@ class EstimateLine(NamedTuple):
     """Estimates of a key by one version: arrays (N,), with times in microseconds.
 
     mean, deviation: moments of the drawn quantity; NaN where the row's version lacks this quantity.
+    is_predicted: whether these are the moments that the row before predicted for the row's measurement.
     components: the number of components that each row has measured; 0 where the number is unknown.
     """
 
@@ -34,6 +37,7 @@ class EstimateLine(NamedTuple):
     deviation: Floats
     nis: Floats
     components: Floats
+    is_predicted: bool = False
 
 
 class Example(NamedTuple):
@@ -66,17 +70,10 @@ def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
     have.
     """
     name = specs[-1].measurement[0]
-    if all(find_measured_direction(one) is not None and one.measurement[0] == name for one in specs):
+    if all(name in list_quantities(one) and name in one.measurement for one in specs):
         return name, True
     common = [state for state in specs[0].states if all(state in one.states for one in specs)]
     return (common or specs[-1].states)[0], False
-
-
-def find_direction(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
-    """Return the weights of a quantity over the states of a version; None or zeros if the version lacks it."""
-    if is_measured:
-        return find_measured_direction(spec)
-    return np.array([float(state == quantity) for state in spec.states])
 
 
 def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
@@ -144,32 +141,36 @@ def _read_numbers(rows: pa.Table, name: str) -> NDArray[Any]:
     return to_numpy(rows[name].combine_chunks(), np.nan)
 
 
-def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]) -> EstimateLine:
+def build_line(
+    rows: pa.Table, components: Floats, specs: Mapping[str, ModelSpec], quantity: str
+) -> EstimateLine:
     """Return the line of a key's estimates (`read_newest_rows`).
 
     components: (N,) number of measured components of each row.
-    direction: a function from a generation's name to the weights of the drawn quantity.
+    specs: the spec of each generation.
     """
-    time = _read_numbers(rows, "time")
-    mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
+    found = project_rows(rows, "", specs, [quantity])
+    nis = _read_numbers(rows, "nis")
+    return EstimateLine(_read_numbers(rows, "time"), found.mean[0], found.deviation[0], nis, components)
+
+
+def predict_line(
+    root: str, line: EstimateLine, rows: pa.Table, specs: Mapping[str, tuple[ModelSpec, str | None]]
+) -> EstimateLine:
+    """Return the line with the predictions of the first measurement, or unchanged if no row can be predicted.
+
+    Args:
+        root: the root of the warehouse.
+        line: the line of the rows (`build_line`).
+        rows: a key's estimates (`read_newest_rows`).
+        specs: the spec of each generation, and the snapshot with its learned parameters.
+    """
+    found = np.full((2, len(line.time)), np.nan)
     names, generation_of = find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
     for number, name in enumerate(names):
         mine = np.flatnonzero(generation_of == number)
-        weights = direction(name)
-        if weights is not None and weights.any():
-            mean[mine], deviation[mine] = _project_moments(rows.take(build_integers(mine)), weights)
-    return EstimateLine(time, mean, deviation, _read_numbers(rows, "nis"), components)
-
-
-def _project_moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of a weighted sum of states; NaN where the stored columns do not suffice."""
-    n, nothing = len(direction), np.full(rows.num_rows, np.nan)
-    means, P = (np.array(rows[name].to_pylist(), float) for name in ("mean", "covariance"))
-    if means.shape[1] != n:
-        return nothing, nothing
-    if P.shape[1] == n * n:
-        variance = np.einsum("i,kij,j->k", direction, P.reshape(-1, n, n), direction)
-    else:
-        single = np.count_nonzero(direction) == 1  # one state's deviation needs no covariances
-        variance = P @ direction**2 if single else nothing
-    return means @ direction, np.sqrt(np.maximum(variance, 0.0))
+        if name in specs:
+            found[:, mine] = predict_measurements(root, *specs[name], rows.take(build_integers(mine)))
+    if not np.isfinite(found[0]).any():
+        return line
+    return line._replace(mean=found[0], deviation=np.sqrt(found[1]), is_predicted=True)

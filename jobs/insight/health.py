@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.insight import examples
 from jobs.insight.examples import Example
+from jobs.insight.status import describe_other_version
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation, LineageSegment
 from jobs.lineage.live_rows import EstimatesTable, build_counted_query, open_estimates, read_counted_batches
-from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import find_distinct_values, to_numpy
 from jobs.storage.quarantine import HELD
@@ -35,6 +35,7 @@ from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
 from jobs.supervision.progress import read_all_records
 from kalman.evaluation.diagnostics import inside, mean_bounds
+from kalman.filters.state_output import OUTPUT
 
 Floats = NDArray[np.float64]
 BINS = 40
@@ -102,6 +103,7 @@ class Health(NamedTuple):
 
     spec: the spec of the live generation.
     specs: the spec of each generation.
+    other_version: a sentence if the deployed version is not live.
     without: the reason why NIS cannot be judged; empty if NIS is judged.
     """
 
@@ -120,6 +122,7 @@ class Health(NamedTuple):
     progress: list[dict[str, Any]]
     learned: list[dict[str, Any]]
     learned_in: str
+    other_version: str | None
     without: str
 
     @property
@@ -153,13 +156,12 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     tables = Tables(root)
     catalog = Catalog(tables)
     known = list(catalog.generations(model))
-    specs = _read_specs(known, catalog.manifests(model))
+    specs = catalog.read_specs(model, deployed)
     estimates = _find_estimates(root, model, catalog.lineage(model))
     if estimates is not None and wanted:
         _check_keys(root, model, estimates, wanted)
     first = None if estimates is None else _find_span(root, estimates)
-    live = catalog.live(model)
-    spec = deployed if live is None else specs.get(live.generation, deployed)
+    spec = catalog.live_spec(model, deployed)
     if estimates is None or first is None or spec is None:
         raise UserError(
             f"model {model} has no estimates to report on: land newer rows than its snapshot has and run "
@@ -182,11 +184,12 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         sums.first_rows,
         sums.over_time(),
         keys,
-        _read_examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
+        _read_examples(root, estimates, spec, specs, known, list(dict(reversed(chosen)).items())[::-1], sums),
         _count_rejected(tables, model),
         read_all_records(tables, model),
         learned,
         snapshot,
+        describe_other_version(catalog, model, deployed),
         "" if sums.judges else _NOT_JUDGED,
     )
 
@@ -257,16 +260,6 @@ def _read_learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
         for name in ("parameters", "standard_errors"):
             row[name] = dict(row[name] or ())
     return rows
-
-
-def _read_specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[str, ModelSpec]:
-    """Return the spec of each generation, read from the manifest of its snapshot."""
-    texts = {one.snapshot_id: one.spec for one in manifests}
-    return {
-        one.generation: ModelSpec.model_validate_json(texts[one.snapshot_id])
-        for one in known
-        if texts.get(one.snapshot_id)
-    }
 
 
 def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
@@ -400,12 +393,13 @@ def _read_examples(
     estimates: EstimatesTable,
     spec: ModelSpec,
     specs: Mapping[str, ModelSpec],
+    generations: Sequence[Generation],
     chosen: Sequence[tuple[str, str]],
     sums: _Sums,
 ) -> list[Example]:
     """Return examples of the chosen keys; they show the first measured column if the model measures it linearly."""
     keys = [key for key, _ in chosen]
-    columns = ["key", "event_time", "mean", "covariance", *sums.columns]
+    columns = ["key", "event_time", "mean", "covariance", "flags", OUTPUT, *sums.columns]
     name, is_measured = examples.choose_quantity(spec)
     with open_queries(root) as queries:
         rows = examples.read_newest_rows(
@@ -413,12 +407,12 @@ def _read_examples(
             build_counted_query(queries, estimates, columns, build_in_condition(quote_name("key"), keys)),
         )
         measured = examples.read_measured_rows(queries, spec, name, keys) if is_measured else None
+    made_by = {one: specs.get(one, spec) for one in rows["generation"].unique().to_pylist()}
+    known = {one.generation: one.snapshot_id for one in generations}
 
     def line(mine: pa.Table) -> examples.EstimateLine:
-        return examples.build_line(
-            mine,
-            sums.degrees(mine, mine.num_rows),
-            lambda one: examples.find_direction(specs.get(one, spec), name, is_measured),
-        )
+        found = examples.build_line(mine, sums.degrees(mine, mine.num_rows), made_by, name)
+        begun = {one: (made_by[one], known[one]) for one in made_by if one in known}
+        return examples.predict_line(root, found, mine, begun) if is_measured else found
 
     return examples.make_examples(chosen, name, measured, [rows], line)

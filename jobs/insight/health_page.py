@@ -78,7 +78,10 @@ def _describe_subject(health: Health) -> str:
     )
     if not health.estimates.last_batch:
         of += "; what follows is of its history"
-    return f"{health.description} {of[0].upper()}{of[1:]}. Made {_format_time(health.made_at)}.".strip()
+    other = f" {health.other_version[0].upper()}{health.other_version[1:]}." if health.other_version else ""
+    return (
+        f"{health.description} {of[0].upper()}{of[1:]}.{other} Made {_format_time(health.made_at)}.".strip()
+    )
 
 
 def _format_time(at: datetime | None) -> str:
@@ -136,10 +139,16 @@ def _show_fit(health: Health) -> str:
 def _show_examples(health: Health) -> str:
     if drawing is None:
         return ""
-    drawn = [(drawing.draw_example(one, drawing.LINES), f"Estimates of {one.key}") for one in health.examples]
+    drawn = [(drawing.draw_example(one), f"Estimates of {one.key}") for one in health.examples]
+    over = ", over the measurements" if any(len(one.measured) for one in health.examples) else ""
+    what = (
+        "estimates of some keys with their 95 % bands"
+        if not any(line.is_predicted for one in health.examples for line in one.lines)
+        else "rows of some keys: what was predicted of each measurement before it came, with its 95 % band"
+    )
     text = (
-        "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others. Beside "
-        "each stands how many of these rows lay inside the 95 % interval that was predicted for them."
+        f"The newest {what}{over}; --key adds others. Beside each stands how many of these rows lay inside the 95 % "
+        "interval that was predicted for them."
     )
     return format_section("Keys", text, format_pictures(drawn))
 

@@ -33,6 +33,7 @@ from jobs.offline.plots import (
     draw_measured,
     draw_nis_of_keys,
     finish_nis,
+    fit_values,
     format_coverage,
     format_date_axis,
     render_for_page,
@@ -42,8 +43,6 @@ from jobs.state.encoding.keys import format_key
 from jobs.upgrades.statistics import VersionSums
 
 Floats = NDArray[np.float64]
-LINES = [("estimate, 95 % band", ESTIMATE, "-")]
-"""Name, colour and style of the line with a key's estimates."""
 FLAG_COLOURS = (BOUND, SMOOTHED, "#7a4fa3", "#2e8540", MEASURED, INK)
 SIDE_COLOURS = {"old": SMOOTHED, "new": ESTIMATE}
 
@@ -121,19 +120,25 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
 
 
 @render_for_page
-def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]]) -> None:
+def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]] = ()) -> None:
     """Draw the newest estimates of a key with their 95 % bands, over the measurements.
 
-    lines: name, colour and style of each of the example's lines.
+    lines: name, colour and style of each of the example's lines; by default those of the health page.
     """
-    if len(one.measured):
-        draw_measured(ax, convert_dates(one.measured_at), one.measured)
+    what = "prediction" if one.lines[0].is_predicted else "estimate"
+    lines = lines or [(f"{what}, 95 % band", ESTIMATE, "-")]
+    draw_measured(ax, convert_dates(one.measured_at), one.measured)
+    drawn = []
     for (name, colour, style), line in zip(lines, one.lines, strict=True):
         label = "\n".join(filter(None, [name, format_coverage(line.nis, line.components)]))
-        draw_line(ax, convert_dates(line.time), Line(line.mean, line.deviation, label, colour), style)
+        drawn.append(Line(line.mean, line.deviation, label, colour))
+        draw_line(ax, convert_dates(line.time), drawn[-1], style)
+    fit_values(ax, one.measured, drawn)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + (0.1 + 0.16 * len(drawn)) * (high - low))  # room for the legend
     ax.set_title(f"{shorten_name(format_key(one.key))} · {one.why}")
     ax.set_ylabel(one.quantity)
-    ax.legend(loc="best", fontsize=LEGEND)
+    ax.legend(loc="upper left", fontsize=LEGEND)
     format_date_axis(ax)
 
 

@@ -17,18 +17,19 @@ from jobs.core.report import format_count, format_span
 from jobs.core.settings import find_local_path
 from jobs.downstream.queries import list_given_up, read_downstream_status
 from jobs.insight.retention_plan import plan_retention
+from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.quarantine import TABLE as QUARANTINE
+from jobs.storage.queries import open_queries
 from jobs.storage.tables import alerts, estimates, estimates_history, measurements, windows
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverIdentity
 from jobs.supervision.progress import Lag, measure_table_lag, read_all_records, read_newest_record
-from jobs.verification.runs import DIFFERENT, format_difference
+from jobs.verification.runs import DIFFERENT, format_difference, read_last_outcomes
 
 if TYPE_CHECKING:
-    from jobs.lineage.catalog import Catalog
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
 
@@ -188,6 +189,81 @@ def describe_difference(last: dict[str, Any] | None) -> str | None:
     at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     first = format_difference(json.loads(last["first_difference"])) if last["first_difference"] else ""
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
+
+
+def describe_model(root: str, spec: ModelSpec) -> dict[str, str]:
+    """Return what an operator asks first of a model, as sentences by subject: what is live, lag, monitor, errors."""
+    warehouse = Tables(root)
+    catalog = Catalog(warehouse)
+    found = read_status(catalog, read_last_outcomes(warehouse), spec.name)
+    one = next((one for one in found["generations"] if one["status"] == LIVE), None)
+    if one is None:
+        return {
+            "live": f"nothing: `kalman-pipeline stream --model {spec.name}` starts from a snapshot of `pretrain`"
+        }
+    waits = (
+        ""
+        if not one["seconds_behind"]
+        else f"; the oldest has waited for {format_span(one['seconds_behind'])}"
+    )
+    at, driver = one["last_batch_at"], one["driver"]
+    parts = {
+        "live": f"version {one['model_version']} (generation {one['generation']})",
+        "deployed": describe_other_version(catalog, spec.name, spec) or f"version {spec.version}, as live",
+        "lag": "unknown"
+        if one["rows_behind"] is None
+        else f"{format_count(one['rows_behind'], 'row')}{waits}",
+        "last micro-batch": "none yet" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "driver": "none runs now" if driver is None else f"process {driver['pid']} on {driver['host']}",
+        "monitor": _describe_alerts(warehouse, spec),
+        "error": one["last_error"],
+        "verification": describe_difference(found["verification"]),
+    }
+    return {name: text for name, text in parts.items() if text}
+
+
+def _describe_alerts(warehouse: Tables, spec: ModelSpec) -> str | None:
+    """Return the alerts that the spec's rules have raised and not cleared; None without rules."""
+    if spec.monitor is None or not spec.monitor.rules:
+        return None
+    with open_queries(warehouse.root) as queries:
+        if queries.add("alerts", alerts(spec.name)) is None:
+            return (
+                f"no alert was raised yet; `kalman-pipeline monitor --model {spec.name}` reads new estimates"
+            )
+        newest = "row_number() OVER (PARTITION BY key, rule ORDER BY event_time DESC, batch_id DESC) AS place"
+        raised = queries.run(
+            f"SELECT rule, count(*) AS keys FROM (SELECT *, {newest} FROM alerts) "
+            "WHERE place = 1 AND status = 'raised' GROUP BY rule ORDER BY rule"
+        ).to_pylist()
+    rules = {rule.name for rule in spec.monitor.rules}
+    told = [f"{one['rule']} ({format_count(one['keys'], 'key')})" for one in raised if one["rule"] in rules]
+    return f"raised: {', '.join(told)}" if told else "no alert is raised now"
+
+
+def describe_other_version(catalog: Catalog, model: str, deployed: ModelSpec | None) -> str | None:
+    """Return a sentence on a deployed spec that is not live, with the remedy; None if it is live, or if nothing is."""
+    live = catalog.live(model)
+    if live is None or deployed is None or deployed.fingerprint() == live.fingerprint:
+        return None
+    new, old = deployed.version, live.model_version
+    if new == old:
+        return (
+            f"the deployed spec of {model} is not that of the live {live.generation}, under the same version {old}: "
+            f"restore the spec; or raise its version and run `kalman-pipeline upgrade --model {model}`"
+        )
+    if new < old:
+        return (
+            f"version {new} of {model} is deployed, and version {old} is live: deploy version {old} again, or run "
+            f"`kalman-pipeline rollback --model {model}`"
+        )
+    shadows = [
+        one.generation
+        for one in catalog.generations(model)
+        if one.status == SHADOW and one.fingerprint == deployed.fingerprint()
+    ]
+    runs, verb = (f"runs as shadow {shadows[-1]}", "promote") if shadows else ("is deployed", "upgrade")
+    return f"version {new} of {model} {runs}, and version {old} is live until `kalman-pipeline {verb} --model {model}`"
 
 
 SMALL_FILE = 16 << 20

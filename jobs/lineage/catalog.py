@@ -16,6 +16,7 @@ from jobs.lineage import generations
 from jobs.lineage.generations import Generation, LineageSegment, select_live, trace_live_lineage
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
+from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import count_rows_by_model
 from jobs.storage.table_rows import measure_files
 from jobs.storage.warehouse import Tables
@@ -59,6 +60,29 @@ class Catalog:
     def lineage(self, model: str) -> list[LineageSegment]:
         """Return the lineage of a model's live estimates, the live generation first."""
         return trace_live_lineage(self.generations(model))
+
+    def read_specs(self, model: str, deployed: ModelSpec | None) -> dict[str, ModelSpec]:
+        """Return the spec by which to read each generation's estimates, without generations whose spec is unknown.
+
+        It is the deployed spec if this has the meaning of the generation's states, else the spec of its snapshot.
+
+        Args:
+            model: name of the model.
+            deployed: the deployed spec; None if its file is missing or broken.
+        """
+        found: dict[str, ModelSpec] = {}
+        for one in self.generations(model):
+            manifest = self.manifest(one.snapshot_id)
+            if deployed is not None and (manifest is None or one.fingerprint == deployed.fingerprint()):
+                found[one.generation] = deployed
+            elif manifest is not None:
+                found[one.generation] = manifest.model_spec(None if deployed is None else deployed.folder)
+        return found
+
+    def live_spec(self, model: str, deployed: ModelSpec | None) -> ModelSpec | None:
+        """Return the spec of the live generation (`read_specs`), or the deployed spec if nothing is live."""
+        live = self.live(model)
+        return deployed if live is None else self.read_specs(model, deployed).get(live.generation)
 
     def manifest(self, snapshot: str) -> Manifest | None:
         """Return the manifest of a snapshot, including a removed snapshot; None if the snapshot never existed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
-from jobs.offline.estimate_series import KeySeries
+from jobs.offline.estimate_series import DrawnSeries, KeySeries
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
@@ -29,7 +30,6 @@ from jobs.offline.plots import (
     join_title,
 )
 from jobs.state.encoding.keys import ONLY, format_key
-from jobs.state.kernel import LinearMeasuring, project_states
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,28 +37,22 @@ if TYPE_CHECKING:
 
     from jobs.specs.model_spec import ModelSpec
 
-Floats = NDArray[np.float64]
-PANELS = 3
-"""The maximum number of panels per key: a panel for each measurement, or for each state if H is not constant."""
-FORMATS = (".png", ".html")
 _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
 
 
 @apply_style
-def draw(
-    path: Path, spec: ModelSpec, series: list[KeySeries], measuring: LinearMeasuring | None, title: str
-) -> None:
+def draw(path: Path, found: DrawnSeries, title: str, notes: Sequence[str] = ()) -> None:
     """Save the picture of keys: measurements and estimates on the left, NIS and its distribution on the right.
 
-    An HTML page also has a table of the last estimates.
+    An HTML page also has the notes, and a table of the last estimates.
 
     Raises:
         UserError: the file cannot be written.
     """
-    picture = draw_keys(spec, series, measuring, title)
+    picture = draw_keys(found, title)
     try:
         if path.suffix.lower() == ".html":
-            path.write_text(_build_page(spec, series, title, encode_figure(picture)), encoding="utf-8")
+            path.write_text(_build_page(found, title, encode_figure(picture), notes), encoding="utf-8")
         else:
             picture.savefig(path, facecolor="white")
     except OSError as error:
@@ -67,26 +61,25 @@ def draw(
         plt.close(picture)
 
 
-def draw_keys(
-    spec: ModelSpec, series: list[KeySeries], measuring: LinearMeasuring | None, title: str
-) -> Figure:
+def draw_keys(found: DrawnSeries, title: str) -> Figure:
     """Return the picture of keys."""
-    panels = (spec.states if measuring is None else spec.measurement)[:PANELS]
+    panels = found.quantities[: found.drawn]
     picture = plt.figure(
-        figsize=(12.0, 0.5 + max(2.0 * len(panels), 3.6) * len(series)), layout="constrained"
+        figsize=(12.0, 0.5 + max(2.0 * len(panels), 3.6) * len(found.series)), layout="constrained"
     )
-    bands: Any = np.atleast_1d(np.array(picture.subfigures(len(series), 1), dtype=object))
-    for band, one in zip(bands, series, strict=True):
+    bands: Any = np.atleast_1d(np.array(picture.subfigures(len(found.series), 1), dtype=object))
+    for band, one in zip(bands, found.series, strict=True):
         left, right = band.subfigures(1, 2, width_ratios=[3, 2])
         for number, (ax, name) in enumerate(
             zip(np.atleast_1d(left.subplots(len(panels), 1)), panels, strict=True)
         ):
-            _draw_panel(ax, one, number, measuring)
-            of_key = name if one.key == ONLY else f"{one.key}: {name}"
-            ax.set_title(join_title(of_key, format_coverage(one.nis, _count_components(one))))
+            _draw_panel(ax, found.spec, one, number, name)
+            of_key = name if one.key == ONLY else f"{format_key(one.key)}: {name}"
+            fits = "" if number else format_coverage(one.nis, _count_components(one))
+            ax.set_title(join_title(of_key, fits))
         over_time, spread = right.subplots(2, 1)
         _draw_nis_over_time(over_time, one)
-        draw_nis(spread, one.nis, max(len(spec.measurement), 1))
+        draw_nis(spread, one.nis, max(len(found.spec.measurement), 1))
     picture.suptitle(title)
     return picture
 
@@ -97,18 +90,15 @@ def _count_components(one: KeySeries) -> NDArray[np.int64]:
     return np.where(seen > 0, seen, max(len(one.measured), 1))
 
 
-def _draw_panel(ax: Axes, one: KeySeries, number: int, measuring: LinearMeasuring | None) -> None:
-    """Draw a measurement or, if the states do not give the measurements by constant numbers, a state."""
-    measured = one.measured[number] if measuring is not None else np.full(len(one.time), np.nan)
-    lines = []
-    for line, (label, colour) in zip(one.lines, _NAMES, strict=False):
-        if measuring is None:
-            mean, variance = line.mean[:, number], line.covariance[:, number, number]
-        else:
-            mean, variance = project_states(
-                line.mean, line.covariance, measuring.H[number], measuring.offset[number]
-            )
-        lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
+def _draw_panel(ax: Axes, spec: ModelSpec, one: KeySeries, number: int, name: str) -> None:
+    """Draw the estimates of a quantity, over its measurements if it is measured."""
+    measured = np.full(len(one.time), np.nan)
+    if name in spec.measurement:
+        measured = one.measured[spec.measurement.index(name)]
+    lines = [
+        Line(line.mean[number], line.deviation[number], label, colour)
+        for line, (label, colour) in zip(one.lines, _NAMES, strict=False)
+    ]
     draw_estimate(ax, one.time, measured, lines)
     fit_values(ax, measured, lines)
     _format_date_axis(ax, one)
@@ -139,27 +129,19 @@ def estimate_text(mean: float, deviation: float) -> str:
     return f"{round(mean, last):.12g} ± {float(f'{deviation:.2g}'):.12g}"
 
 
-def _build_page(spec: ModelSpec, series: list[KeySeries], title: str, picture: str) -> str:
-    head = [
-        "key",
-        "rows",
-        "last time",
-        *(f"{state} ± standard deviation" for state in spec.states),
-        "mean NIS",
-    ]
+def _build_page(found: DrawnSeries, title: str, picture: str, notes: Sequence[str]) -> str:
+    states = found.quantities[found.drawn :]
+    head = ["key", "rows", "last time", *(f"{state} ± standard deviation" for state in states), "mean NIS"]
     rows = []
-    for one in series:
-        line, at = one.lines[0], len(one.time) - 1
-        deviations = np.sqrt(np.diagonal(line.covariance[at]))
-        known = one.nis[np.isfinite(one.nis)]
-        cells = [format_key(one.key), f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
-        cells += [
-            estimate_text(m, s) for m, s in zip(line.mean[at].tolist(), deviations.tolist(), strict=True)
-        ]
+    for one in found.series:
+        line, known = one.lines[0], one.nis[np.isfinite(one.nis)]
+        cells = [format_key(one.key), f"{len(one.time):,}", str(one.time[-1]).replace("T", " ")[:19]]
+        newest = (moments[found.drawn :, -1].tolist() for moments in line)
+        cells += [estimate_text(m, s) for m, s in zip(*newest, strict=True)]
         rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
     told = (
-        f"{format_count(len(series), 'key')} of {spec.name}, version {spec.version}. Times are in UTC. "
-        f"Where the model fits, the mean NIS is {len(spec.measurement)}."
+        f"{format_count(len(found.series), 'key')} of {found.spec.name}, version {found.spec.version}. Times are in "
+        f"UTC. Where the model fits, the mean NIS is {len(found.spec.measurement)}."
     )
     drawn = html_page.format_picture(
         picture, "Measurements, estimates with their 95 % bands, and NIS of each key"
@@ -167,6 +149,7 @@ def _build_page(spec: ModelSpec, series: list[KeySeries], title: str, picture: s
     return html_page.format_page(
         title,
         html_page.format_paragraph(told),
+        *map(html_page.format_paragraph, notes),
         html_page.format_section("Estimates", "", drawn),
         html_page.format_section("The last estimate of each key", "", html_page.format_table(head, rows)),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,12 @@ from jobs.landing.raw_rows import RawRows
 from jobs.landing.values.keys import assign_codes, join_codes
 from jobs.landing.values.number_reading import build_rules, parse_numbers
 from jobs.landing.values.times import find_times
-from jobs.lineage.generations import no_live_estimates_error, read_live_lineage
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import no_live_estimates_error
 from jobs.lineage.live_rows import open_estimates, read_counted_batches
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
+from jobs.state.kernel import find_projection, list_quantities, project_states
 from jobs.storage.queries import build_in_condition, quote_name
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import estimates, estimates_history, measurements
@@ -37,35 +39,38 @@ from jobs.storage.warehouse import Tables
 LIVE, HISTORY = "live", "history"
 
 
-def need_estimates(tables: Tables, model: str, which: str) -> str:
+def need_estimates(catalog: Catalog, model: str, which: str) -> str:
     """Return the table of a model's live estimates, or of the estimates of its history.
 
     Raises:
         UserError: the table does not exist; the message names the command that makes it.
     """
     name = (estimates if which == LIVE else estimates_history)(model)
-    if tables.exists(name):
+    root = catalog.warehouse.root
+    if catalog.warehouse.exists(name):
         return name
     if which == HISTORY:
         raise UserError(
-            f"model {model} has no estimates of history in {tables.root}: make them with "
+            f"model {model} has no estimates of history in {root}: make them with "
             f"`kalman-pipeline estimate --model {model}`"
         )
-    raise no_live_estimates_error(tables, model)
+    raise no_live_estimates_error(catalog.warehouse, model)
 
 
 Floats = NDArray[np.float64]
 
 SMOOTHED = "smoothed_"
+PANELS = 3
+"""The number of quantities that are drawn of each key unless the user names others."""
 _MOMENTS = ("mean", "covariance", f"{SMOOTHED}mean", f"{SMOOTHED}covariance")
-_TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags")
+_TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags", "model_version")
 
 
-class StateEstimates(NamedTuple):
-    """Means (N, n) and covariances (N, n, n) of the states; if only variances are known, covariances are NaN."""
+class QuantityEstimates(NamedTuple):
+    """Means and standard deviations (q, N) of q quantities; a deviation is NaN where it needs unknown covariances."""
 
     mean: Floats
-    covariance: Floats
+    deviation: Floats
 
 
 class KeySeries(NamedTuple):
@@ -81,71 +86,130 @@ class KeySeries(NamedTuple):
 
     key: str
     time: NDArray[Any]
-    lines: list[StateEstimates]
+    lines: list[QuantityEstimates]
     nis: Floats
     flagged: NDArray[np.bool_]
     measured: Floats
 
     def newest(self, rows: int | None) -> KeySeries:
         """Return the series with only its newest `rows` rows; None means all rows."""
-        if rows is None:
-            return self
-        lines = [StateEstimates(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
-        return KeySeries(
-            self.key,
-            self.time[-rows:],
-            lines,
-            self.nis[-rows:],
-            self.flagged[-rows:],
-            self.measured[:, -rows:],
-        )
+        at = slice(None if rows is None else -rows, None)
+        lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
+        measured, flagged = self.measured[:, at], self.flagged[at]
+        return KeySeries(self.key, self.time[at], lines, self.nis[at], flagged, measured)
+
+
+class DrawnSeries(NamedTuple):
+    """The estimates to draw.
+
+    spec: the spec of the newest estimates.
+    quantities: the names of the q quantities of the estimates: first the `drawn` ones, then the states.
+    series: the chosen keys.
+    keys: the number of keys that have estimates.
+    """
+
+    spec: ModelSpec
+    quantities: list[str]
+    drawn: int
+    series: list[KeySeries]
+    keys: int
 
 
 def read_warehouse_series(
-    root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int
-) -> list[KeySeries]:
-    """Return the live estimates of a model, or the estimates of its history.
+    catalog: Catalog,
+    model: str,
+    deployed: ModelSpec | None,
+    which: str,
+    keys: Sequence[str] = (),
+    count: int = 3,
+    wanted: Sequence[str] = (),
+) -> DrawnSeries:
+    """Return the live estimates of a model, or the estimates of its history, each row by the spec that made it.
 
     Args:
-        root: the root of the warehouse.
-        spec: the spec of the model.
+        catalog: the catalog of the warehouse.
+        model: the name of the model.
+        deployed: the deployed spec; None if its file is missing or broken.
         which: `live` or `history`.
         keys: the keys; an empty list means the first keys.
         count: the number of keys if `keys` is empty.
+        wanted: the quantities to draw (`_choose_quantities`).
 
     Raises:
-        UserError: there are no such estimates or keys, or the warehouse cannot be read without Spark.
+        UserError: there are no such estimates, keys or quantities, or the warehouse cannot be read without Spark.
     """
-    tables = Tables(root)
-    name = need_estimates(tables, spec.name, which)
-    chosen = _format_keys(spec, keys)
-    if not chosen:
-        have = tables.columns(name, ("key",))["key"].unique().drop_null().to_pylist()
-        chosen = sorted(have)[:count]
-    lineage = read_live_lineage(tables, spec.name) if which == LIVE else []
+    tables, root = catalog.warehouse, catalog.warehouse.root
+    name = need_estimates(catalog, model, which)
+    spec = catalog.live_spec(model, deployed)
+    if spec is None:
+        raise UserError(f"{name}: there is no spec to read it by: deploy the spec of {model}")
+    have = tables.columns(name, ("key",))["key"].unique().drop_null().to_pylist()
+    chosen = _format_keys(spec, keys) or sorted(have)[:count]
+    lineage = catalog.lineage(model) if which == LIVE else []
     found: list[pa.Table] = []
     if chosen and (lineage or which != LIVE):
-        wanted = build_in_condition(quote_name("key"), chosen)
-        found = list(read_counted_batches(root, open_estimates(root, name, lineage), _TABLE, wanted))
+        is_wanted = build_in_condition(quote_name("key"), chosen)
+        found = list(read_counted_batches(root, open_estimates(root, name, lineage), _TABLE, is_wanted))
     if not found:
         raise UserError(f"{name}: has no estimates" + (f" of key {chosen[0]}" if chosen else ""))
-    table = pa.concat_tables(found)
-    columns = {one: table[one].combine_chunks() for one in table.column_names}
-    source = RawRows(columns, table.num_rows)
-    lines = [_parse_estimates(spec, source, prefix, name) for prefix in ("", SMOOTHED)]
+    table = pa.concat_tables(found).combine_chunks()
+    specs = catalog.read_specs(model, deployed)
+    if which == HISTORY:
+        specs = _read_history_specs(catalog, model, deployed, table)
+        spec = max(specs.values(), key=lambda one: one.version, default=spec)
+    quantities, drawn = _choose_quantities(spec, wanted)
     estimates = _Estimates(
-        np.array(columns["key"].to_pylist(), dtype=object),
-        _convert_to_micros(columns["event_time"]),
-        [one for one in lines if one is not None],
-        arrow.to_numpy(columns["nis"], np.nan),
-        arrow.to_numpy(columns["flags"].is_valid()),
+        np.array(table["key"].to_pylist(), dtype=object),
+        _convert_to_micros(table["event_time"].combine_chunks()),
+        [
+            project_rows(table, prefix, specs, quantities)
+            for prefix in ("", SMOOTHED)
+            if f"{prefix}mean" in table.column_names
+        ],
+        arrow.to_numpy(table["nis"].combine_chunks(), np.nan),
+        arrow.to_numpy(table["flags"].combine_chunks().is_valid()),
     )
-    return _build_series(spec, estimates, chosen, _read_measured(tables, spec, chosen), name)
+    series = _build_series(spec, estimates, chosen, _read_measured(tables, spec, chosen), name)
+    return DrawnSeries(spec, quantities, drawn, series, len(have))
+
+
+def _read_history_specs(
+    catalog: Catalog, model: str, deployed: ModelSpec | None, table: pa.Table
+) -> dict[str, ModelSpec]:
+    """Return the spec of each run over history in a table, without runs by a version that is unknown."""
+    known = {one.model_version: one.model_spec() for one in catalog.manifests(model)}
+    if deployed is not None:
+        known[deployed.version] = deployed
+    found = dict(zip(table["generation"].to_pylist(), table["model_version"].to_pylist(), strict=True))
+    return {run: known[version] for run, version in found.items() if version in known}
+
+
+def _choose_quantities(spec: ModelSpec, wanted: Sequence[str]) -> tuple[list[str], int]:
+    """Return the quantities to draw, followed by the states, and the number to draw.
+
+    Args:
+        spec: the spec of the model.
+        wanted: measurements and states; an empty list means the first ones of `list_quantities`.
+
+    Raises:
+        UserError: the states do not give a wanted quantity.
+    """
+    drawn = list(wanted) or list_quantities(spec)[:PANELS]
+    lost = [one for one in drawn if find_projection(spec, one) is None]
+    if lost:
+        have = ", ".join(dict.fromkeys([*list_quantities(spec), *spec.states]))
+        raise UserError(f"--quantity {lost[0]}: version {spec.version} of {spec.name} estimates {have}")
+    return [*drawn, *spec.states], len(drawn)
 
 
 def read_file_series(
-    spec: ModelSpec, path: Path, measured: str | None, keys: Sequence[str], count: int
-) -> list[KeySeries]:
+    spec: ModelSpec,
+    path: Path,
+    measured: str | None,
+    keys: Sequence[str] = (),
+    count: int = 3,
+    wanted: Sequence[str] = (),
+) -> DrawnSeries:
     """Return the estimates of a file written by `filter`.
 
     Args:
@@ -154,14 +218,15 @@ def read_file_series(
         measured: file, folder or glob of the filtered measurements; None means that measurements are not drawn.
         keys: the keys; an empty list means the first keys.
         count: the number of keys if `keys` is empty.
+        wanted: the quantities to draw (`_choose_quantities`).
 
     Raises:
         UserError: a file cannot be read, `filter` did not write it with this spec, or it does not have a wanted key.
     """
     source = read(path)
     names, times = _list_key_texts(spec, source), _parse_times(spec, source, str(path))
-    line = _parse_estimates(spec, source, "", str(path))
-    smoothed = _parse_estimates(spec, source, SMOOTHED, str(path))
+    quantities, drawn = _choose_quantities(spec, wanted)
+    line, smoothed = (_parse_estimates(spec, source, one, str(path), quantities) for one in ("", SMOOTHED))
     if line is None or "nis" not in source.columns:
         raise UserError(
             f"{path}: has no estimates of {format_count(len(spec.states), 'state')} "
@@ -182,8 +247,9 @@ def read_file_series(
         parsed = parse(spec, rows, measured)
         good = parsed.accepted
         values = _Measured(_list_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
-    chosen = _format_keys(spec, keys) or list(dict.fromkeys(names.tolist()))[:count]
-    return _build_series(spec, estimates, chosen, values, str(path))
+    have = list(dict.fromkeys(names.tolist()))
+    series = _build_series(spec, estimates, _format_keys(spec, keys) or have[:count], values, str(path))
+    return DrawnSeries(spec, quantities, drawn, series, len(have))
 
 
 class _Estimates(NamedTuple):
@@ -191,7 +257,7 @@ class _Estimates(NamedTuple):
 
     key: NDArray[np.object_]
     time: NDArray[np.int64]
-    lines: list[StateEstimates]
+    lines: list[QuantityEstimates]
     nis: Floats
     flagged: NDArray[np.bool_]
 
@@ -222,12 +288,17 @@ def _build_series(
     if not keys:
         raise UserError(f"{where}: has no estimates")
     found: list[KeySeries] = []
-    has_mean = np.asarray(~np.isnan(estimates.lines[0].mean).all(axis=1))
+    has_mean = np.asarray(~np.isnan(estimates.lines[0].mean).all(axis=0))
     for key in keys:
         mine = np.flatnonzero(estimates.key == key)
         if not len(mine):
             raise UserError(f"{where}: has no estimates of key {key}")
         mine = mine[has_mean[mine]]
+        if not len(mine):
+            raise UserError(
+                f"{where}: its estimates of key {key} are not of version {spec.version} of {spec.name}: deploy the "
+                f"version that made them"
+            )
         mine = mine[np.argsort(estimates.time[mine], kind="stable")]
         time = estimates.time[mine]
         y = np.full((len(spec.measurement), len(mine)), np.nan)
@@ -236,44 +307,79 @@ def _build_series(
             last = dict(zip(measured.time[known].tolist(), known.tolist(), strict=True))
             there = np.flatnonzero(np.isin(time, measured.time[known]))
             y[:, there] = measured.y[:, [last[at] for at in time[there].tolist()]]
-        lines = [StateEstimates(one.mean[mine], one.covariance[mine]) for one in estimates.lines]
+        lines = [QuantityEstimates(one.mean[:, mine], one.deviation[:, mine]) for one in estimates.lines]
         nis, flagged = estimates.nis[mine], estimates.flagged[mine]
         found.append(KeySeries(key, time.astype("datetime64[us]"), lines, nis, flagged, y))
     return found
 
 
-def _parse_estimates(spec: ModelSpec, source: RawRows, prefix: str, where: str) -> StateEstimates | None:
+def _parse_estimates(
+    spec: ModelSpec, source: RawRows, prefix: str, where: str, quantities: Sequence[str]
+) -> QuantityEstimates | None:
     """Return the estimates of rows; with a prefix, the smoothed estimates. None means that these columns are absent."""
     mean, covariance = f"{prefix}mean", f"{prefix}covariance"
     columns, states = source.columns, spec.states
     if mean in columns:  # Parquet
-        return StateEstimates(
-            _convert_lists(columns[mean]), _build_matrices(_convert_lists(columns[covariance]), len(states))
-        )
+        return _project(spec, _convert_lists(columns[mean]), _convert_lists(columns[covariance]), quantities)
     if f"{mean}_{states[0]}" not in columns:
         return None
     full = [f"{covariance}_{a}_{b}" for a in states for b in states]
     several = full if full[0] in columns else [f"{covariance}_{one}" for one in states]
     means = _parse_numbers(source, [f"{mean}_{one}" for one in states], where)
-    return StateEstimates(means.T, _build_matrices(_parse_numbers(source, several, where).T, len(states)))
+    return _project(spec, means.T, _parse_numbers(source, several, where).T, quantities)
+
+
+def project_rows(
+    rows: pa.Table, prefix: str, specs: Mapping[str, ModelSpec], quantities: Sequence[str]
+) -> QuantityEstimates:
+    """Return the estimates of quantities from the stored moments of N rows; NaN where a row's version lacks one.
+
+    Args:
+        rows: rows with the columns mean and covariance, named with the prefix, and generation.
+        prefix: empty, or `SMOOTHED`.
+        specs: the spec of each generation.
+        quantities: names of measurements and states.
+    """
+    found = np.full((2, len(quantities), rows.num_rows), np.nan)
+    names, generation_of = arrow.find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
+    for number, name in enumerate(names):
+        if name in specs:
+            mine = np.flatnonzero(generation_of == number)
+            part = rows.take(arrow.build_integers(mine))
+            mean, covariance = (
+                _convert_lists(part[f"{prefix}{one}"].combine_chunks()) for one in ("mean", "covariance")
+            )
+            found[:, :, mine] = _project(specs[name], mean, covariance, quantities)
+    return QuantityEstimates(*found)
+
+
+def _project(
+    spec: ModelSpec, mean: Floats, covariance: Floats, quantities: Sequence[str]
+) -> QuantityEstimates:
+    """Return the estimates of quantities from means (N, n), and n variances or n * n covariances of each row.
+
+    The estimates are NaN where the spec lacks a quantity, or where the moments are of other states.
+    """
+    n, found = len(spec.states), np.full((2, len(quantities), len(mean)), np.nan)
+    matrices = np.full((len(mean), n, n), np.nan)
+    if covariance.shape[1] == n * n:
+        matrices = covariance.reshape(-1, n, n)
+    elif covariance.shape[1] == n:
+        matrices[:, range(n), range(n)] = covariance
+    for at, name in enumerate(quantities):
+        projection = find_projection(spec, name)
+        if projection is not None and mean.shape[1] == n:
+            found[:, at] = project_states(mean, matrices, *projection)
+    return QuantityEstimates(found[0], np.sqrt(np.maximum(found[1], 0.0)))
 
 
 def _convert_lists(column: pa.ListArray) -> Floats:
     """Return lists of d numbers as (N, d); a missing list becomes NaN."""
     valid = arrow.to_numpy(column.is_valid())
-    numbers = arrow.to_numpy(column.flatten(), np.nan).reshape(int(valid.sum()), -1)
+    numbers = arrow.to_numpy(column.flatten(), np.nan).reshape(max(int(valid.sum()), 1), -1)
     found = np.full((len(column), numbers.shape[1]), np.nan)
     found[valid] = numbers
     return found
-
-
-def _build_matrices(values: Floats, n: int) -> Floats:
-    """Return matrices (N, n, n) from n variances or n * n covariances of each row."""
-    if values.shape[1] == n * n:
-        return values.reshape(-1, n, n)
-    matrices = np.full((len(values), n, n), np.nan)
-    matrices[:, range(n), range(n)] = values
-    return matrices
 
 
 def _read_measured(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured | None:

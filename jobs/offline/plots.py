@@ -9,7 +9,6 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
@@ -107,8 +106,9 @@ def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Li
 
 
 def draw_measured(ax: Axes, time: NDArray[Any], measured: Floats) -> None:
-    """Draw measurements (N,) as dots."""
-    ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
+    """Draw measurements (N,) as dots, over the lines, which would hide them; draw nothing if there is none."""
+    if np.isfinite(measured).any():
+        ax.plot(time, measured, ".", color=INK, markersize=2.5, alpha=0.5, zorder=4, label="measured")
 
 
 def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> None:
@@ -169,35 +169,6 @@ def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
     outside = float(np.mean(values > bound)) if values.size else np.nan
     ax.set_title(f"{outside:.1%} above the bound (5 % expected)", fontweight="normal")
     ax.legend(loc="upper right", fontsize=8.5)
-
-
-@apply_style
-def figure(
-    path: Path,
-    title: str,
-    time: NDArray[Any],
-    measured: Floats,
-    lines: list[Line],
-    normalised: Floats,
-    nis: Floats,
-    degrees: int = 1,
-) -> None:
-    """Save one key's estimates, normalised innovations and NIS, (N,) each, as a picture."""
-    picture, axes = plt.subplot_mosaic(
-        [["estimate", "estimate"], ["innovations", "nis"]],
-        figsize=(11.0, 5.6),
-        width_ratios=[3, 2],
-        height_ratios=[3, 2],
-        layout="constrained",
-    )
-    draw_estimate(axes["estimate"], time, measured, lines)
-    axes["estimate"].set_title(join_title(title, format_coverage(nis, degrees)))
-    draw_innovations(axes["innovations"], time, normalised)
-    draw_nis(axes["nis"], nis, degrees)
-    try:
-        picture.savefig(path, facecolor="white")
-    finally:
-        plt.close(picture)
 
 
 LEGEND = 8.5

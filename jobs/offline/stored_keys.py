@@ -221,6 +221,41 @@ def _compute_live_values(
     return copy_key_parameters(kernel, values, begin[locate_fields(kernel.fields)[FIELD]])
 
 
+def predict_measurements(root: str, spec: ModelSpec, snapshot: str | None, rows: pa.Table) -> Floats:
+    """Return mean and variance (2, N) of a key's first measurement in each row, predicted from the row before it.
+
+    They are NaN where no row came before, or where the stored estimates do not suffice for a prediction.
+
+    Args:
+        root: the root of the warehouse.
+        spec: the spec of the estimates.
+        snapshot: the snapshot with the learned parameters; None means the values of the spec.
+        rows: estimates of one key by one generation, in the order of time, which the column `time` has in microseconds.
+    """
+    found = np.full((2, rows.num_rows), np.nan)
+    covariance = rows["covariance"].combine_chunks()
+    usable = np.array([None not in one and np.isfinite(one).all() for one in covariance.to_pylist()])
+    usable &= arrow.to_numpy(rows["flags"].combine_chunks().is_null())
+    before = np.maximum.accumulate(np.where(usable, np.arange(rows.num_rows), -1))[:-1]
+    known = np.flatnonzero(before >= 0)
+    try:
+        learned = find_learned_parameters(root, spec, snapshot or NONE)
+        kernel = unwrap_filter(kalman.build(spec.definition(), learned.parameters))
+        lacks = _find_missing_part(spec, kernel, OUTPUT in rows.column_names)
+        if kernel.controls or lacks is not None or not len(known):
+            return found
+        origins = rows.take(arrow.build_integers(before[known]))
+        values = _compute_live_values(root, spec, learned, kernel, origins)
+        at, count = arrow.to_numpy(origins["time"].combine_chunks()), np.ones(len(known), np.int64)
+        states = kalman.KeyStates(values, at, count, np.zeros(len(known)))
+        dt = (arrow.to_numpy(rows["time"].combine_chunks())[known + 1] - at) / spec.unit_us
+        ahead = kalman.forecast(kernel, states, dt[None])
+    except (UserError, kalman.ModelError):
+        return found
+    found[:, known + 1] = ahead.measurement_mean[0, 0], ahead.measurement_covariance[0, 0]
+    return found
+
+
 def _convert_moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
     """Return means (n, K) and covariances (n * n, K)."""
     n = len(spec.states)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from jobs.core.errors import extract_first_line, show_name
 from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
-from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec
+from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec, is_model_name
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word
 
 LARGEST = 256 * 1024
@@ -53,6 +53,25 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     spec = _load(path)
     _check_stem(spec, path)
     return spec
+
+
+def find_deployed_spec(
+    name_or_path: str | Path, models_dir: str | Path | None = None
+) -> tuple[str, ModelSpec | None]:
+    """Return the name of a model and its deployed spec; None if its file is missing or broken.
+
+    The warehouse has the specs of what is live, so its pages do without this file.
+
+    Raises:
+        SpecError: there is no such spec, and the name cannot be the name of a model.
+    """
+    try:
+        spec = load_spec(name_or_path, models_dir)
+    except SpecError:
+        if not is_model_name(str(name_or_path)):
+            raise
+        return str(name_or_path), None
+    return spec.name, spec
 
 
 def _is_file(path: Path) -> bool:

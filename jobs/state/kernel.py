@@ -1,4 +1,4 @@
-"""Check a model spec with the numerics, and find the linear map from its states to its measurements."""
+"""Check a model spec with the numerics, and find the linear maps from its states to what is drawn."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import suggest_word
 from kalman.evaluation.row_figures import check_figures
 from kalman.filters.linear import LinearFilter, check_length
+from kalman.filters.state_layout import unwrap_filter
 from kalman.learning.learners import learnable
 
 SURELY_FEW = 20
@@ -61,37 +62,40 @@ def _suggest_word(field: str, problem: str, remedy: str) -> str:
 Floats = NDArray[np.float64]
 
 
-def find_measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,); None if this row is not constant."""
-    observation = spec.definition().get("observation") or {}
-    if "h" in observation or observation.get("offset"):
-        return None
-    H = observation.get("H")
-    if H is None:
-        return np.eye(1, len(spec.states))[0] if len(spec.states) == len(spec.measurement) else None
+class StateProjection(NamedTuple):
+    """The weights (n,) of the states and the offset by which the states give a quantity."""
+
+    weights: Floats
+    offset: float
+
+
+def list_quantities(spec: ModelSpec) -> list[str]:
+    """Return the measurements if the states give them by constant numbers, else the states."""
+    return spec.states if _find_measuring(spec) is None else spec.measurement
+
+
+def find_projection(spec: ModelSpec, quantity: str) -> StateProjection | None:
+    """Return the projection that gives a measurement or a state; None if no constant numbers give it."""
+    measuring = _find_measuring(spec) if quantity in spec.measurement else None
+    if measuring is not None:
+        return measuring[spec.measurement.index(quantity)]
+    if quantity in spec.states:
+        return StateProjection(np.eye(len(spec.states))[spec.states.index(quantity)], 0.0)
+    return None
+
+
+def _find_measuring(spec: ModelSpec) -> list[StateProjection] | None:
+    """Return the projections that give the measurements; None if they depend on the row or are not linear."""
     try:
-        row = np.array(H[0], np.float64)
-    except (TypeError, ValueError):
-        return None
-    return row if row.shape == (len(spec.states),) else None
-
-
-class LinearMeasuring(NamedTuple):
-    """The constant matrix H (m, n) and offset (m,) by which the states give the measurements."""
-
-    H: Floats
-    offset: Floats
-
-
-def find_measuring(spec: ModelSpec) -> LinearMeasuring | None:
-    """Return the constant map from states to measurements; None if the map depends on the row or is not linear."""
-    kernel: Any = kalman.build(spec.definition())
-    try:
+        kernel: Any = unwrap_filter(kalman.build(spec.definition()))
+        kernel = getattr(kernel, "base", kernel)  # a robust filter measures as its base does
         H = np.array(kernel.H, float)
         offset = np.array(kernel.offset or np.zeros(len(H)), float)
     except (AttributeError, TypeError, ValueError, kalman.ModelError):
         return None
-    return LinearMeasuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
+    if H.shape != (len(spec.measurement), len(spec.states)):
+        return None
+    return [StateProjection(*one) for one in zip(H, offset.tolist(), strict=True)]
 
 
 def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:

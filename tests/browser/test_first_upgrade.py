@@ -132,7 +132,9 @@ def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) 
     page.goto(f"{path_of_task(run, 'shadow')}/details")
     page.get_by_role("link", name="Report", exact=True).click()
     # Airflow opens some links in a tab of their own.
-    report = wait_for(lambda: next((one for one in page.context.pages if "/reports/" in one.url), None), 60, "it")
+    report = wait_for(
+        lambda: next((one for one in page.context.pages if "/reports/" in one.url), None), 60, "it"
+    )
     report.get_by_text("Verdict").first.wait_for()
 
     page.goto("/required_actions")

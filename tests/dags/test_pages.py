@@ -22,6 +22,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete, insert
 from sqlalchemy.orm import Session
 
+from jobs.lineage.generations import LIVE, Generation, build_generation_row
+from jobs.storage.row_changes import put_rows
+from jobs.storage.tables import GENERATIONS
+from jobs.storage.warehouse import Tables
 from tests.dags.conftest import HOME, MODELS
 
 pytestmark = pytest.mark.airflow
@@ -125,7 +129,9 @@ def test_a_models_page_links_what_belongs_to_it(server: TestClient, place: Path)
     page = server.get("/kalman/models/tiny", headers=token(server, "tiny_reader")).text
     assert 'href="/kalman/reports/tiny/tiny-g0002.html"' in page and "notes.txt" not in page
     assert f"{place}/warehouse/measurements/tiny" in page
-    assert "kalman-pipeline status --model tiny" in page
+    options = f"--model tiny --warehouse {place}/warehouse --models {place}/models"
+    assert f"kalman-pipeline status {options}</code>" in page
+    assert f"kalman-pipeline quarantine list {options}</code>" in page
     assert "&lt;b&gt;thermometers" in page and "<b>thermometers" not in page
     assert server.get("/kalman/models/none", headers=token(server, "admin")).status_code == 404
 
@@ -193,6 +199,24 @@ def test_a_run_that_waits_says_why_and_what_to_do(server: TestClient, waiting: N
 
 def test_a_page_without_waiting_runs_says_nothing_of_them(server: TestClient) -> None:
     assert "Runs that wait" not in server.get("/kalman/models/tiny", headers=token(server, "admin")).text
+
+
+def test_a_models_page_shows_the_live_version_its_lag_and_what_to_do(server: TestClient, place: Path) -> None:
+    reader = token(server, "tiny_reader")
+    assert "nothing: " in server.get("/kalman/models/tiny", headers=reader).text
+    tables = Tables(str(place / "warehouse"))
+    tables.create("generations", GENERATIONS)
+    start = {"source": "delta", "table": "measurements/tiny", "version": 0}
+    live = Generation(
+        "tiny-g0001", "tiny", 0, "f", "s", "c", start_position=start, partitions=1, blocks=1, status=LIVE
+    )
+    put_rows(tables, "generations", ("generation",), lambda there: [build_generation_row(live)])
+    page = server.get("/kalman/models/tiny", headers=reader).text
+    assert "version 0 (generation tiny-g0001)" in page
+    assert "version 1 of tiny is deployed, and version 0 is live until" in page
+    assert f"kalman-pipeline upgrade --model tiny --warehouse {place}/warehouse --models" in page
+    assert ">lag</td>" in page and ">driver</td>" in page
+    assert "version 0 (generation tiny-g0001)" in server.get("/kalman/", headers=reader).text
 
 
 def test_the_list_has_the_models_that_one_may_read(server: TestClient) -> None:

@@ -5,7 +5,6 @@ Airflow's dependency identifies the user by the cookie of the log-in, or by the 
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -21,9 +20,10 @@ from dags.kalman_dags.pages import reports
 from dags.kalman_dags.pages.missing import find_landed_intervals
 from dags.kalman_dags.pages.model_page import Dag, build_index_page, build_model_page
 from dags.kalman_dags.pages.waiting import list_waiting_runs
-from dags.kalman_dags.places import PAGES, find_models_path, name_dag
-from jobs.specs.loading import list_model_names, load_spec
-from jobs.specs.model_spec import ModelSpec, SpecError
+from dags.kalman_dags.places import PAGES, find_models_path, find_warehouse_root, name_dag
+from jobs.core.errors import UserError
+from jobs.specs.loading import find_deployed_spec, list_model_names
+from jobs.specs.model_spec import ModelSpec
 
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -62,11 +62,19 @@ Readable = Annotated[str, Depends(check_readable)]
 
 def list_valid_specs() -> list[ModelSpec]:
     """Return the valid specs of the models folder."""
-    found = []
-    for name in list_model_names(find_models_path()):
-        with suppress(SpecError):
-            found.append(load_spec(name, find_models_path()))
-    return found
+    folder = find_models_path()
+    specs = (find_deployed_spec(name, folder)[1] for name in list_model_names(folder))
+    return [one for one in specs if one is not None]
+
+
+def read_now(spec: ModelSpec) -> dict[str, str]:
+    """Return what is live of a model (`describe_model`), or why the warehouse cannot be read."""
+    from jobs.insight.status import describe_model  # loads PyArrow
+
+    try:
+        return describe_model(find_warehouse_root(), spec)
+    except UserError as error:
+        return {"live": error.message}
 
 
 def list_dags(model: str, user: Any) -> list[Dag]:
@@ -95,7 +103,8 @@ def log_in(request: Request, error: Any) -> Response:
 def all_models(request: Request, user: GetUserDep) -> Response:
     """Show the models that the user may read."""
     shown = [spec for spec in list_valid_specs() if may_read(spec.name, user)]
-    return HTMLResponse(build_index_page(shown, _find_root(request)), headers=OWN)
+    live = {one.name: read_now(one)["live"].partition(": `")[0] for one in shown}
+    return HTMLResponse(build_index_page(shown, live, _find_root(request)), headers=OWN)
 
 
 @app.get("/models/{model}", response_class=HTMLResponse)
@@ -107,6 +116,7 @@ def one_model(model: Readable, request: Request, user: GetUserDep) -> Response:
     dags = list_dags(model, user)
     page = build_model_page(
         spec,
+        read_now(spec),
         dags,
         list_waiting_runs([one.dag_id for one in dags]),
         reports.list_report_names(model),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -10,8 +13,9 @@ from urllib.parse import quote
 from dags.kalman_dags.pages.missing import Intervals
 from dags.kalman_dags.pages.waiting import WaitingRun
 from dags.kalman_dags.places import find_model_page as address
-from dags.kalman_dags.places import find_warehouse_root, report_page
+from dags.kalman_dags.places import find_models_path, find_warehouse_root, report_page
 from jobs.core.html_page import (
+    Html,
     format_code,
     format_link,
     format_links,
@@ -19,6 +23,7 @@ from jobs.core.html_page import (
     format_paragraph,
     format_section,
     format_table,
+    mark_code,
 )
 from jobs.core.settings import find_local_path
 from jobs.specs.model_spec import ModelSpec
@@ -56,43 +61,42 @@ class Dag(NamedTuple):
     paused: bool
 
 
-def build_index_page(specs: Sequence[ModelSpec], root: str) -> str:
-    """Return the list of models; `root` is the path prefix of Airflow's address."""
+def build_index_page(specs: Sequence[ModelSpec], live: Mapping[str, str], root: str) -> str:
+    """Return the list of models; live: the live version of each; root: the path prefix of Airflow's address."""
+    links = [format_link(f"{root}{address(one.name)}", one.name) for one in specs]
     rows = [
-        (format_link(f"{root}{address(spec.name)}", spec.name), str(spec.version), spec.description or "")
-        for spec in specs
+        (link, live[one.name], str(one.version), one.description or "")
+        for link, one in zip(links, specs, strict=True)
     ]
-    body = _build_table(("model", "version", "what it is"), rows, "There is no model to see.")
+    body = _build_table(("model", "live", "deployed", "what it is"), rows, "There is no model to see.")
     return format_page("Kalman models", body)
 
 
 def build_model_page(
     spec: ModelSpec,
+    now: Mapping[str, str],
     dags: Sequence[Dag],
     waiting: Sequence[WaitingRun],
     reports: Sequence[str],
     intervals: Intervals | None,
     root: str,
 ) -> str:
-    """Return a model's page: its waiting runs, DAGs, tables, reports and commands."""
-    listed = [
-        (
-            format_link(f"{root}/dags/{quote(one.dag_id)}", one.title),
-            one.description,
-            "paused" if one.paused else "on",
-        )
-        for one in dags
-    ]
+    """Return a model's page: what is live now (`describe_model`), waiting runs, DAGs, tables, reports and commands."""
+    links = [format_link(f"{root}/dags/{quote(one.dag_id)}", one.title) for one in dags]
+    states = ["paused" if one.paused else "on" for one in dags]
+    listed = list(zip(links, (one.description for one in dags), states, strict=True))
     written = [(f"{root}{report_page(f'{spec.name}/{name}') or ''}", name) for name in reports]
+    commands = [(what, format_code(write_command(words, spec.name))) for words, what in COMMANDS]
+    table = _build_table(("", ""), [(name, _complete(text)) for name, text in now.items()])
     parts = [
-        format_paragraph(f"Version {spec.version}. {spec.description or ''}"),
-        format_paragraph(f"spec `{spec.source_path}`"),
+        format_paragraph(spec.description or ""),
+        format_section("Now", f"The deployed spec is version {spec.version}, `{spec.source_path}`.", table),
         _format_waiting(waiting, root),
         format_section("DAGs", "", _build_table(("DAG", "does", ""), listed, "Airflow has none yet.")),
         "" if intervals is None else format_section("Intervals landed", _format_landed(intervals)),
         format_section("Reports", "" if written else "There is none yet.", format_links(written)),
         format_section("Tables", "", _build_table(("table", "has", ""), list(_list_tables(spec.name)))),
-        format_section("Commands", "", _build_table(("", ""), list(_list_commands(spec.name)))),
+        format_section("Commands", "For a shell on this machine.", _build_table(("", ""), commands)),
         format_link(f"{root}/kalman/", "all models"),
     ]
     return format_page(spec.name, *parts)
@@ -122,19 +126,25 @@ def _list_tables(model: str) -> Iterable[tuple[str, ...]]:
     folder = find_local_path(find_warehouse_root())
     for name, what in TABLES:
         there = folder is None or (folder / Path(name) / model / "_delta_log").is_dir()
-        yield (
-            format_code(f"{find_warehouse_root().rstrip('/')}/{name}/{model}"),
-            what,
-            "" if there else "not yet",
+        path = f"{find_warehouse_root().rstrip('/')}/{name}/{model}"
+        yield format_code(path), what, "" if there else "not yet"
+
+
+def write_command(words: str, model: str) -> str:
+    """Return a command for a model that runs from any folder, without Airflow's environment."""
+    beside = Path(sys.executable).with_name("kalman-pipeline")
+    program = str(beside) if beside.exists() else beside.name
+    options = {"--model": model, "--warehouse": find_warehouse_root(), "--models": find_models_path()}
+    return shlex.join([program, *words.split(), *(part for option in options.items() for part in option)])
+
+
+def _complete(text: str) -> Html:
+    """Return a sentence as HTML, with its commands as `write_command` writes them."""
+    return mark_code(
+        re.sub(
+            r"`kalman-pipeline (.+?) --model (\w+)`", lambda one: f"`{write_command(*one.groups())}`", text
         )
-
-
-def _list_commands(model: str) -> Iterable[tuple[str, ...]]:
-    for words, what in COMMANDS:
-        verb, _, rest = words.partition(" ")
-        if verb == "quarantine":
-            verb, rest = words, ""
-        yield format_code(" ".join(filter(None, ("kalman-pipeline", verb, "--model", model, rest)))), what
+    )
 
 
 def _build_table(head: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str = "") -> str:

@@ -26,8 +26,6 @@ from kalman.flags import FLAGS
 from kalman.run import Outputs
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from jobs.specs.model_spec import ModelSpec
     from kalman.types import Filter
 
@@ -132,18 +130,6 @@ def estimate_schema(fmt: EstimateFormat, batch_id: bool) -> str:
         f"key string, {columns}event_time timestamp, mean array<double>, covariance array<double>, "
         f"log_likelihood double, nis double, flags string{extra}{', batch_id bigint' if batch_id else ''}"
     )
-
-
-def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
-    """Unpack packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags."""
-    layout = fmt.layout
-
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for payload in batch.column("payload"):
-                yield estimate_batch(fmt, layout.decode(payload.as_py()))  # `as_py` makes an aligned copy
-
-    return packed.select("payload").mapInArrow(unpack, estimate_schema(fmt, batch_id=False))
 
 
 def estimate_batch(

@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from jobs import monitor
 from jobs.core.errors import UserError
 from jobs.downstream.rule_operator import KIND, RulePlan, build_rules, update_bucket
 from jobs.downstream.rules import apply_rules, build_empty_states
+from jobs.downstream.windows import align_readings
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
 from jobs.state.encoding.packets import Records
@@ -228,6 +230,29 @@ def test_windows_equal_those_of_all_estimates_at_once(tmp_path: Path) -> None:
 
 
 # Without Spark
+
+
+@pytest.mark.spark
+def test_a_rule_reads_no_other_state_of_the_live_version(spark: SparkSession) -> None:
+    # Version 1 with a level and a slope is live, and version 2 with level, wave and turn is deployed.
+    level, wave = "local_linear_trend", "seasonal_trigonometric"
+    old = {**RACKS, "states": ["level", "slope"], "monitor": None,
+           "process": {"kind": level, "level_variance": 1.0, "slope_variance": 1.0},
+           "initial": {"mean": [0.0] * 2, "covariance": np.eye(2).tolist()}}  # fmt: skip
+    parts = [{"name": "level", "kind": "random_walk", "variance": 1.0},
+             {"name": "day", "kind": wave, "period": 24.0, "variance": 1.0}]  # fmt: skip
+    new = {**old, "version": 2, "states": ["level", "wave", "turn"], "process": {"kind": "sum", "parts": parts},
+           "initial": {"mean": [0.0] * 3, "covariance": np.eye(3).tolist()}}  # fmt: skip
+    made_by = {f"g{one['version']}": ModelSpec.model_validate(one) for one in (old, new)}
+    rows = [("g1", [1.0, 7.0], [0.1, 0.7, 0.7, 0.9]), ("g2", [2.0, 5.0, 6.0], [float(at) for at in range(9)])]
+    estimates = spark.createDataFrame(rows, "generation string, mean array<double>, covariance array<double>")
+    found = align_readings(estimates, made_by["g2"], made_by).orderBy("generation").collect()
+    assert [row["mean"] for row in found] == [[1.0, None, None], [2.0, 5.0, 6.0]]
+    assert [[row["covariance"][at] for at in (0, 4, 8)] for row in found] == [
+        [0.1, None, None],
+        [0.0, 4.0, 8.0],
+    ]
+    assert align_readings(estimates, made_by["g1"], {"g1": made_by["g1"]}) is estimates
 
 
 def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:

@@ -17,7 +17,7 @@ from jobs.insight.comparison_page import build_page
 from jobs.insight.examples import EstimateLine, Example
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.kernel import find_measured_direction
+from jobs.state.kernel import find_projection
 from jobs.upgrades.common_rows import SUMS
 from jobs.upgrades.decision import decide, format_comparison
 from jobs.upgrades.statistics import Answer, Gain, VersionSums, judge_keys
@@ -295,15 +295,16 @@ def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
             {"observation": {"H": [["u", 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]}, "control": ["u"]},
             None,
         ),
-        ({"observation": {"R": [[1.0, 0.3], [0.3, 2.0]]}}, [1.0, 0.0]),
+        ({"robust": {"student_t": {"degrees": 6}}}, [1.0, 0.0]),
         ({"observation": {"h": "kalman_m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
     ],
 )
 def test_the_measured_direction_is_a_constant_row_of_H_or_none(
     changes: Any, wanted: list[float] | None
 ) -> None:
-    found = find_measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
-    assert (None if found is None else found.tolist()) == wanted
+    spec = ModelSpec.model_validate(random_walk_spec(**changes))
+    found = find_projection(spec, spec.measurement[0])
+    assert (None if found is None else found.weights.tolist()) == wanted
 
 
 def test_nothing_to_compare_is_neutral_and_one_is_singular(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.insight.health import Health, gather
 from jobs.insight.health_page import build_health_page, judge_health
-from jobs.insight.pictures import LINES, compute_wilson_interval, draw_example
+from jobs.insight.pictures import compute_wilson_interval, draw_example
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.snapshots import manifests
@@ -221,7 +221,7 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
     assert sorted(line.nis) == sorted(rows["nis"]) and (line.components == 1.0).all()
     share = (rows["nis"] < 3.841458820694124).mean()
     ax = plt.figure().subplots()
-    draw_example.__wrapped__(ax, shown, LINES)
+    draw_example.__wrapped__(ax, shown)
     assert ax.get_title(loc="center") == "room-3 · asked for"
     assert f"{share:.1%} of rows in their predicted 95 %" in ax.get_legend_handles_labels()[1][-1]
     with pytest.raises(

@@ -16,7 +16,9 @@ from jobs import filter as offline
 from jobs import plot
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
+from jobs.lineage.catalog import Catalog
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from tests.conftest import RunCli
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -58,7 +60,7 @@ def test_a_file_of_filter_is_read_as_it_was_written(settings: Settings, tmp_path
     out = tmp_path / f"out.{ending}"
     spec = ModelSpec.model_validate(SPEC)
     offline.run(settings, "climb", str(tmp_path / "in.csv"), str(out), smooth=True)
-    one, two = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5)
+    one, two = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5).series
     assert (one.key, two.key) == ('["a","s1"]', '["b","s1"]')
     np.testing.assert_array_equal(one.measured, [[1.0, 2.1, np.nan, 3.9]])
     assert [str(at) for at in one.time[[0, 3]]] == [
@@ -67,9 +69,10 @@ def test_a_file_of_filter_is_read_as_it_was_written(settings: Settings, tmp_path
     ]
     estimate, smoothed = one.lines
     # By hand: the first row's gain is 9 / 9.25; at the last row smoothed and filtered agree.
-    np.testing.assert_allclose(estimate.mean[0], [9 / 9.25, 0.0], rtol=1e-15)
-    np.testing.assert_allclose(estimate.covariance[0], [[9 * 0.25 / 9.25, 0.0], [0.0, 1.0]], rtol=1e-15)
-    np.testing.assert_array_equal(smoothed.mean[-1], estimate.mean[-1])
+    # The measurement is the level: both are drawn.
+    np.testing.assert_allclose(estimate.mean[:, 0], [9 / 9.25, 9 / 9.25, 0.0], rtol=1e-15)
+    np.testing.assert_allclose(estimate.deviation[:, 0] ** 2, [9 * 0.25 / 9.25] * 2 + [1.0], rtol=1e-15)
+    np.testing.assert_array_equal(smoothed.mean[:, -1], estimate.mean[:, -1])
     assert np.isnan(one.nis).tolist() == [False, False, True, False]
 
 
@@ -77,11 +80,13 @@ def test_the_newest_rows_alone_are_drawn(settings: Settings, tmp_path: Path, mon
     out, picture = tmp_path / "out.parquet", str(tmp_path / "p.png")
     offline.run(settings, "climb", str(tmp_path / "in.csv"), str(out), smooth=True)
     spec = ModelSpec.model_validate(SPEC)
-    whole, _ = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5)
+    whole, _ = estimate_series.read_file_series(spec, out, str(tmp_path / "in.csv"), [], 5).series
     part = whole.newest(2)
     np.testing.assert_array_equal(part.time, whole.time[2:])
     np.testing.assert_array_equal(part.measured, [[np.nan, 3.9]])
-    assert [len(one.mean) for one in part.lines] == [2, 2] == [len(one.covariance) for one in part.lines]
+    assert (
+        [one.mean.shape for one in part.lines] == [(3, 2)] * 2 == [one.deviation.shape for one in part.lines]
+    )
     assert len(part.nis) == len(part.flagged) == 2
     drawn = plot.run(settings, "climb", input=str(out), output=picture, rows=2)
     assert (drawn.data["rows"], len(drawn.lines)) == (4, 1)
@@ -107,8 +112,8 @@ def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_p
     (tmp_path / "rows.csv").write_text(rows)
     offline.run(settings, "climb", str(tmp_path / "rows.csv"), str(out))
     spec = ModelSpec.model_validate(SPEC)
-    series = estimate_series.read_file_series(spec, out, str(tmp_path / "rows.csv"), [], 2)
-    picture = estimate_pictures.draw_keys(spec, series, kernel.find_measuring(spec), "")
+    found = estimate_series.read_file_series(spec, out, str(tmp_path / "rows.csv"), [], 2)
+    picture, series = estimate_pictures.draw_keys(found, ""), found.series
     drawn = [band.subfigs[0].axes[0] for band in picture.subfigs]
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in drawn]
     shares = [np.mean(one.nis[np.isfinite(one.nis)] < 3.841458820694124) for one in series]
@@ -119,8 +124,8 @@ def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_p
     ]
 
 
-def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Settings):
-    root = Path(settings.warehouse)
+def generations_of(root: Path) -> None:
+    """Write two generations: the second is live, and continues after micro-batch 1 of the first."""
     nothing = pa.nulls(2, pa.string())
     written(
         *(root, "generations"),
@@ -138,6 +143,11 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         status=["retired", "live"],
         owner=nothing,
     )
+
+
+def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Settings):
+    root = Path(settings.warehouse)
+    generations_of(root)
     # Micro-batch 2 of the first generation came after the switch; micro-batch 1 of the second corrects hour 2.
     rows = [("1", 0, 0, False), ("1", 1, 1, False), ("1", 2, 2, False), ("2", 2, 0, False), ("2", 2, 1, True)]
     number = [float(at) for at in range(len(rows))]
@@ -160,9 +170,9 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         at=[BEGIN, BEGIN, BEGIN],
         height=[1.0, 7.0, 8.0],
     )
-    spec = ModelSpec.model_validate(SPEC)
-    (one,) = estimate_series.read_warehouse_series(settings.warehouse, spec, estimate_series.LIVE, [], 3)
-    assert one.lines[0].mean[:, 0].tolist() == [0.0, 1.0, 4.0]
+    spec, catalog = ModelSpec.model_validate(SPEC), Catalog(Tables(settings.warehouse))
+    (one,) = estimate_series.read_warehouse_series(catalog, "climb", spec, estimate_series.LIVE).series
+    assert one.lines[0].mean[0].tolist() == [0.0, 1.0, 4.0]
     assert one.flagged.tolist() == [False, False, True]
     np.testing.assert_array_equal(one.measured, [[1.0, np.nan, np.nan]])
     done = plot.run(settings, "climb", output=str(root / "live.html"))
@@ -212,7 +222,7 @@ def test_plot_says_what_there_is_to_do(settings: Settings, tmp_path: Path, run_c
         f"error: model climb has no live estimates in {settings.warehouse}: make them with "
         "`kalman-pipeline stream --model climb`\n"
     )
-    written(Path(settings.warehouse), "generations", model=["climb", "climb"], status=["retired", "live"])
+    generations_of(Path(settings.warehouse))
     with pytest.raises(
         UserError, match="yet: its stream has read no row after its snapshot; land newer rows and run"
     ):
