@@ -168,7 +168,7 @@ def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> 
             REFUSED,
             "the spec reads topic other now. Restore the topic",
         ),
-        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*pretrain --model walk"),
+        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1.*pretrain --model walk"),
         (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
         (
             made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5, c=7)), REFUSED,
