@@ -385,12 +385,6 @@ STORY: list[list[Row]] = [
     ],
     [
         of(
-            *("insight/status", "may be removed", "status --model walk"),
-            lambda world: world.change(retention={"generations": {"newest": 0, "age": "0d"}}),
-        )
-    ],
-    [
-        of(
             *("report", "no such run over its history", "report --model walk --history"),
             lambda world: shutil.rmtree(world.folder / "warehouse" / "estimates_history"),
         )
@@ -401,6 +395,14 @@ STORY: list[list[Row]] = [
             lambda world: (shutil.rmtree(world.folder / "warehouse" / "measurements"), world.land()),
             fill=SNAPSHOT,
             prints="the measurements table has been recreated",
+            hint=True,
+        )
+    ],
+    [
+        of(
+            *("lineage/start_point", "the state has these rows", f"{STREAM} --adopt SNAPSHOT"),
+            fill=SNAPSHOT,
+            only="allow-missing",
         )
     ],
 ]
@@ -430,6 +432,7 @@ REASONS = {
     ("jobs/insight/index.py", "writes a model's health"): "where to look",
     ("jobs/insight/status.py", "--mode repartition --partitions"): "tests/jobs/upgrades/test_repartition.py",
     ("jobs/insight/status.py", "so readers open many"): "tests/jobs/insight/test_maintain.py",
+    ("jobs/insight/status.py", "may be removed"): "tests/jobs/insight/test_maintain.py",
     ("jobs/insight/status.py", "retention.progress keeps"): "tests/jobs/insight/test_maintain.py",
     ("jobs/landing/sources/table.py", "--accept-loss"): "tests/jobs/landing/sources/test_table_source.py",
     ("jobs/landing/topics.py", "--accept-loss"): "tests/jobs/landing/test_kafka_once.py",
