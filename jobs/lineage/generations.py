@@ -113,7 +113,8 @@ def no_live_estimates_error(warehouse: Tables, model: str, exit_code: int = INPU
         f"model {model} has no live estimates in {warehouse.root}",
         f"`kalman-pipeline stream --model {model}`",
     )
-    if find_live(warehouse, model) is None:
+    live = {"model": model, "status": LIVE}
+    if not warehouse.has_rows("generations", live):
         return UserError(f"{none}: make them with {stream}", exit_code)
     return UserError(
         f"{none} yet: its stream has read no row after its snapshot; land newer rows and run {stream} again, or "

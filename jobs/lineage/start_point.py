@@ -299,8 +299,8 @@ def _adopt_snapshot(
         missing = found.missing_rows(manifest)
         if not allow_missing:
             raise UserError(
-                f"--adopt {manifest.snapshot_id}: {missing}. Or add {ALLOW}: the state has these rows, the "
-                f"live estimates never will"
+                f"--adopt {manifest.snapshot_id}: {missing}. Or run `kalman-pipeline stream --model {model.name} "
+                f"--adopt {manifest.snapshot_id} {ALLOW}`: the state has these rows, the live estimates never will"
             )
         notes.append(missing)
     return StartPoint(begin(model, manifest, found.link, live), manifest, model.spec, True, tuple(notes))

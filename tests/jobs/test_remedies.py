@@ -100,6 +100,10 @@ class World:
         return self.run("ingest", "--model", "walk", "--input", self.rows(**options), *words)
 
 
+def do_nothing(world: World) -> None:
+    """Leave a state as it is."""
+
+
 class Row(NamedTuple):
     """A message: the file and a part of its text, the state, the command that prints it, and what is the person's.
 
@@ -113,9 +117,9 @@ class Row(NamedTuple):
     text: str
     state: str
     cause: str
-    make: Callable[[World], object] = lambda world: None
+    make: Callable[[World], object] = do_nothing
     fill: Mapping[str, Callable[[World], str]] = {}
-    prepare: Callable[[World], object] = lambda world: None
+    prepare: Callable[[World], object] = do_nothing
     only: str = ""
     hint: bool = False
     prints: str = ""
@@ -240,9 +244,9 @@ BOTH = {"measured": True, "innovation": True}
 STREAM = "stream --model walk"
 
 
-def of(file: str, text: str, cause: str, *make: Callable[[World], object], **more: Any) -> Row:
+def of(file: str, text: str, cause: str, make: Callable[[World], object] = do_nothing, **more: Any) -> Row:
     """Return a row of the story, whose state is what the steps before have left."""
-    return Row(f"jobs/{file}.py", text, "", cause, *make, **more)
+    return Row(f"jobs/{file}.py", text, "", cause, make, **more)
 
 
 def no_live(cause: str, **more: Any) -> Row:
@@ -261,22 +265,18 @@ def not_yet(cause: str, **more: Any) -> Row:
     return of("lineage/generations", "yet: its stream has read no row after its snapshot", cause, **more)
 
 
-def relayout(text: str, prints: str, *make: Callable[[World], object]) -> Row:
-    """Return a row of a setting that a stream takes over with a new generation."""
-    return of("lineage/compatibility", text, STREAM, *make, prints=prints)
-
-
 STORY: list[list[Row]] = [
     [
         of(
-            *("batch/new_keys", "has no snapshot to take parameters from", "pretrain --model walk --history"),
+            *("batch/new_keys", "no history of new keys has landed", "pretrain --model walk --history"),
             lambda world: (
                 world.write(stream={"new_keys": "pretrained"}, observation={"R": [[9.0]]}),
                 world.land(),
-                world.land("--history", name="h.csv", keys="ef"),
             ),
+            fill={"FILE": lambda world: world.rows("new.csv", keys="ef")},
         )
     ],
+    [of("batch/new_keys", "has no snapshot to take parameters from", "pretrain --model walk --history")],
     [
         of(
             *("lineage/start_point", "{text}: make one with `kalman-pipeline pretrain", STREAM),
@@ -377,23 +377,11 @@ STORY: list[list[Row]] = [
         ),
     ],
     [
-        relayout(
-            *("`kalman-pipeline upgrade --model {name} --mode repartition`", "keeps its 2 until"),
-            lambda world: world.change(stream={"partitions": 3, "new_keys": "pretrained"}),
+        of(
+            *("lineage/compatibility", "`kalman-pipeline upgrade --model {name} --mode repartition`", STREAM),
+            lambda world: world.change(stream={"partitions": 3}),
+            prints="keeps its 2 until",
         ),
-        relayout("takes no new keys until", "takes no new keys until"),
-    ],
-    [
-        of(
-            *("batch/new_keys", "no history of new keys has landed", "pretrain --model walk --history"),
-            fill={"FILE": lambda world: world.rows("new.csv", keys="cd")},
-        )
-    ],
-    [
-        of(
-            *("insight/status", "may be removed", "status --model walk"),
-            lambda world: world.change(retention={"generations": {"newest": 0, "age": "0d"}}),
-        )
     ],
     [
         of(
@@ -407,6 +395,14 @@ STORY: list[list[Row]] = [
             lambda world: (shutil.rmtree(world.folder / "warehouse" / "measurements"), world.land()),
             fill=SNAPSHOT,
             prints="the measurements table has been recreated",
+            hint=True,
+        )
+    ],
+    [
+        of(
+            *("lineage/start_point", "the state has these rows", f"{STREAM} --adopt SNAPSHOT"),
+            fill=SNAPSHOT,
+            only="allow-missing",
         )
     ],
 ]
@@ -436,6 +432,7 @@ REASONS = {
     ("jobs/insight/index.py", "writes a model's health"): "where to look",
     ("jobs/insight/status.py", "--mode repartition --partitions"): "tests/jobs/upgrades/test_repartition.py",
     ("jobs/insight/status.py", "so readers open many"): "tests/jobs/insight/test_maintain.py",
+    ("jobs/insight/status.py", "may be removed"): "tests/jobs/insight/test_maintain.py",
     ("jobs/insight/status.py", "retention.progress keeps"): "tests/jobs/insight/test_maintain.py",
     ("jobs/landing/sources/table.py", "--accept-loss"): "tests/jobs/landing/sources/test_table_source.py",
     ("jobs/landing/topics.py", "--accept-loss"): "tests/jobs/landing/test_kafka_once.py",
@@ -445,6 +442,7 @@ REASONS = {
         "jobs/lineage/compatibility.py",
         "{setting} is {value} here",
     ): "a setting of Spark's that no option changes",
+    ("jobs/lineage/compatibility.py", "takes no new keys until"): "tests/jobs/lineage/test_compatibility.py",
     ("jobs/lineage/generation_checkpoint.py", "each row counted once"): "tests/jobs/snapshots/test_damage.py",
     ("jobs/lineage/start_point.py", "misses none"): "tests/jobs/upgrades/test_hand_over.py",
     ("jobs/offline/row_faults.py", "writes says why"): "where to look",
@@ -532,6 +530,7 @@ def test_a_remedy_works(
     states: dict[str, World], tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")  # it starts no Spark
+    monkeypatch.chdir(tmp_path)
     run_remedy(states[row.state].copied(tmp_path / "world"), row)
 
 
@@ -566,7 +565,10 @@ def test_another_structure_fits_where_the_first_does_not(states: dict[str, World
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_remedies_work_along_a_model_s_life(spark: SparkSession, tmp_path: Path) -> None:
+def test_remedies_work_along_a_model_s_life(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     world = World(tmp_path / "world")
     for rows in STORY:
         run_remedy(world, *rows)

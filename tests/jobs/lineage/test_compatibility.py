@@ -168,7 +168,7 @@ def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> 
             REFUSED,
             "the spec reads topic other now. Restore the topic",
         ),
-        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1.*pretrain --model walk"),
+        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*pretrain --model"),
         (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
         (
             made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5, c=7)), REFUSED,
@@ -225,7 +225,7 @@ def test_a_topic_that_was_made_anew_is_refused() -> None:
     (found,) = find_differences(known, asked(of, topic_id="B"))
     assert found.verdict == REFUSED
     assert "deleted and made anew since (its id is B now, and was A)" in found.text
-    assert "`ingest --model walk --accept-loss`" in found.text
+    assert "`kalman-pipeline ingest --model walk --accept-loss`" in found.text
     # The same topic; ids that are unknown; another topic, which a higher version names.
     other = spec(source={"kind": "kafka", "topic": "other"}, version=2)
     for built, deployed in (
