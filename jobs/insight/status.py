@@ -8,7 +8,7 @@ snapshots that are due for removal. Each sentence of advice contains the number 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -191,6 +191,16 @@ def describe_difference(last: dict[str, Any] | None) -> str | None:
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
 
 
+def list_live_versions(root: str, models: Iterable[str]) -> dict[str, str]:
+    """Return the live version of each model as text."""
+    catalog = Catalog(Tables(root))
+    return {model: _format_live(catalog.live(model)) for model in models}
+
+
+def _format_live(one: Generation | None) -> str:
+    return "nothing" if one is None else f"version {one.model_version} (generation {one.generation})"
+
+
 def describe_model(root: str, spec: ModelSpec) -> dict[str, str]:
     """Return what an operator asks first of a model, as sentences by subject: what is live, lag, monitor, errors."""
     warehouse = Tables(root)
@@ -198,21 +208,16 @@ def describe_model(root: str, spec: ModelSpec) -> dict[str, str]:
     found = read_status(catalog, read_last_outcomes(warehouse), spec.name)
     one = next((one for one in found["generations"] if one["status"] == LIVE), None)
     if one is None:
-        return {
-            "live": f"nothing: `kalman-pipeline stream --model {spec.name}` starts from a snapshot of `pretrain`"
-        }
-    waits = (
-        ""
-        if not one["seconds_behind"]
-        else f"; the oldest has waited for {format_span(one['seconds_behind'])}"
-    )
+        begin = f"`kalman-pipeline stream --model {spec.name}`"
+        return {"live": f"nothing: {begin} starts from a snapshot of `pretrain`"}
+    lag = "unknown" if one["rows_behind"] is None else format_count(one["rows_behind"], "row")
+    if one["seconds_behind"]:
+        lag += f"; the oldest has waited for {format_span(one['seconds_behind'])}"
     at, driver = one["last_batch_at"], one["driver"]
     parts = {
-        "live": f"version {one['model_version']} (generation {one['generation']})",
+        "live": _format_live(catalog.live(spec.name)),
         "deployed": describe_other_version(catalog, spec.name, spec) or f"version {spec.version}, as live",
-        "lag": "unknown"
-        if one["rows_behind"] is None
-        else f"{format_count(one['rows_behind'], 'row')}{waits}",
+        "lag": lag,
         "last micro-batch": "none yet" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
         "driver": "none runs now" if driver is None else f"process {driver['pid']} on {driver['host']}",
         "monitor": _describe_alerts(warehouse, spec),

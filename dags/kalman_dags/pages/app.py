@@ -5,6 +5,7 @@ Airflow's dependency identifies the user by the cookie of the log-in, or by the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -67,6 +68,17 @@ def list_valid_specs() -> list[ModelSpec]:
     return [one for one in specs if one is not None]
 
 
+def read_live_versions(specs: Sequence[ModelSpec]) -> dict[str, str]:
+    """Return the live version of each model as text, or why the warehouse cannot be read."""
+    from jobs.insight.status import list_live_versions  # loads PyArrow
+
+    names = [one.name for one in specs]
+    try:
+        return list_live_versions(find_warehouse_root(), names)
+    except UserError as error:
+        return dict.fromkeys(names, error.message)
+
+
 def read_now(spec: ModelSpec) -> dict[str, str]:
     """Return what is live of a model (`describe_model`), or why the warehouse cannot be read."""
     from jobs.insight.status import describe_model  # loads PyArrow
@@ -103,8 +115,7 @@ def log_in(request: Request, error: Any) -> Response:
 def all_models(request: Request, user: GetUserDep) -> Response:
     """Show the models that the user may read."""
     shown = [spec for spec in list_valid_specs() if may_read(spec.name, user)]
-    live = {one.name: read_now(one)["live"].partition(": `")[0] for one in shown}
-    return HTMLResponse(build_index_page(shown, live, _find_root(request)), headers=OWN)
+    return HTMLResponse(build_index_page(shown, read_live_versions(shown), _find_root(request)), headers=OWN)
 
 
 @app.get("/models/{model}", response_class=HTMLResponse)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
 from jobs.state.encoding.row_order import order_rows
 from kalman.learning.maximum_likelihood import build_linear_learner
+from tests.conftest import RunCli
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -265,3 +267,27 @@ def test_gaps_and_keys_that_stop_being_filtered_are_told(tmp_path: Path) -> None
     assert gaps in report.lines and lost in report.lines
     pipeline.write_spec({**spec, "version": 2, "robust": {"gate": {"threshold": 9.0, "limit": 2}}})
     assert pipeline.pretrain().data["notes"] == [gaps]
+
+
+@pytest.mark.slow
+def test_a_command_that_filtered_few_rows_itself_names_lost_keys(tmp_path: Path, run_cli: RunCli) -> None:
+    spec = {
+        "name": "jump", "version": 1, "time": "at", "time_unit": "hour", "measurement": ["y"], "states": ["level"],
+        "process": {"kind": "random_walk", "variance": 0.1}, "observation": {"R": [[1.0]]},
+        "initial": {"mean": [0.0], "covariance": [[1.0]]}, "robust": {"gate": {"probability": 0.99}},
+    }  # fmt: skip
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "jump.yaml").write_text(yaml.safe_dump(spec))
+    rows = [f"2024-05-{1 + at // 24:02d}T{at % 24:02d}:00:00Z,{100 * (at >= 12)}" for at in range(40)]
+    (tmp_path / "rows.csv").write_text("at,y\n" + "\n".join(rows) + "\n")
+    where = (
+        "--model",
+        "jump",
+        "--models",
+        str(tmp_path / "models"),
+        "--warehouse",
+        str(tmp_path / "warehouse"),
+    )
+    assert run_cli("ingest", *where, "--input", str(tmp_path / "rows.csv")).code == 0
+    done = run_cli("pretrain", *where)
+    assert done.code == 0 and "all of its 28 rows after" in done.stdout, done.stderr

@@ -233,6 +233,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "history": True,
                 "key": ["a", "b"],
                 "keys": 2,
+                "quantity": None,
                 "rows": None,
             },
         ),
