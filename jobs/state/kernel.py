@@ -61,21 +61,6 @@ def _suggest_word(field: str, problem: str, remedy: str) -> str:
 Floats = NDArray[np.float64]
 
 
-def find_measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,); None if this row is not constant."""
-    observation = spec.definition().get("observation") or {}
-    if "h" in observation or observation.get("offset"):
-        return None
-    H = observation.get("H")
-    if H is None:
-        return np.eye(1, len(spec.states))[0] if len(spec.states) == len(spec.measurement) else None
-    try:
-        row = np.array(H[0], np.float64)
-    except (TypeError, ValueError):
-        return None
-    return row if row.shape == (len(spec.states),) else None
-
-
 class LinearMeasuring(NamedTuple):
     """The constant matrix H (m, n) and offset (m,) by which the states give the measurements."""
 
@@ -85,13 +70,19 @@ class LinearMeasuring(NamedTuple):
 
 def find_measuring(spec: ModelSpec) -> LinearMeasuring | None:
     """Return the constant map from states to measurements; None if the map depends on the row or is not linear."""
-    kernel: Any = kalman.build(spec.definition())
     try:
+        kernel: Any = kalman.build(spec.definition())
         H = np.array(kernel.H, float)
         offset = np.array(kernel.offset or np.zeros(len(H)), float)
     except (AttributeError, TypeError, ValueError, kalman.ModelError):
         return None
     return LinearMeasuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
+
+
+def find_measured_direction(spec: ModelSpec) -> Floats | None:
+    """Return the first row of H (n,); None if this row is not constant, or an offset is added."""
+    found = find_measuring(spec)
+    return None if found is None or found.offset.any() else found.H[0]
 
 
 def project_states(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:

@@ -66,9 +66,6 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-CATCH_UPS = 1
-"""Maximum number of additional runs of a shadow before the comparison, if the live generation has moved ahead."""
-
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """Timeout and poll interval, in seconds, for a shadow that must catch up with a running live generation."""
 
@@ -103,9 +100,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     live, name, note = context.live, context.model.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
-    for _ in range(CATCH_UPS):  # a driver may be running the live generation
-        if _is_level(context, shadow):
-            break
+    if not _is_level(context, shadow):  # a driver may be running the live generation
         rows += _drive(context, shadow)
     if context.catch_up and not _is_level(context, live, shadow):
         note(f"{live.generation} reads the rows that {shadow.generation} has read")
