@@ -5,10 +5,11 @@
 2. `unless_dry_run` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
    scheduled run continues, because its purpose is to notice a newly deployed version.
 3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same rows.
-   It compares the predictions of both versions and writes the report; readers do not see the shadow's estimates yet.
-4. If the live stream lags its shadow, `catch_up` lets the live stream read the rows that the shadow has read, and
-   `compare` compares again, because rows that only one version has estimated cannot be compared. Otherwise both tasks
-   are skipped.
+   If the live stream lags, the same Spark lets it read these rows too, because rows that only one version has estimated
+   cannot be compared; the task therefore runs in the stream's pool, unless the stream is continuous. It compares the
+   predictions of both versions and writes the report; readers do not see the shadow's estimates yet.
+4. If the live stream still lags, because another driver runs it, `catch_up` waits for it or reads the rows, and
+   `compare` compares again. Otherwise both tasks are skipped.
 5. `approve` shows a person the evidence (verdict, interval, rows and keys, losses and gains, a link to the report) and
    waits for the answer. The spec names who may answer, and who is notified (`airflow.upgrade.assigned_users`,
    `.notifiers`). A model with `upgrade: {automatic: true}` in its spec has no such gate: a version whose comparison is
@@ -97,15 +98,13 @@ def build_force_field() -> Param:
     )
 
 
-def _build_undriven_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """Return the arguments of a task that needs a stream without a driver.
+def _choose_pool(spec: ModelSpec) -> dict[str, Any]:
+    """Return the pool of the tasks that drive the stream or need it without a driver.
 
-    A continuous stream always occupies the only slot of its pool, and its driver outlives its runs. So for such a
-    stream the task itself stops the driver.
+    A continuous stream always occupies the only slot of its pool, and its driver outlives its runs. So with such a
+    stream the tasks have no pool, its driver catches up by itself, and `switch_over` stops this driver.
     """
-    if spec.airflow.stream.continuous:
-        return {"flags": ["--drain"]}
-    return {"pool": dag_defaults.name_pool("stream", spec.name)}
+    return {} if spec.airflow.stream.continuous else {"pool": dag_defaults.name_pool("stream", spec.name)}
 
 
 def _build_approval(spec: ModelSpec) -> ApprovalOperator:
@@ -134,11 +133,8 @@ def _build_verb_task(spec: ModelSpec, task: str, flags: list[str], **more: Any) 
     )
 
 
-def _catch_up(spec: ModelSpec) -> KalmanOperator:
+def _catch_up(spec: ModelSpec, pool: dict[str, Any]) -> KalmanOperator:
     """Return the task that lets the live stream catch up; if a driver is running, this driver does so already."""
-    pool: dict[str, Any] = (
-        {} if spec.airflow.stream.continuous else {"pool": dag_defaults.name_pool("stream", spec.name)}
-    )
     return KalmanOperator(
         task_id="catch_up",
         verb="stream",
@@ -160,7 +156,9 @@ def _build_tasks(spec: ModelSpec) -> None:
     compares = ["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"]
     preview = _build_verb_task(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
     unless = ShortCircuitOperator(task_id="unless_dry_run", python_callable=goes_on)
-    shadow = _build_verb_task(spec, "shadow", compares, returned=COMPARISON)
+    pool, live_too = _choose_pool(spec), ["{{ '--catch-up' if params.mode == 'blue-green' else '' }}"]
+    together = {"flags": [*compares, *live_too], **live, **pool} if pool else {"flags": compares}
+    shadow = _build_verb_task(spec, "shadow", returned=COMPARISON, **together)
     lags = BranchPythonOperator(
         task_id="if_the_stream_lags",
         python_callable=lagging,
@@ -173,15 +171,13 @@ def _build_tasks(spec: ModelSpec) -> None:
         trigger_rule=AFTER_A_CHOICE if automatic else TriggerRule.ALL_SUCCESS,
     )
     after = choose if automatic else _build_approval(spec)
-    chain(preview, unless, shadow, lags, _catch_up(spec), compare, after)
+    chain(preview, unless, shadow, lags, _catch_up(spec, pool), compare, after)
     chain(lags, after)
     if not automatic:
         chain(after, choose)
-    without = _build_undriven_arguments(spec)
     promote = _build_verb_task(spec, "promote", flags, refusals=REFUSALS, **live)
-    chain(
-        choose, [promote, _build_verb_task(spec, "switch_over", without.pop("flags", []), **live, **without)]
-    )
+    switch_over = _build_verb_task(spec, "switch_over", [] if pool else ["--drain"], **live, **pool)
+    chain(choose, [promote, switch_over])
 
 
 def build(spec: ModelSpec) -> DAG:

@@ -63,6 +63,14 @@ def run(
             help="Exit code 3 if there is nothing to upgrade, or the comparison cannot tell yet.",
         ),
     ] = False,
+    catch_up: Annotated[
+        bool,
+        Option(
+            "--catch-up",
+            help="If the live stream lags its shadow and no driver runs it, let it read the same rows before the "
+            "comparison (blue-green).",
+        ),
+    ] = False,
     drain: Annotated[
         bool,
         Option("--drain", help="Stop the stream first, and let Airflow start it again (not blue-green)."),
@@ -99,7 +107,10 @@ def run(
         )
     spec = load_checked_spec(model, settings.models)
     title = f"upgrade {spec.name}"
-    warehouse = open_warehouse(settings, title, build_interpreted_conf(), spec.speaks_to_kafka)
+    kafka = spec.speaks_to_kafka
+    warehouse = open_warehouse(
+        settings, title, build_interpreted_conf(), kafka, reads_all_of=None if kafka else spec.name
+    )
     need_measurements(warehouse, spec.name)
     with Progress(title, None, quiet=settings.quiet) as progress:
         live = generations.read_named(warehouse, spec.name)
@@ -115,6 +126,7 @@ def run(
             drain,
             force,
             needed,
+            catch_up,
         )
         outcome = upgrade(context, mode)
         if not dry_run:

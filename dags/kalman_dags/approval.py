@@ -50,31 +50,33 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
         found.append("\n".join(f"- {reason}" for reason in data["reasons"]))
     page = report_page(str(data.get("report") or ""))
     if page:
-        found.append(f"**[Open the report]({root}{page})** (`{data['report']}`)")
-    rows = [
-        ("rows compared", format_number(numbers.get("rows"), ",", "-"), ""),
-        ("keys compared", format_number(numbers.get("keys"), ",", "-"), ""),
-        (
-            "gain in log-likelihood per row",
-            format_number(gain.get("mean"), "+.4g", "-"),
-            _format_interval(gain),
-        ),
-        (
-            "keys predicted better / worse",
-            f"{format_number(numbers.get('keys_better'), ',', '-')} / "
-            f"{format_number(numbers.get('keys_worse'), ',', '-')}",
-            "",
-        ),
+        found.append(f"**[Open the report]({root}{page})**, with pictures of what a promotion changes")
+    rows, keys, better, worse = (
+        format_number(numbers.get(name), ",", "-") for name in ("rows", "keys", "keys_better", "keys_worse")
+    )
+    mean = format_number(gain.get("mean"), "+.3g", "-")
+    counts = [
+        ("rows compared", rows, ""),
+        ("keys compared", keys, ""),
+        ("gain in log-likelihood per row", mean, _format_interval(gain)),
+        ("keys predicted better / worse", f"{better} / {worse}", ""),
     ]
-    found.append(_format_table(("what", "value", "95 % interval"), rows))
+    found.append(_format_table(("what", "value", "95 % interval"), counts))
     sides = [
         (title, *(format_number(numbers[name].get(side), form, "-") for side in ("old", "new")))
         for title, name, form in SIDES
-        if isinstance(numbers.get(name), Mapping)
+        if any(value is not None for value in (numbers.get(name) or {}).values())
     ]
+    live, new = f"{data.get('live', 'the live one')} (live)", f"{data.get('generation', 'new')} (shadow)"
     if sides:
-        live, new = f"{data.get('live', 'the live one')} (live)", f"{data.get('generation', 'new')} (shadow)"
         found.append(_format_table(("", live, new), sides))
+    moved = [
+        (f"`{one['key']}`", *(f"{one[name]:.4g}" for name in ("old", "new")), f"{one['deviations']:.3g}")
+        for one in numbers.get("moved") or []
+    ]
+    if moved:
+        heads = f"keys that move most: {numbers['moved'][0]['quantity']}", live, new, "apart, in sd"
+        found.append(_format_table(heads, moved))
     return found
 
 
@@ -123,13 +125,9 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
         rows.append(("keys", "none", f"none; {change['keys']:,} keep their state"))
     found = [_format_table(("", "lost", "gained"), rows)] if rows else []
     parameters = [
-        (
-            f"`{one['name']}`",
-            f"`{_format_value(one['before'])}`",
-            f"`{_format_value(one['after'])}`",
-            str(one["from"]),
-        )
+        (*(f"`{_format_value(one[name])}`" for name in ("name", "before", "after")), str(one["from"]))
         for one in change.get("parameters") or []
+        if one["before"] != one["after"]
     ]
     if parameters:
         found.append(_format_table(("parameter", "before", "after", "from"), parameters))
@@ -166,19 +164,25 @@ def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _format_interval(gain: Mapping[str, Any]) -> str:
     low, high = gain.get("low"), gain.get("high")
-    return "none" if low is None or high is None else f"{low:+.4g} to {high:+.4g}"
+    return "none" if low is None or high is None else f"{low:+.3g} to {high:+.3g}"
+
+
+def _round_numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_round_numbers(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _format_value(value: Any) -> str:
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else str(_round_numbers(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 SIDES = (
-    ("log-likelihood per row", "log_likelihood_a_row", ".6g"),
-    ("NIS per component (1 is expected)", "nis_a_component", ".6g"),
+    ("log-likelihood per row", "log_likelihood_a_row", ".4g"),
+    ("NIS per component (1 is expected)", "nis_a_component", ".3g"),
     ("keys whose NIS is outside its bounds", "nis_outside", ".1%"),
-    ("mean innovation (0 is expected)", "bias", "+.4g"),
+    ("mean innovation (0 is expected)", "bias", "+.3g"),
     ("keys whose mean innovation is outside its bounds", "bias_outside", ".1%"),
     ("rows flagged", "flagged", ","),
 )

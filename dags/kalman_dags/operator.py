@@ -1,4 +1,4 @@
-"""The operator that runs a verb of the pipeline through spark-submit."""
+"""The operator that runs a verb of the pipeline as a Spark application."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class KalmanOperator(SparkSubmitOperator):
         kwargs.setdefault("durable", False)
         super().__init__(
             application=find_application(verb),
-            conf={**build_spark_conf(), **ui, **(conf or {})},
+            conf={**ui, **(conf or {})},
             env_vars=build_spark_environment(),
             spark_binary=str(find_package_folder("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
@@ -122,10 +122,11 @@ class KalmanOperator(SparkSubmitOperator):
             file = Path(folder) / "report.json"
             self.env_vars = {**(self.env_vars or {}), REPORT_FILE: str(file)}
             try:
-                root = find_warehouse_root()
-                self.conf = {**build_store_conf(root), **(self.conf or {})}
-                kafka = fetch_optional_jars("kafka") if self.kafka else []
-                self.jars = ",".join([*list_jars(), *kafka, *store_jars(root)])
+                if not KalmanHook.is_local():
+                    root = find_warehouse_root()
+                    self.conf = {**build_spark_conf(), **build_store_conf(root), **(self.conf or {})}
+                    kafka = fetch_optional_jars("kafka") if self.kafka else []
+                    self.jars = ",".join([*list_jars(), *kafka, *store_jars(root)])
                 super().execute(context)
             except UserError as error:
                 raise AirflowFailException(error.message) from None

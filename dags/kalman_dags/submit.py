@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ NOISE = re.compile(
 class KalmanHook(SparkSubmitHook):
     """Submit to the connection's master, or without a connection to KALMAN_MASTER, or else to local Spark.
 
-    If the driver runs in Kubernetes, its image has the program and the jars, at the same paths as here.
+    A driver with local Spark is a process of Python, as on the command line: it starts Java only if its work needs
+    Spark. If the driver runs in Kubernetes, its image has the program and the jars, at the same paths as here.
 
     Args:
         own_session: whether to start spark-submit outside the task's process group, so that the supervisor's signals do
@@ -69,17 +71,29 @@ class KalmanHook(SparkSubmitHook):
                 conn_id=conn_id, conn_type="spark", host=os.environ.get("KALMAN_MASTER") or DEFAULT_MASTER
             )
 
+    @classmethod
+    def is_local(cls) -> bool:
+        """Return whether the connection's master is Spark on this machine, whose settings a driver makes itself."""
+        return (cls.get_connection(CONNECTION).host or "").startswith("local")
+
     def _resolve_connection(self) -> dict[str, Any]:
         connection = super()._resolve_connection()
         if "k8s" in connection["master"]:
             _need_kubernetes_provider()
-        if connection["master"].startswith("local") and self._env_vars is not None:
-            # Local Spark does not need this machine's name, and looking it up fails on laptops and in containers.
-            self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         return connection
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
+        if self._connection["master"].startswith("local"):
+            at = command.index(application)
+            self._env = {
+                **(self._env or {}),
+                "KALMAN_MASTER": self._connection["master"],
+                "PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:at], "pyspark-shell"]),
+                "PYTHONUNBUFFERED": "YES",
+            }
+            command = [self._env.get("PYSPARK_DRIVER_PYTHON", sys.executable), *command[at:]]
+            self.log.info("Run without spark-submit until the verb needs Spark: %s", shlex.join(command))
         # The provider passes on all variables of this process, so Airflow's private variables are emptied here.
         self._env = {**(self._env or {}), **{name: "" for name in os.environ if is_private(name)}}
         return command
@@ -114,10 +128,11 @@ class KalmanHook(SparkSubmitHook):
         if self._submit_sp is None or self._submit_sp.poll() is not None:
             return False
         try:
-            for child in psutil.Process(self._submit_sp.pid).children():
+            started = psutil.Process(self._submit_sp.pid)
+            for process in (started, *started.children()):
                 # Python workers are children of the same JVM, but run pyspark.daemon.
-                if application in child.cmdline():
-                    child.send_signal(signal.SIGTERM)
+                if application in process.cmdline()[1:2]:
+                    process.send_signal(signal.SIGTERM)
                     return True
         except psutil.Error:
             return False

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from jobs.core.errors import INPUT_ERROR, Terminated, UserError, escape_unprintable, show
 from jobs.core.processes import raise_on_sigterm
-from jobs.core.report import Report
+from jobs.core.report import REPORT_FILE, Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.core.times import parse_duration_us
 
@@ -205,12 +205,12 @@ def _run_verb(add: Callable[[typer.Typer, str], None], verb: str) -> None:
 
 
 def _is_submitted() -> bool:
-    """Return whether spark-submit started this program, for a DAG; option values may then come from strangers."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+    """Return whether a DAG or spark-submit started this program; option values may then come from strangers."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or REPORT_FILE in os.environ
 
 
 def insert_verb(verb: str, words: Sequence[str]) -> list[str]:
-    """Return the words that spark-submit passed to a verb's file, with the verb inserted after the global options.
+    """Return the words passed to a verb's file by a DAG or spark-submit, with the verb after the global options.
 
     Only words before the verb's first option can be global options, so a value is never read as a global option.
     """

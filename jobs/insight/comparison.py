@@ -13,6 +13,7 @@ from jobs.insight import examples
 from jobs.insight.examples import Example
 from jobs.lineage.generations import Generation, read_origin_manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import find_projection
 from jobs.storage.queries import build_in_condition, open_queries
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.common_rows import (
@@ -34,6 +35,10 @@ from jobs.upgrades.statistics import (
 Floats = NDArray[np.float64]
 SAMPLE = 5_000
 """The report draws at most this number of keys; its statistics count all keys."""
+ROWS_DRAWN = 120
+"""Newest rows of a key that are drawn; more would hide the difference of two versions."""
+MOVED = 4
+"""Number of keys whose change by a promotion is listed and drawn."""
 
 
 class ComparisonContent(NamedTuple):
@@ -105,7 +110,7 @@ def gather(
 
     For large tables the queries use two to three times `queries.MEMORY`, and temporary files of about 100 bytes for
     each key and event time. The process also keeps in memory the corrected keys and times, the sums of `SAMPLE` keys,
-    and `examples.ROWS_SHOWN` rows of each example.
+    and `ROWS_DRAWN` rows of each example.
 
     Args:
         warehouse: the warehouse with both generations' estimates.
@@ -125,12 +130,12 @@ def gather(
             {side: select_version_sums(keys.sums, letter) for letter, side in SIDES.items()},
             keys.sums["gain"],
         )
-        chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-        shown = (
-            _read_examples(spec, read_origin_manifest(warehouse, old).model_spec(), rows, chosen)
-            if chosen
-            else []
-        )
+        versions = read_origin_manifest(warehouse, old).model_spec(), spec
+        numbers["moved"] = moved = find_moved_keys(rows, *versions)
+        by_gain = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
+        by_move = [(one["key"], f"moves {one['deviations']:.3g} sd") for one in moved]
+        chosen = examples.join_reasons([*by_move, *by_gain])
+        shown = _read_examples(spec, versions[0], rows, chosen) if chosen else []
     return ComparisonContent(
         spec.name,
         spec.description,
@@ -145,6 +150,36 @@ def gather(
         gain,
         shown,
     )
+
+
+def find_moved_keys(rows: CommonRows, old: ModelSpec, new: ModelSpec) -> list[dict[str, Any]]:
+    """Return the keys whose newest estimate differs most between two versions, in the old one's standard deviations.
+
+    Keys count whose newest rows have the same event time. Each has the drawn quantity (`choose_quantity`) by the old
+    and by the new version, and `deviations`, the distance of these two.
+    """
+    (name, _), sides = examples.choose_quantity(old, new), []
+    for letter, spec in zip(SIDES, (old, new), strict=True):
+        projection = find_projection(spec, name)
+        if projection is None or not projection.weights.any():
+            return []
+        mean, variance = examples.build_moments_sql(projection)
+        counted = rows.of(letter, ["key", "event_time", "mean", "covariance"])
+        sides.append(
+            f"SELECT key, event_time, '{letter}' AS side, {mean} AS mean, {variance} AS variance FROM ({counted})"
+        )
+    newest = ", ".join(f"last_value({one} ORDER BY event_time) AS {one}" for one in ("mean", "variance"))
+    last = f"SELECT key, side, max(event_time) AS at, {newest} FROM ({' UNION ALL '.join(sides)}) GROUP BY key, side"
+    old_mean, new_mean = (f"max(mean) FILTER (WHERE side = '{letter}')" for letter in SIDES)
+    both = (
+        f"SELECT key, {old_mean} AS old, {new_mean} AS new, sqrt(max(variance) FILTER (WHERE side = 'a')) AS sd "
+        f"FROM ({last}) GROUP BY key HAVING count(*) = 2 AND min(at) = max(at)"
+    )
+    apart = f"SELECT key, old, new, nanvl(abs(new - old) / nullif(sd, 0.0), 0.0) AS deviations FROM ({both})"
+    found = rows.queries.run(
+        f"SELECT * FROM ({apart}) WHERE deviations > 0 ORDER BY deviations DESC, key LIMIT {MOVED}"
+    )
+    return [{**one, "quantity": name} for one in found.to_pylist()]
 
 
 def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
@@ -179,7 +214,9 @@ def _read_examples(
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
     sides = [
-        examples.read_newest_rows(rows.queries, rows.of(letter, columns, build_in_condition("key", keys)))
+        examples.read_newest_rows(
+            rows.queries, rows.of(letter, columns, build_in_condition("key", keys)), ROWS_DRAWN
+        )
         for letter in SIDES
     ]
     name, is_measured = examples.choose_quantity(old, spec)

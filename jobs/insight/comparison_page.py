@@ -117,26 +117,11 @@ def _build_cards(content: ComparisonContent) -> str:
     )
     keys = numbers["keys"]
     some = [
-        Card(
-            f"{numbers['rows']:,}",
-            "row compared" if numbers["rows"] == 1 else "rows compared",
-            f"of {format_count(numbers['keys'], 'key')}",
-        ),
         Card(format_number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
             format_number(numbers["keys_better"] / keys if keys else None, ".0%"),
             "of the keys predicted better",
             f"{numbers['keys_worse']:,} worse",
-        ),
-        Card(
-            format_number(numbers["nis_a_component"]["new"], ".3f"),
-            "NIS per component, new",
-            f"1 is expected; {format_number(numbers['nis_a_component']['old'], '.3f')} old",
-        ),
-        Card(
-            format_number(numbers["bias"]["new"], "+.4f"),
-            "mean innovation, new",
-            f"0 is expected; {format_number(numbers['bias']['old'], '+.4f')} old",
         ),
     ]
     if "unequal_rows" in numbers:
@@ -216,6 +201,7 @@ def _show_pictures(content: ComparisonContent) -> list[str]:
     if drawing is None:
         return [format_section("Pictures", NO_PICTURES)]
     sections = [
+        *_draw_examples(content),
         format_section(
             "Which predicts better",
             "The predictive log-likelihood is that of each measurement before the filter has seen it. First: the new "
@@ -252,12 +238,20 @@ def _show_pictures(content: ComparisonContent) -> list[str]:
     else:
         text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
         sections.append(format_section("Bias", text))
-    if content.examples:
-        text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
-        lines = drawing.list_lines(content)
-        drawn = [(drawing.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
-        sections.append(format_section("Estimates", text, format_pictures(drawn)))
     return sections
+
+
+def _draw_examples(content: ComparisonContent) -> list[str]:
+    """Return the section with both versions' estimates of some keys, if there are such keys."""
+    if drawing is None or not content.examples:
+        return []
+    text = (
+        "Both versions' estimates with their 95 % bands, over the measurements: first of the keys whose newest "
+        "estimate moves most, in standard deviations of the old one, then of keys by rows and gain."
+    )
+    lines = drawing.list_lines(content)
+    drawn = [(drawing.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
+    return [format_section("What a promotion changes", text, format_pictures(drawn))]
 
 
 def _show_keys(content: ComparisonContent) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,13 @@ from jobs.offline.estimate_series import project_rows
 from jobs.offline.stored_keys import predict_measurements
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.arrow import build_integers, find_distinct_values, to_numpy
-from jobs.state.kernel import list_quantities
+from jobs.state.kernel import StateProjection, list_quantities
 from jobs.storage.queries import Queries, build_in_condition, quote_name
 from jobs.storage.tables import measurements
 from jobs.upgrades.common_rows import build_key_text_sql, build_micros_sql
 
 Floats = NDArray[np.float64]
+K = TypeVar("K", int, str)
 ROWS_SHOWN = 400
 MEASURED = "measured_rows"
 """The name of the model's measurements in queries."""
@@ -55,9 +56,9 @@ class Example(NamedTuple):
     lines: list[EstimateLine]
 
 
-def join_reasons(wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the indices of keys with the reasons for choosing each key, each index once."""
-    reasons: dict[int, str] = {}
+def join_reasons(wanted: Iterable[tuple[K, str]]) -> list[tuple[K, str]]:
+    """Return keys, or their indices, with the reasons for choosing each key, each key once."""
+    reasons: dict[K, str] = {}
     for at, why in wanted:
         reasons[at] = f"{reasons[at]}, {why}" if at in reasons else why
     return list(reasons.items())
@@ -76,16 +77,34 @@ def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
     return (common or specs[-1].states)[0], False
 
 
-def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
+def build_moments_sql(projection: StateProjection) -> tuple[str, str]:
+    """Return SQL for the mean and the variance of a quantity of the states; the variance is null if it is not stored.
+
+    A column `covariance` has all n * n covariances or, for some versions, the n variances alone.
+    """
+    n, weights = (
+        len(projection.weights),
+        [(at, float(one)) for at, one in enumerate(projection.weights) if one],
+    )
+    mean = " + ".join([*(f"{one!r} * mean[{at + 1}]" for at, one in weights), repr(float(projection.offset))])
+    whole = " + ".join(f"{a * b!r} * covariance[{i * n + j + 1}]" for i, a in weights for j, b in weights)
+    single = (
+        f"WHEN cardinality(covariance) = {n} THEN {weights[0][1] ** 2!r} * covariance[{weights[0][0] + 1}]"
+    )
+    only = single if len(weights) == 1 else ""
+    return mean, f"CASE WHEN cardinality(covariance) = {n * n} THEN {whole} {only} END"
+
+
+def read_newest_rows(queries: Queries, counted: str, most: int = ROWS_SHOWN) -> pa.Table:
     """Return the newest estimates of each key, ordered by key and by time (`time`, in microseconds).
 
-    counted: the SQL query of the rows to read, with the columns key and event_time.
+    counted: the SQL query of the rows to read, with the columns key and event_time. most: maximum rows of a key.
     """
     numbered = (
         f"SELECT *, {build_micros_sql('event_time')} AS time, "
         f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
     )
-    return queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
+    return queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {most} ORDER BY key, time")
 
 
 def read_measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[str]) -> pa.Table | None:

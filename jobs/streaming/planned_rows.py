@@ -298,6 +298,19 @@ def _is_read_as_landed(spec: ModelSpec) -> bool:
     return not migrates and spec.inputs is None and spec.stream.new_keys != PRETRAINED
 
 
+def has_nothing_ahead(model: DeployedModel[Tables], generation: Generation) -> bool:
+    """Return whether a run of a generation to the newest row would certainly find no work."""
+    warehouse, checkpoint = model.warehouse, Checkpoint(model.warehouse, generation.checkpoint)
+    if generation.topic is not None or not _is_read_as_landed(model.spec):
+        return False
+    newest, planned = warehouse.latest_version(measurements(model.name)), checkpoint.find_last_planned()
+    if planned is None:
+        return newest <= generation.start_version
+    if checkpoint.find_damage() is not None or planned != checkpoint.find_last_commit():
+        return False
+    return checkpoint.ends_with(planned) == newest
+
+
 def has_many_rows_ahead(warehouse: Tables, spec: ModelSpec) -> bool:
     """Return whether a run to the newest row moves so much through Java that its optimising compiler pays off."""
     table = measurements(spec.name)

@@ -42,7 +42,8 @@ class UpgradeContext(NamedTuple):
     shadow becomes live if its comparison is good. partitions: requested number for the mode repartition. drain: whether
     modes that need a stopped stream stop the stream. force: whether the shadow is promoted whatever the comparison
     says.
-    needed: whether a comparison without an answer yet is a reason to try again later instead of a failure.
+    needed: whether a comparison without an answer yet is a reason to try again later instead of a failure. catch_up:
+    whether a live generation that lags its shadow is driven before the comparison.
     """
 
     settings: Settings
@@ -56,6 +57,7 @@ class UpgradeContext(NamedTuple):
     drain: bool = False
     force: bool = False
     needed: bool = False
+    catch_up: bool = False
 
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
         """Lock the stream of the live generation, so that no driver runs it during the upgrade."""

@@ -21,6 +21,7 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, generations, promotion, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
+from jobs.lineage.generation_checkpoint import refuse_damaged
 from jobs.lineage.generations import LIVE, SHADOW, DeployedModel, Generation, read_origin_manifest
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.start_point import find_last_position
@@ -34,6 +35,7 @@ from jobs.storage.positions import Cut, describe, rank
 from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
+from jobs.streaming.planned_rows import has_nothing_ahead
 from jobs.supervision.driver_log import DriverIdentity
 from jobs.upgrades.context import (
     BLUE_GREEN,
@@ -63,9 +65,6 @@ from jobs.upgrades.migration.parameters import (
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
-
-CATCH_UPS = 1
-"""Maximum number of additional runs of a shadow before the comparison, if the live generation has moved ahead."""
 
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """Timeout and poll interval, in seconds, for a shadow that must catch up with a running live generation."""
@@ -101,13 +100,14 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     live, name, note = context.live, context.model.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
-    for _ in range(CATCH_UPS):  # a driver may be running the live generation
-        if _is_level(context, shadow):
-            break
+    if not _is_level(context, shadow):  # a driver may be running the live generation
         rows += _drive(context, shadow)
+    if context.catch_up and not _is_level(context, live, shadow):
+        note(f"{live.generation} reads the rows that {shadow.generation} has read")
+        _catch_up_live(context)
     note(f"comparing {shadow.generation} with {live.generation}")
     comparison, report = context.compare(context.model.warehouse, context.model.spec, live, shadow)
-    lags = not generations.has_reached(context.model.warehouse, live, shadow)
+    lags = not _is_level(context, live, shadow)
     lines = [
         f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
         f"{live.model_version}) from snapshot {shadow.snapshot_id}; {rows:,} rows now",
@@ -152,9 +152,19 @@ def _format_lag(live: Generation, model: str) -> str:
     )
 
 
-def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
-    """Return whether a shadow has reached the live generation's position."""
-    return generations.has_reached(context.model.warehouse, shadow, context.live)
+def _is_level(context: UpgradeContext, one: Generation, other: Generation | None = None) -> bool:
+    """Return whether a generation has reached the position of another one, by default the live generation's."""
+    return generations.has_reached(context.model.warehouse, one, other or context.live)
+
+
+def _catch_up_live(context: UpgradeContext) -> None:
+    """Drive the live generation to the newest measurements; if another driver runs it, this driver does so already."""
+    try:
+        _drive(context, context.live)
+    except UserError as error:
+        if error.exit_code != ALREADY_RUNNING:
+            raise
+        context.progress.note(str(error))
 
 
 def _promote(context: UpgradeContext, shadow: Generation) -> None:
@@ -214,14 +224,21 @@ def _drive_shadow(context: UpgradeContext, shadow: Generation) -> Iterator[threa
 
 def _drive(
     context: UpgradeContext,
-    shadow: Generation,
+    generation: Generation,
     seconds: float | None = None,
     stop: threading.Event | None = None,
 ) -> int:
-    """Drive a shadow to the newest measurements, or until `stop`; return the number of estimated rows."""
-    with stream_lock(context.settings.warehouse, context.model.name, shadow.generation):
-        driver = Driver(context.settings, context.model, seconds, stop or threading.Event())
-        return int(driver.drive(name=shadow.generation).data["rows"])
+    """Drive a generation to the newest measurements, or until `stop`; return the number of estimated rows.
+
+    A run that finds nothing to read does not start Spark.
+    """
+    model, name = context.model, generation.generation
+    with stream_lock(context.settings.warehouse, model.name, None if generation == context.live else name):
+        if stop is None and has_nothing_ahead(model, generation):
+            refuse_damaged(model.warehouse, generation)
+            return 0
+        driver = Driver(context.settings, model, seconds, stop or threading.Event())
+        return int(driver.drive(name=name).data["rows"])
 
 
 def stop_start(context: UpgradeContext) -> Outcome:

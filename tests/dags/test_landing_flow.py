@@ -29,14 +29,13 @@ def test_each_interval_is_a_partition_and_what_is_missing_shows(
     (tmp_path / "daily.yaml").write_text(
         (MODELS / "tiny.yaml").read_text().replace("name: tiny", "name: daily")
     )
-    driver = tmp_path / "spark-submit"
+    driver = tmp_path / "python"
     driver.write_text(DRIVER.format(python=sys.executable))
     driver.chmod(0o755)
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
-    monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: [])
     for day in (0, 3):
         dag: Any = load_bag().dags["kalman_ingest__daily"]
-        dag.get_task("ingest")._spark_binary = str(driver)
+        dag.get_task("ingest").env_vars["PYSPARK_DRIVER_PYTHON"] = str(driver)
         run = dag.test(logical_date=FIRST_DAY + timedelta(days=day + 1))
         assert [str(one.state) for one in run.get_task_instances()] == ["success"]
     told = {"version": 4, "rows": 12, "quarantined": 1}

@@ -1,9 +1,10 @@
-"""The operator: its command, what exit codes mean, how it is killed; spark-submit is a script of ours."""
+"""The operator: its command, what exit codes mean, how it is killed; Python and spark-submit are a script of ours."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ def context(try_number: int = 1, max_tries: int = 3) -> Any:
 
 @pytest.fixture
 def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
-    """Make an operator whose spark-submit writes down how it was called and ends with a given code."""
+    """Make an operator whose program writes down how it was called and ends with a given code."""
     monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: ["/jars/a.jar", "/jars/b.jar"])
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
 
@@ -50,28 +51,52 @@ sys.exit({code})
         options = {"--model": "tiny", "--adopt": "", "--to-version": None, "--trigger": "5"}
         made = KalmanOperator(task_id="go", **{"verb": "stream", "options": options, **arguments})
         made._spark_binary = str(submit)
+        made.env_vars["PYSPARK_DRIVER_PYTHON"] = str(submit)
         return made
 
     return make
 
 
 def called(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
-    """Return arguments and environment that spark-submit was called with."""
+    """Return arguments and environment that the program was called with."""
     words, environment = json.loads((tmp_path / "called.json").read_text())
     return words, environment
 
 
-def test_the_command(operator: Operator, tmp_path: Path) -> None:
+STREAM = str(Path(__file__).resolve().parents[2] / "jobs" / "stream.py")
+
+
+def connect_to_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {"conn_type": "spark", "host": "spark://master", "port": 7077}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+
+
+def test_with_local_spark_the_verb_runs_in_python_which_starts_java_when_it_needs_spark(
+    operator: Operator, tmp_path: Path
+) -> None:
+    operator(conf={"spark.driver.memory": "3g"}).execute(context())
+    words, environment = called(tmp_path)
+    # Options that are empty are left out.
+    assert words == [STREAM, "--model=tiny", "--trigger=5"]
+    given = shlex.split(environment["PYSPARK_SUBMIT_ARGS"])
+    assert given[:2] == ["--master", "local[2,4]"] and given[-1] == "pyspark-shell"
+    # What the driver sets by itself is not there, since it would take the place of the driver's choice.
+    assert "spark.driver.memory=3g" in given and not any("extraJavaOptions" in word for word in given)
+    assert (environment["KALMAN_MASTER"], environment["PYTHONUNBUFFERED"]) == ("local[2,4]", "YES")
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
+
+
+def test_the_command_for_a_cluster(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_to_cluster(monkeypatch)
     operator().execute(context())
     words, environment = called(tmp_path)
-    root = Path(__file__).resolve().parents[2]
-    assert words[:2] == ["--master", "local[2,4]"]
+    assert words[:2] == ["--master", "spark://master:7077"]
     assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar"
     assert "spark.sql.session.timeZone=UTC" in words
-    # Options that are empty are left out.
-    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model=tiny", "--trigger=5"]
-    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
+    assert words[words.index(STREAM) + 1 :] == ["--model=tiny", "--trigger=5"]
     assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()
 
 
@@ -105,19 +130,11 @@ def test_the_warehouse_is_spelled_as_its_verbs_spell_it(
 def test_a_model_that_speaks_to_kafka_has_its_connector(
     operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    connect_to_cluster(monkeypatch)
     monkeypatch.setattr("kalman_dags.operator.fetch_optional_jars", lambda part: [f"/jars/{part}/c.jar"])
     operator(kafka=True).execute(context())
     words, _ = called(tmp_path)
     assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar,/jars/kafka/c.jar"
-
-
-def test_a_cluster_is_one_setting_away(
-    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = {"conn_type": "spark", "host": "spark://master", "port": 7077}
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-    operator().execute(context())
-    assert called(tmp_path)[0][:2] == ["--master", "spark://master:7077"]
 
 
 def test_without_a_connection_spark_runs_here(
@@ -126,7 +143,7 @@ def test_without_a_connection_spark_runs_here(
     monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
     monkeypatch.setenv("KALMAN_MASTER", "local[3]")
     operator().execute(context())
-    assert called(tmp_path)[0][:2] == ["--master", "local[3]"]
+    assert called(tmp_path)[1]["KALMAN_MASTER"] == "local[3]"
 
 
 def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +252,7 @@ def test_jars_that_were_not_fetched_are_not(operator: Operator, monkeypatch: pyt
     def absent() -> list[str]:
         raise UserError("Spark's jars are not in /jars: run `make setup`")
 
+    connect_to_cluster(monkeypatch)
     made = operator()
     monkeypatch.setattr("kalman_dags.operator.list_jars", absent)
     with pytest.raises(AirflowFailException, match="run `make setup`"):

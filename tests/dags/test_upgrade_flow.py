@@ -20,7 +20,7 @@ DRIVER = """#!{python}
 import json, os, pathlib, sys
 words = sys.argv[1:]
 verb = next(pathlib.Path(word).stem for word in words if word.endswith(".py") and "/jobs/" in word)
-flags = [word for word in words if word in ("--dry-run", "--no-promote", "--force")]
+flags = [word for word in words if word in ("--dry-run", "--no-promote", "--catch-up", "--force")]
 calls = pathlib.Path("{calls}")
 before = json.loads(calls.read_text()) if calls.exists() else []
 calls.write_text(json.dumps([*before, [verb, *flags]]))
@@ -48,8 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     (tmp_path / "models" / "tiny.yaml").write_text(text + "upgrade: {automatic: true}\n")
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
-    monkeypatch.setattr("kalman_dags.operator.list_jars", lambda: [])
-    calls, answers, driver = tmp_path / "calls.json", tmp_path / "answers.json", tmp_path / "spark-submit"
+    calls, answers, driver = tmp_path / "calls.json", tmp_path / "answers.json", tmp_path / "python"
     driver.write_text(DRIVER.format(python=sys.executable, calls=calls, answers=answers))
     driver.chmod(0o755)
 
@@ -58,8 +57,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         calls.unlink(missing_ok=True)
         dag: Any = load_bag().dags["kalman_upgrade__tiny"]
         for task in dag.tasks:
-            if hasattr(task, "_spark_binary"):
-                task._spark_binary = str(driver)
+            if hasattr(task, "env_vars"):
+                task.env_vars["PYSPARK_DRIVER_PYTHON"] = str(driver)
         done = dag.test(run_conf={"dry_run": False, **form}, logical_date=FIRST_DAY)
         states = {one.task_id: str(one.state) for one in done.get_task_instances()}
         return states, json.loads(calls.read_text())
@@ -67,17 +66,21 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return go
 
 
-def test_a_stream_that_lags_catches_up_before_the_comparison_counts(run: Any) -> None:
+SHADOW = "upgrade --no-promote --catch-up"
+
+
+def test_a_stream_that_still_lags_catches_up_before_the_comparison_counts(run: Any) -> None:
     states, calls = run(
         {
-            "upgrade --no-promote": [LAGS, LEVEL],
+            SHADOW: [LAGS],
+            "upgrade --no-promote": [LEVEL],
             "stream": [[0, ["estimated 12 rows"], {}]],
             "upgrade": [PROMOTED],
         }
     )
     assert calls == [
         ["upgrade", "--dry-run"],
-        ["upgrade", "--no-promote"],
+        ["upgrade", "--no-promote", "--catch-up"],
         ["stream"],
         ["upgrade", "--no-promote"],
         ["upgrade"],
@@ -91,12 +94,13 @@ def test_a_stream_that_lags_catches_up_before_the_comparison_counts(run: Any) ->
 
 @pytest.mark.slow
 def test_a_driver_that_runs_already_lets_it_catch_up(run: Any) -> None:
-    states, _ = run({"upgrade --no-promote": [LAGS, LEVEL], "stream": [DRIVEN], "upgrade": [PROMOTED]})
+    given = {SHADOW: [LAGS], "upgrade --no-promote": [LEVEL], "stream": [DRIVEN], "upgrade": [PROMOTED]}
+    states, _ = run(given)
     assert (states["catch_up"], states["compare"], states["promote"]) == ("success",) * 3
 
 
 def test_a_stream_that_is_level_is_compared_once_and_a_refusal_is_final(run: Any) -> None:
-    states, calls = run({"upgrade --no-promote": [LEVEL], "upgrade": [REFUSED]})
+    states, calls = run({SHADOW: [LEVEL], "upgrade": [REFUSED]})
     assert [states[name] for name in ("catch_up", "compare", "choose_mode")] == [
         "skipped",
         "skipped",
@@ -107,7 +111,7 @@ def test_a_stream_that_is_level_is_compared_once_and_a_refusal_is_final(run: Any
 
 
 def test_the_form_forces_it(run: Any) -> None:
-    states, calls = run({"upgrade --no-promote": [LEVEL], "upgrade --force": [PROMOTED]}, force=True)
+    states, calls = run({SHADOW: [LEVEL], "upgrade --force": [PROMOTED]}, force=True)
     assert states["promote"] == "success" and calls[-1] == ["upgrade", "--force"]
 
 

@@ -8,23 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from scipy.stats import chi2, norm
 
 from jobs.core.report import convert_to_json
-from jobs.insight.comparison import ComparisonContent, choose_examples
+from jobs.insight.comparison import ComparisonContent, choose_examples, find_moved_keys
 from jobs.insight.comparison_page import build_page
 from jobs.insight.examples import EstimateLine, Example
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import find_projection
-from jobs.upgrades.common_rows import SUMS
+from jobs.storage.queries import open_queries
+from jobs.upgrades.common_rows import SUMS, open_common_rows
 from jobs.upgrades.decision import decide, format_comparison
 from jobs.upgrades.statistics import Answer, Gain, VersionSums, judge_keys
 from tests.demo.test_report import page_of
 from tests.jobs.support.pipeline import random_walk_spec
 
 DAY = 86_400 * 1_000_000
+_WIDER: dict[str, Any] = {
+    "states": ["level", "slope", "bias"],
+    "process": {"kind": "explicit", "F": np.eye(3).tolist(), "Q": np.eye(3).tolist()},
+    "observation": {"H": [[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+    "initial": {"mean": [0.0, 0.0, 0.0], "covariance": np.eye(3).tolist()},
+}
 
 
 def sums(
@@ -287,6 +296,51 @@ def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
     assert choose_examples(np.empty(0), np.empty(0)) == []
 
 
+def test_the_keys_that_move_most_are_found_in_deviations_of_the_old_version(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    specs = [
+        ModelSpec.model_validate(random_walk_spec()),
+        ModelSpec.model_validate(random_walk_spec(**_WIDER)),
+    ]
+    weights = [np.array([1.0, 0.0]), np.array([1.0, 0.0, 2.0])]
+    wanted: dict[str, float] = {}
+    for number in range(7):
+        newest = []
+        for side, h in zip(("old", "new"), weights, strict=True):
+            n = len(h)
+            roots = rng.normal(size=(5, n, n))
+            mean, P = rng.normal(size=(5, n)), roots @ roots.transpose(0, 2, 1)
+            # Key 6 has a newest row that only one version has estimated, so it cannot be compared.
+            time = (
+                [DAY * one for one in range(5)]
+                if (number, side) != (6, "new")
+                else [DAY * one for one in range(1, 6)]
+            )
+            columns = {
+                "key": pa.array([str(number)] * 5),
+                "event_time": pa.array(time, pa.timestamp("us", "UTC")),
+                "mean": pa.array(list(mean)),
+                "covariance": pa.array([one.ravel() for one in P]),
+                "generation": pa.array([f"walk-{side}"] * 5),
+                "batch_id": pa.array([0] * 5),
+            }
+            order = rng.permutation(5)
+            write_deltalake(
+                str(tmp_path / "estimates" / "walk"), pa.table(columns).take(order), mode="append"
+            )
+            newest.append((h @ mean[-1], h @ P[-1] @ h))
+        wanted[str(number)] = abs(newest[1][0] - newest[0][0]) / newest[0][1] ** 0.5
+    del wanted["6"]
+    with open_queries(str(tmp_path)) as queries:
+        rows = open_common_rows(queries, "walk", "walk-old", "walk-new", 0)
+        found = find_moved_keys(rows, *specs)
+    assert [one["key"] for one in found] == sorted(wanted, key=lambda key: -wanted[key])[:4]
+    np.testing.assert_allclose(
+        [one["deviations"] for one in found], [wanted[one["key"]] for one in found], rtol=1e-12
+    )
+    assert {one["quantity"] for one in found} == {"a"}
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
@@ -296,6 +350,7 @@ def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
             None,
         ),
         ({"robust": {"student_t": {"degrees": 6}}}, [1.0, 0.0]),
+        ({"measurement": ["a"], "observation": {"R": [[1.0]]}}, [1.0, 0.0]),  # the structure gives H
         ({"observation": {"h": "kalman_m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
     ],
 )

@@ -15,6 +15,7 @@ from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import promotion, start_point
 from jobs.lineage.generations import read_live_lineage
+from jobs.lineage.leases import stream_lock
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
@@ -99,6 +100,28 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
 
 class Ended(Exception):
     """Stands for the end of the process."""
+
+
+def test_a_live_stream_that_lags_catches_up_in_the_spark_of_its_shadow_and_the_rest_needs_no_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
+    pipeline.write_spec(random_walk_spec(**V2))
+    pipeline.land(DAYS[2])
+    with stream_lock(pipeline.settings.warehouse, "walk"):  # as the driver of another task
+        driven = upgrade.run(pipeline.settings, "walk", promote=False, catch_up=True).data
+    assert (driven["live_lags"], driven["comparison"]["rows"]) == (True, 0)
+    level = upgrade.run(pipeline.settings, "walk", promote=False, catch_up=True).data
+    assert (level["live_lags"], level["comparison"]["rows"]) == (False, len(DAYS[2]))
+    assert pipeline.stream().data["rows"] == 0 and len(live(pipeline)) == sum(map(len, DAYS[1:3]))
+
+    def start_none(*arguments: Any) -> None:
+        raise AssertionError("there is nothing to read, so nothing needs Spark")
+
+    monkeypatch.setattr("jobs.spark.session.spark_session", start_none)
+    again = upgrade.run(pipeline.settings, "walk", promote=False).data
+    assert (again["good"], again["comparison"]["rows"]) == (level["good"], len(DAYS[2]))
+    assert upgrade.run(pipeline.settings, "walk").data["promoted"]
 
 
 @pytest.mark.core
