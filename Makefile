@@ -123,8 +123,14 @@ format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-airflow: setup ## Start Airflow with our DAGs; prints the address and the login
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
+POSTGRES := $(VENV)/.postgres-ready
+$(POSTGRES): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[postgres]'
+	@touch $@
+
+# DATABASE=postgres keeps Airflow's database in a PostgreSQL of its own, for more than a few models.
+airflow: setup $(if $(filter postgres,$(DATABASE)),$(POSTGRES)) ## Start Airflow with our DAGs; prints the address and the login
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(DATABASE),KALMAN_AIRFLOW_DATABASE=$(DATABASE)) scripts/airflow-standalone
 
 lock: setup ## Write the versions of all that can be installed to requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,mutants,postgres,sbom]'

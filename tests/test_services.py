@@ -9,14 +9,15 @@ import pytest
 
 from demo.broker import Broker
 from demo.delta_log import rows_of
+from scripts.private_postgres import find_programs
 from tests.support.airflow_api import Api
-from tests.support.services import Services, postgres_programs
+from tests.support.services import Services
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.airflow,
     pytest.mark.spark,
-    pytest.mark.skipif(postgres_programs() is None, reason="PostgreSQL's server is not installed"),
+    pytest.mark.skipif(find_programs() is None, reason="PostgreSQL's server is not installed"),
     pytest.mark.skipif(
         importlib.util.find_spec("psycopg2") is None or importlib.util.find_spec("asyncpg") is None,
         reason="needs the extra: pip install -c requirements/lock.txt -e '.[postgres]'",

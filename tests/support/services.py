@@ -20,17 +20,12 @@ import psutil
 import yaml
 
 from demo.ports import free_ports
+from scripts.private_postgres import find_programs
+from tests.support.folders import open_to_others
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0
 PORTS = ("postgres", "api", "scheduler", "master", "master_page", "worker_log", "trigger_log")
-
-
-def postgres_programs() -> Path | None:
-    """Return the folder of PostgreSQL's server programs; None where it is not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
 
 
 class Services:
@@ -142,7 +137,7 @@ class Services:
         return {**kept, **self.services[name].get("environment", {}), **self.image}
 
     def _start_postgres(self) -> None:
-        programs = postgres_programs()
+        programs = find_programs()
         assert programs is not None
         data = self.folder / "postgres"
         data.mkdir()
@@ -150,9 +145,7 @@ class Services:
         if os.geteuid() == 0:  # the server refuses to run as root
             user = ["runuser", "-u", "postgres", "--"]
             shutil.chown(data, "postgres")
-            for parent in data.parents:
-                if parent.stat().st_uid == 0 and parent != Path("/"):
-                    parent.chmod(parent.stat().st_mode | 0o011)
+            open_to_others(data.parent)
         create = [*user, programs / "initdb", "-D", data, "-U", "airflow", "--auth", "trust"]
         subprocess.run(create, check=True, capture_output=True, cwd="/")
         port = str(self.ports["postgres"])

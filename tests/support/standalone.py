@@ -66,7 +66,7 @@ def standalone(home: Path, environment: Mapping[str, str]) -> Iterator[Airflow]:
         **os.environ,
         **environment,
         "KALMAN_AIRFLOW_HOME": str(home),
-        "KALMAN_AIRFLOW_PORT": str(_free_ports(4)),
+        "KALMAN_AIRFLOW_PORT": str(_free_ports(5)),
     }
     with (home / "said.txt").open("w") as out:
         process = subprocess.Popen(SCRIPT, env=given, stdout=out, stderr=subprocess.STDOUT)
