@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 from dags.kalman_dags.places import PAGES
@@ -29,3 +30,11 @@ class KalmanPages(AirflowPlugin):
         from dags.kalman_dags.pages.app import app
 
         return [{"app": app, "url_prefix": PAGES, "name": "Kalman models"}]
+
+    @property
+    def fastapi_root_middlewares(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Return the middleware that an API server on SQLite needs."""
+        from dags.kalman_dags.pages.turns import WriteTurns
+
+        on_sqlite = (conf.get("database", "sql_alchemy_conn") or "").startswith("sqlite")
+        return [{"middleware": WriteTurns, "name": "Writes in turn"}] if on_sqlite else []
