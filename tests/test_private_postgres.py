@@ -18,13 +18,14 @@ installed = pytest.mark.skipif(find_programs() is None, reason="PostgreSQL's ser
 
 def ask(server: PrivatePostgres, sql: str, password: str) -> subprocess.CompletedProcess[str]:
     """Ask the server by its address, with this password."""
+    assert server.programs is not None
     words = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "airflow", "-d", "postgres", "-Atc", sql]
     environment = {**os.environ, "PGPASSWORD": password}
     return subprocess.run(
         [server.programs / "psql", *words],
         env=environment,
         capture_output=True,
-        text=True,  # pyright: ignore[reportOptionalOperand]
+        text=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from tests.support.standalone import Airflow, standalone
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
 SECONDS = 5.0
+"""The most that a request may take on a machine whose load is at most twice its processors."""
+
 NAMES = ("one", "two")
 DAGS = [f"kalman_{verb}__{name}" for name in NAMES for verb in VERBS]
 no_postgres = find_programs() is None or not (find_spec("psycopg2") and find_spec("asyncpg"))
@@ -44,6 +47,11 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
     with standalone(home, settings) as airflow:
         yield airflow
+
+
+def limit() -> float:
+    """Return the most that a request may take here now; the deadlock took 60 s and more on any machine."""
+    return SECONDS * max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1)))
 
 
 def measure(airflow: Airflow, path: str, body: dict[str, Any], method: str) -> tuple[float, Any]:
@@ -86,7 +94,7 @@ def test_dags_without_a_schedule_are_created_unpaused(airflow: Airflow) -> None:
 
 def test_each_request_answers_and_each_run_starts(airflow: Airflow) -> None:
     each = [second for dag in DAGS for second in trigger(airflow, [dag])]
-    assert max(each) < SECONDS, each
+    assert max(each) < limit(), each
     at_once = trigger(airflow, DAGS)
-    assert len(at_once) == 40 and max(at_once) < SECONDS, at_once
+    assert len(at_once) == 40 and max(at_once) < limit(), at_once
     print(f"slowest of 40 requests: {max(each):.1f} s one after another, {max(at_once):.1f} s at once")
