@@ -21,6 +21,7 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.offline.ahead import Ahead
+    from jobs.offline.calendar_steps import CalendarStep
     from jobs.offline.horizon import ForecastRequest
     from jobs.specs.model_spec import ModelSpec
 
@@ -60,8 +61,8 @@ def run(
     every: Annotated[
         str | None,
         Option(
-            help="A step, such as 1h. With --steps and --input by default the median time between rows; without "
-            "--input the spec's `forecast.step`."
+            help="A step, such as 1h; 1mo, 1q and 1y follow the calendar. With --steps and --input by default the "
+            "rows' usual step; without --input the spec's `forecast.step`."
         ),
     ] = None,
     probability: Annotated[float, Option(help="Probability that a value lies between the bounds.")] = 0.95,
@@ -97,6 +98,10 @@ def run(
             help="Without --input: this key, as the estimates have it; may be repeated.", show_default=False
         ),
     ] = None,
+    all_columns: Annotated[
+        bool,
+        Option("--all-columns", help="Of a file: also states, covariances and flag, as a table has them."),
+    ] = False,
     run: Annotated[
         str | None,
         Option(
@@ -117,7 +122,9 @@ def run(
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     horizon = parse_horizon(spec, steps, until, every, probability, future, input is not None)
-    request = ForecastRequest(horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run)
+    request = ForecastRequest(
+        horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run, all_columns
+    )
     to_file = output is not None and output.lower().endswith(_FILES)
     if run is not None and (to_file or input is not None):
         raise UserError("--run: names the rows of a table: leave it out for a file")
@@ -159,7 +166,7 @@ def _forecast_rows(
     prior = build_prior(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     future = None if request.future is None else read_future(spec, request.future)
     found, keys = forecast_keys(spec, source, rows, request.horizon, prior, future)
-    write_forecasts(target, spec, found, keys, request.probability)
+    write_forecasts(target, spec, found, keys, request)
     data = _build_data(spec, found, request, start, {"input": input, **prior.data})
     lines = _format_lines(data, is_median, future is not None)
     return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
@@ -183,7 +190,7 @@ def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastReq
         why, found = found, read_snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     future = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
-    write_forecasts(target, spec, forecasts, found.columns, request.probability)
+    write_forecasts(target, spec, forecasts, found.columns, request)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {
         "snapshot": found.snapshot,
@@ -249,7 +256,8 @@ def _build_data(
         "keys": len(found.kept),
         "keys_past": found.omitted,
         "forecasts": found.count,
-        "step_microseconds": found.length,
+        "step_microseconds": found.length if isinstance(found.length, int) else None,
+        "step": _format_step(found.length),
         "probability": request.probability,
         "flagged": found.flagged,
         **more,
@@ -259,9 +267,9 @@ def _build_data(
 
 def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
-    if data["step_microseconds"]:
-        bounds += f"; a step is {_format_duration(data['step_microseconds'])}"
-        bounds += ", the median time between two rows of a key" if is_median else ""
+    if data["step"]:
+        bounds += f"; a step is {data['step']}"
+        bounds += ", as usual between two rows of a key" if is_median else ""
     lines = [
         f"{data['model']} v{data['version']}: {format_count(data['forecasts'], 'forecast')} of "
         f"{format_count(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}",
@@ -275,11 +283,11 @@ def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> 
     return lines
 
 
-def _format_duration(micros: int) -> str:
-    for unit, size in _UNITS:
-        if micros % size == 0:
-            return f"{micros // size} {unit}"
-    return f"{micros} microseconds"
+def _format_step(step: int | CalendarStep | None) -> str | None:
+    if not isinstance(step, int):
+        return None if step is None else str(step)
+    units = (f"{step // size} {unit}" for unit, size in _UNITS if step % size == 0)
+    return next(units, f"{step} microseconds")
 
 
 if __name__ == "__main__":
