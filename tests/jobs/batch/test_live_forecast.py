@@ -102,7 +102,9 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     found = table(pipeline)
     assert (found["run"] == "nightly").sum() == shorter["forecasts"] == len(then) // 3
     out, first = tmp_path / "few.parquet", str(then["id"].iloc[0])
-    alone = forecast.run(settings, "walk", output=str(out), key=[first], snapshot="newest", all_columns=True, **ahead)
+    alone = forecast.run(
+        settings, "walk", output=str(out), key=[first], snapshot="newest", all_columns=True, **ahead
+    )
     read: Any = pd.read_parquet(out)
     read["at"] = read["at"].dt.tz_localize(None)
     assert_same(read, then[then["id"] == int(first)].reset_index(drop=True))
