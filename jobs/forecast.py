@@ -21,12 +21,10 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.offline.ahead import Ahead
-    from jobs.offline.calendar_steps import CalendarStep
     from jobs.offline.horizon import ForecastRequest
     from jobs.specs.model_spec import ModelSpec
 
 _FILES = (".csv", ".parquet")
-_UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
 
 @command
@@ -249,6 +247,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
 def _build_data(
     spec: ModelSpec, found: Ahead, request: ForecastRequest, start: float, more: dict[str, Any]
 ) -> dict[str, Any]:
+    from jobs.choosing.rhythm import format_span as format_step
+
+    step = found.length
     return {
         "model": spec.name,
         "version": spec.version,
@@ -256,8 +257,8 @@ def _build_data(
         "keys": len(found.kept),
         "keys_past": found.omitted,
         "forecasts": found.count,
-        "step_microseconds": found.length if isinstance(found.length, int) else None,
-        "step": _format_step(found.length),
+        "step_microseconds": step if isinstance(step, int) else None,
+        "step": format_step(step) if isinstance(step, int) else None if step is None else str(step),
         "probability": request.probability,
         "flagged": found.flagged,
         **more,
@@ -281,13 +282,6 @@ def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> 
     if data["flagged"]:
         lines.append(f"flagged {data['flagged']:,}")
     return lines
-
-
-def _format_step(step: int | CalendarStep | None) -> str | None:
-    if not isinstance(step, int):
-        return None if step is None else str(step)
-    units = (f"{step // size} {unit}" for unit, size in _UNITS if step % size == 0)
-    return next(units, f"{step} microseconds")
 
 
 if __name__ == "__main__":

@@ -244,24 +244,16 @@ def _list_warnings(found: ModelFinding) -> list[str]:
     from jobs.offline.filtering import MANY
 
     filtered, count = found.filtered, len(found.series.keys)
+    faults = {"the NIS is far from 1": filtered.far, "innovations are autocorrelated": filtered.dependent}
     why = [
-        f"{what} of {bad.sum():,} of {format_count(count, 'key')}"
-        for what, bad in (
-            ("the NIS is far from 1", filtered.far),
-            ("innovations are autocorrelated", filtered.dependent),
-        )
+        f"of {bad.sum():,} of {format_count(count, 'key')} {what}"
+        for what, bad in faults.items()
         if bad.any() and bad.sum() >= MANY * count
     ]
-    others = (one.name for one in found.choice.ranking.scores if one.name not in found.choice.names)
-    name = next(others, None)
-    step = (
-        ""
-        if name is None
-        else f"try the next best, --structure {shlex.quote(name)} with another --name, and `compare` both; "
-    )
-    return [
-        f"warning: the model does not fit: {'; '.join(why)}. Next: {step}or edit the process (docs/models.md)"
-    ] * bool(why)
+    others = [one.name for one in found.choice.ranking.scores if one.name not in found.choice.names]
+    step = f"--structure {shlex.quote(others[0])}" if others else "other states"
+    text = f"Next: give {step} and another --name, and `compare` both, or edit the process (docs/models.md)"
+    return [f"warning: the model does not fit: {'; '.join(why)}. {text}"] * bool(why)
 
 
 def _build_data(found: ModelFinding) -> dict[str, Any]:

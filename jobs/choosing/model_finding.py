@@ -25,19 +25,13 @@ from jobs.landing.raw_rows import take_columns
 from jobs.landing.reading import ALWAYS_READ, select_reader
 from jobs.landing.remarks import find_absent_notes
 from jobs.landing.values.rejected import describe_clock_changes, explain_reason
-from jobs.offline.filtering import (
-    ModelFit,
-    compute_nis_ratio,
-    find_misfits,
-    order_accepted_rows,
-    select_unflagged_nis,
-)
-from jobs.offline.filtering import fit as fit_of
+from jobs.offline import filtering
+from jobs.offline.filtering import order_accepted_rows, select_unflagged_nis
 from jobs.state.encoding import arrow
 from jobs.state.encoding.keys import ALL_ROWS
 from jobs.state.kernel import project_states
 from jobs.state.row_filter import RowFilter
-from kalman.evaluation.diagnostics import inside
+from kalman.evaluation.diagnostics import coverage
 from kalman.evaluation.row_figures import INNOVATION
 from kalman.filters.robust.updates import temper_innovations
 from kalman.learning.key_learning import compute_goodness_of_fit
@@ -51,6 +45,8 @@ LEARNT = 1_000
 """The number of a series' newest rows that the note on long series recommends for learning."""
 RESCALED = 5
 """The number of times that the size of the noise of robust updates is fitted to all rows; once is exact without."""
+MANY_STATES = 12
+"""With more states of several measurements, `pretrain` takes minutes or refuses the model."""
 SEASON_KEYS = 12
 """The number of sampled keys whose periodograms are computed."""
 
@@ -74,7 +70,7 @@ class Filtered(NamedTuple):
     deviation: Floats
     innovations: Floats
     nis: Floats
-    fit: ModelFit
+    fit: filtering.ModelFit
     ratio: float | None
     of_spec: float | None
     inside: Floats
@@ -240,7 +236,7 @@ def _filter(
 ) -> Filtered:
     model = kalman.build(final.definition)
     _, out = kalman.run(model, kalman.initial_states(model, keys), rows, unit)
-    of_spec = compute_nis_ratio(select_unflagged_nis(out), rows.y)
+    of_spec = filtering.compute_nis_ratio(select_unflagged_nis(out), rows.y)
     (out, white), count = _run(mine, final, unit), final.parameters.shape[1]
     n = len(final.composed.states)
     covariance = unpack(out.covariance).reshape(n, n, -1).transpose(2, 0, 1)
@@ -248,15 +244,12 @@ def _filter(
     mean, variance = (np.array(one) for one in zip(*measured, strict=True))
     nis = select_unflagged_nis(out)
     tempered = np.where(np.isfinite(nis), np.nansum(white**2, axis=0), np.nan)
-    judged = fit_of(mine.key, tempered, count, white)
+    judged = filtering.fit(mine.key, tempered, count, white)
     of_key, p_value, values = compute_goodness_of_fit(mine.key, white, count, len(final.usual))
-    far, dependent = find_misfits(values, of_key, p_value)
-    covered = np.where(inside(nis, np.isfinite(mine.y).sum(axis=0)), 1.0, 0.0)
-    seen = np.isfinite(nis)
-    shares = np.bincount(mine.key[seen], covered[seen], count) / np.maximum(
-        np.bincount(mine.key[seen], minlength=count), 1
-    )
-    ratio = compute_nis_ratio(tempered, mine.y)
+    far, dependent = filtering.find_misfits(values, of_key, p_value)
+    several, keys_rows = np.isfinite(mine.y).sum(axis=0), [mine.key == k for k in range(count)]
+    shares = np.array([coverage(nis[which], several[which]) for which in keys_rows])
+    ratio = filtering.compute_nis_ratio(tempered, mine.y)
     deviation = np.sqrt(np.maximum(variance, 0.0))
     return Filtered(
         mine, mean, deviation, out.extra[INNOVATION], out.nis, judged, ratio, of_spec, shares, far, dependent
@@ -285,6 +278,8 @@ def _list_doubts(found: Columns, final: Final) -> list[str]:
             f"a parameter differs between keys by a factor of {final.ratio:,.0f}: the spec has the medians, and "
             "pretrain learns each key's own"
         )
+    if len(final.composed.H) > 1 and (states := len(final.composed.states)) > MANY_STATES:
+        notes.append(f"{states} states are many to learn together; --measurement makes a model of one column")
     if final.still:
         notes.append(
             f"for {final.still:,} of {format_count(final.parameters.shape[1], 'sampled key')} a variance is "

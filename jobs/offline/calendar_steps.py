@@ -47,12 +47,7 @@ class CalendarStep(NamedTuple):
 
     def __str__(self) -> str:
         """Return the step in words."""
-        size, unit = next(
-            (self.months // one, name)
-            for one, name in ((12, "year"), (3, "quarter"), (1, "month"))
-            if self.months % one == 0
-        )
-        return f"{size} {unit}{'s'[: size > 1]} of the calendar"
+        return f"{self.months} month{'s'[: self.months > 1]} of the calendar"
 
 
 def parse_calendar_step(text: str, zone: str) -> CalendarStep | None:

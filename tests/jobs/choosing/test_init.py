@@ -160,7 +160,8 @@ def test_what_is_reported_is_what_learning_from_every_row_gets(tmp_path: Path, w
     assert filtered.far.tolist() == far.tolist() == [False] * len(far)
     if write is not write_stocks:  # heavy tails lie outside a normal interval
         assert filtered.inside == pytest.approx(0.95, abs=0.03)
-        assert filtered.dependent.tolist() == dependent.tolist()
+        clear = (fit.ljung_box < 1e-6) | (fit.ljung_box > 0.05)
+        assert filtered.dependent[clear].tolist() == dependent[clear].tolist()
     assert (filtered.inside > 0.8).all()
 
 
@@ -181,7 +182,7 @@ def test_a_model_that_does_not_fit_is_said_with_the_next_step(tmp_path: Path) ->
     assert bad.data["fits"] is False and good.data["fits"] is True
     (said,) = [line for line in bad.lines if "does not fit" in line]
     assert said.startswith(
-        "warning: the model does not fit: innovations are autocorrelated of 1 of 1 key. Next: try"
+        "warning: the model does not fit: of 1 of 1 key innovations are autocorrelated. Next: give"
     )
     assert "--structure " in said and "`compare` both" in said
     assert not any("does not fit" in line for line in good.lines)
