@@ -228,7 +228,8 @@ def _format_fit(found: ModelFinding) -> list[str]:
         "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)
     )
     if found.keys.count == 1:
-        fitted = f"fitted       1 key, NIS per measured component {own} (1 is expected)"
+        shown = own if found.choice.robust else of_spec  # the NIS of robust updates is tempered, as by pretrain
+        fitted = f"fitted       1 key, NIS per measured component {shown} (1 is expected)"
         return [fitted, covered, *_list_warnings(found)]
     return [
         "NIS per measured component (1 is expected):",
