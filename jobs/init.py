@@ -228,7 +228,7 @@ def _format_fit(found: ModelFinding) -> list[str]:
         "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)
     )
     if found.keys.count == 1:
-        shown = own if found.choice.robust else of_spec  # the NIS of robust updates is tempered, as by pretrain
+        shown = own if found.choice.robust else of_spec  # robust NIS is tempered, as by pretrain
         fitted = f"fitted       1 key, NIS per measured component {shown} (1 is expected)"
         return [fitted, covered, *_list_warnings(found)]
     return [
