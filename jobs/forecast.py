@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 _FILES = (".csv", ".parquet")
-_UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
 
 @command
@@ -60,8 +59,8 @@ def run(
     every: Annotated[
         str | None,
         Option(
-            help="A step, such as 1h. With --steps and --input by default the median time between rows; without "
-            "--input the spec's `forecast.step`."
+            help="A step, such as 1h; 1mo, 1q and 1y follow the calendar. With --steps and --input by default the "
+            "rows' usual step; without --input the spec's `forecast.step`."
         ),
     ] = None,
     probability: Annotated[float, Option(help="Probability that a value lies between the bounds.")] = 0.95,
@@ -97,6 +96,10 @@ def run(
             help="Without --input: this key, as the estimates have it; may be repeated.", show_default=False
         ),
     ] = None,
+    all_columns: Annotated[
+        bool,
+        Option("--all-columns", help="Of a file: also states, covariances and flag, as a table has them."),
+    ] = False,
     run: Annotated[
         str | None,
         Option(
@@ -117,7 +120,9 @@ def run(
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     horizon = parse_horizon(spec, steps, until, every, probability, future, input is not None)
-    request = ForecastRequest(horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run)
+    request = ForecastRequest(
+        horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run, all_columns
+    )
     to_file = output is not None and output.lower().endswith(_FILES)
     if run is not None and (to_file or input is not None):
         raise UserError("--run: names the rows of a table: leave it out for a file")
@@ -159,7 +164,7 @@ def _forecast_rows(
     prior = build_prior(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     future = None if request.future is None else read_future(spec, request.future)
     found, keys = forecast_keys(spec, source, rows, request.horizon, prior, future)
-    write_forecasts(target, spec, found, keys, request.probability)
+    write_forecasts(target, spec, found, keys, request)
     data = _build_data(spec, found, request, start, {"input": input, **prior.data})
     lines = _format_lines(data, is_median, future is not None)
     return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
@@ -187,7 +192,7 @@ def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastReq
         why, found = found, read_snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     future = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
-    write_forecasts(target, spec, forecasts, found.columns, request.probability)
+    write_forecasts(target, spec, forecasts, found.columns, request)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {
         "snapshot": found.snapshot,
@@ -246,6 +251,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
 def _build_data(
     spec: ModelSpec, found: Ahead, request: ForecastRequest, start: float, more: dict[str, Any]
 ) -> dict[str, Any]:
+    from jobs.choosing.rhythm import format_span as format_step
+
+    step = found.length
     return {
         "model": spec.name,
         "version": spec.version,
@@ -253,7 +261,8 @@ def _build_data(
         "keys": len(found.kept),
         "keys_past": found.omitted,
         "forecasts": found.count,
-        "step_microseconds": found.length,
+        "step_microseconds": step if isinstance(step, int) else None,
+        "step": format_step(step) if isinstance(step, int) else None if step is None else str(step),
         "probability": request.probability,
         "flagged": found.flagged,
         **more,
@@ -263,9 +272,9 @@ def _build_data(
 
 def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
-    if data["step_microseconds"]:
-        bounds += f"; a step is {_format_duration(data['step_microseconds'])}"
-        bounds += ", the median time between two rows of a key" if is_median else ""
+    if data["step"]:
+        bounds += f"; a step is {data['step']}"
+        bounds += ", as usual between two rows of a key" if is_median else ""
     lines = [
         f"{data['model']} v{data['version']}: {format_count(data['forecasts'], 'forecast')} of "
         f"{format_count(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}",
@@ -277,13 +286,6 @@ def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> 
     if data["flagged"]:
         lines.append(f"flagged {data['flagged']:,}")
     return lines
-
-
-def _format_duration(micros: int) -> str:
-    for unit, size in _UNITS:
-        if micros % size == 0:
-            return f"{micros // size} {unit}"
-    return f"{micros} microseconds"
 
 
 if __name__ == "__main__":

@@ -219,18 +219,42 @@ def _format_structures(found: ModelFinding) -> list[str]:
 
 
 def _format_fit(found: ModelFinding) -> list[str]:
-    """Return the NIS: of a single key by the spec; of several keys also by each key's own numbers."""
+    """Return the NIS and the coverage; of several keys by each key's own numbers, and the NIS also by the spec's."""
+    inside = found.filtered.inside
+    worst = found.names[found.series.keys[int(inside.argmin())]]
+    covered = f"in their predicted 95 %: {inside.mean():.1%} of rows"
     keys = f"all {format_count(found.keys.count, 'key')}"
     own, of_spec = (
         "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)
     )
     if found.keys.count == 1:
-        return [f"fitted       1 key, NIS per measured component {of_spec} (1 is expected)"]
+        shown = own if found.choice.robust else of_spec  # robust NIS is tempered, as by pretrain
+        fitted = f"fitted       1 key, NIS per measured component {shown} (1 is expected)"
+        return [fitted, covered, *_list_warnings(found)]
     return [
         "NIS per measured component (1 is expected):",
-        f"  {own:>8}  {format_count(len(found.series.keys), 'key')}, each with its own numbers, as after pretrain",
+        f"  {own:>8}  {format_count(len(found.series.keys), 'key')} with their own numbers, about as after pretrain",
         f"  {of_spec:>8}  {keys} with the spec's numbers, as filter reports it before pretrain",
+        f"{covered}, the fewest ({inside.min():.1%}) of {worst}",
+        *_list_warnings(found),
     ]
+
+
+def _list_warnings(found: ModelFinding) -> list[str]:
+    """Return a warning with the next step if the model does not fit by the rule of `pretrain`."""
+    from jobs.offline.filtering import MANY
+
+    filtered, count = found.filtered, len(found.series.keys)
+    faults = {"the NIS is far from 1": filtered.far, "innovations are autocorrelated": filtered.dependent}
+    why = [
+        f"of {bad.sum():,} of {format_count(count, 'key')} {what}"
+        for what, bad in faults.items()
+        if bad.any() and bad.sum() >= MANY * count
+    ]
+    others = [one.name for one in found.choice.ranking.scores if one.name not in found.choice.names]
+    step = f"--structure {shlex.quote(others[0])}" if others else "other states"
+    text = f"Next: give {step} and another --name, and `compare` both, or edit the process (docs/models.md)"
+    return [f"warning: the model does not fit: {'; '.join(why)}. {text}"] * bool(why)
 
 
 def _build_data(found: ModelFinding) -> dict[str, Any]:
@@ -260,6 +284,8 @@ def _build_data(found: ModelFinding) -> dict[str, Any]:
         "keys_with_a_zero": found.final.still,
         "nis_per_component": found.filtered.ratio,
         "nis_per_component_of_spec": found.filtered.of_spec,
+        "inside": float(found.filtered.inside.mean()),
+        "fits": not _list_warnings(found),
         **found.filtered.fit._asdict(),
         "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
     }

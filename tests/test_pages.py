@@ -149,10 +149,12 @@ def test_the_tour_of_the_readme_ends_with_estimates_and_a_picture(tmp_path: Path
 @pytest.mark.slow
 def test_your_own_data(tmp_path: Path):
     printed = [paste(block, tmp_path, tmp_path) for block in blocks(ROOT / "docs" / "your-own-data.md")]
-    data, first, live, alert, quarantine, upgrade = printed
+    data, first, live, ahead, alert, quarantine, upgrade = printed
     assert data == "" and "structures by the log-likelihood" in first
     assert (tmp_path / "weather.html").exists() and (tmp_path / "live.png").stat().st_size > 20_000
     assert "estimated 2,228 rows" in live
+    assert "72 forecasts of 3 keys" in ahead and "latest states of weather-" in ahead
+    assert ahead.splitlines()[-3].startswith('"EWR",2013-08-01 04:00:00.000000Z,1,')
     assert "raised" in alert and " hot " in alert
     assert "quarantined 1 row" in quarantine and "landed 1 row of weather" in quarantine
     assert "estimated 3 rows" in quarantine

@@ -244,7 +244,7 @@ def measure_series(bench: Bench) -> Iterator[Taken]:
     options = {
         "filter": ("filter", *given),
         "smooth": ("filter", *given, "--smooth"),
-        "forecast": ("forecast", *given, "--steps", str(STEPS)),
+        "forecast": ("forecast", *given, "--steps", str(STEPS), "--all-columns"),
     }
     for mode, columns in SERIES_COLUMNS.items():
         work = f"series_{mode}"

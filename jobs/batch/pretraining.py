@@ -31,6 +31,7 @@ from jobs.core.report import format_count, suggest_other_model
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
+from jobs.offline.filtering import MANY, find_misfits
 from jobs.offline.row_faults import FEWEST, format_gaps, format_lost, list_row_step_kinds
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import GROUP, KEY, POOLED
@@ -357,12 +358,6 @@ WORST = 5
 """The maximum number of keys or groups that a summary names."""
 _SHOWN = ["outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box"]
 """Columns of learned rows that a summary shows."""
-NIS_OFF = 0.3
-"""The distance of the mean NIS from 1 that counts as far, if it also exceeds four standard errors of the mean."""
-DEPENDENT = 0.001
-"""The p-value of Ljung and Box below which innovations are dependent; with a right model, one key in a thousand is."""
-MANY = 0.05
-"""The summary warns if the model does not fit at least this share of keys."""
 TOLD = {
     "converged": "converged",
     "at_bound": "at a bound",
@@ -448,10 +443,8 @@ def _summarize_scope(rows: pa.Table, of: str, model: str) -> Summary:
     count, nis, ljung_box = (
         rows[name].cast(pa.float64()).to_numpy() for name in ("rows", "nis", "ljung_box")
     )
-    enough = count >= 10
-    far = enough & (np.abs(nis - 1.0) > np.maximum(NIS_OFF, 4.0 * np.sqrt(2.0 / np.fmax(count, 1.0))))
-    dependent = enough & (ljung_box < DEPENDENT)
-    judged = enough & (np.isfinite(nis) | np.isfinite(ljung_box))
+    far, dependent = find_misfits(count, nis, ljung_box)
+    judged = (count >= 10) & (np.isfinite(nis) | np.isfinite(ljung_box))
     counts = {row["values"]: row["counts"] for row in rows["outcome"].value_counts().to_pylist()}
     outcomes = {one.name.lower(): counts.get(one.name.lower(), 0) for one in FitOutcome}
     sums = (int(np.count_nonzero(one)) for one in (judged, far, dependent))

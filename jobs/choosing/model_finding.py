@@ -13,7 +13,7 @@ from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.rhythm import Rhythm, Season, find_season
 from jobs.choosing.samples import FEWEST, SampledSeries, sample_series
-from jobs.choosing.search import Final, StructureChoice, finish, list_structures, search
+from jobs.choosing.search import Final, StructureChoice, finish, list_structures, rescale, search
 from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -25,13 +25,16 @@ from jobs.landing.raw_rows import take_columns
 from jobs.landing.reading import ALWAYS_READ, select_reader
 from jobs.landing.remarks import find_absent_notes
 from jobs.landing.values.rejected import describe_clock_changes, explain_reason
-from jobs.offline.filtering import ModelFit, compute_nis_ratio, order_accepted_rows, select_unflagged_nis
-from jobs.offline.filtering import fit as fit_of
+from jobs.offline import filtering
+from jobs.offline.filtering import order_accepted_rows, select_unflagged_nis
 from jobs.state.encoding import arrow
 from jobs.state.encoding.keys import ALL_ROWS
 from jobs.state.kernel import project_states
 from jobs.state.row_filter import RowFilter
+from kalman.evaluation.diagnostics import coverage
 from kalman.evaluation.row_figures import INNOVATION
+from kalman.filters.robust.updates import temper_innovations
+from kalman.learning.key_learning import compute_goodness_of_fit
 from kalman.linalg.packing import unpack
 
 Floats = NDArray[np.float64]
@@ -40,6 +43,10 @@ LONG = 20_000
 """For a series with this number of rows times states or more, a search for its parameters takes minutes."""
 LEARNT = 1_000
 """The number of a series' newest rows that the note on long series recommends for learning."""
+RESCALED = 5
+"""The number of times that the size of the noise of robust updates is fitted to all rows; once is exact without."""
+MANY_STATES = 12
+"""With more states of several measurements, `pretrain` takes minutes or refuses the model."""
 SEASON_KEYS = 12
 """The number of sampled keys whose periodograms are computed."""
 
@@ -47,13 +54,15 @@ SEASON_KEYS = 12
 class Filtered(NamedTuple):
     """Rows filtered with the model, each sampled key with its learned parameters.
 
-    rows: N sorted rows.
+    rows: N sorted rows of the sampled keys, with keys numbered as in the sample.
     mean, deviation: (m, N) of the measured quantities after each row.
     innovations: (m, N) normalised.
     nis: (N,).
     fit: the test of the sampled keys' innovations.
     ratio: the mean NIS per measured component of the sampled keys.
     of_spec: this mean for all keys with the spec's numbers, as `filter` reports it before any learning.
+    inside: (K,) the share of each sampled key's rows in their predicted 95 % interval.
+    far, dependent: (K,) whether a sampled key's NIS is far from 1, and its innovations dependent, as for `pretrain`.
     """
 
     rows: kalman.SortedRows
@@ -61,9 +70,12 @@ class Filtered(NamedTuple):
     deviation: Floats
     innovations: Floats
     nis: Floats
-    fit: ModelFit
+    fit: filtering.ModelFit
     ratio: float | None
     of_spec: float | None
+    inside: Floats
+    far: NDArray[np.bool_]
+    dependent: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,14 @@ def find(input: str, wishes: Wishes) -> ModelFinding:
     unit = float(UNIT_US[rhythm.unit])
     with watch.step("fit and rank"):
         choice = search(series, list_structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
+    names_of, mine = columns.spec.measurement, _take_sampled(rows, series)
     with watch.step("fit the choice"):
-        final = finish(series, columns.spec.measurement, choice, unit, rhythm.step_in_units)
+        final = finish(series, names_of, choice, unit, rhythm.step_in_units)
+        for _ in range(RESCALED if choice.robust else 1):
+            scale = _measure_noise(mine, _run(mine, final, unit)[1], len(series.keys))
+            final = rescale(final, choice, names_of, scale)
     with watch.step("filter"):
-        filtered = _filter(rows, parsed.keys, series, final, unit)
+        filtered = _filter(rows, parsed.keys, mine, final, unit)
     columns.notes.extend(
         [
             *find_absent_notes(columns.spec, parsed, table.files),
@@ -190,27 +206,54 @@ def _count_fit_rows(season: Season, rhythm: Rhythm, rows: int) -> int:
     return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
 
 
-def _filter(rows: kalman.SortedRows, keys: int, series: SampledSeries, final: Final, unit: float) -> Filtered:
+def _take_sampled(rows: kalman.SortedRows, series: SampledSeries) -> kalman.SortedRows:
+    """Return all rows of the sampled keys, with keys numbered as in the sample."""
+    mine = rows.take(np.isin(rows.key, series.keys))
+    return mine._replace(key=np.searchsorted(series.keys, mine.key))
+
+
+def _run(rows: kalman.SortedRows, final: Final, unit: float) -> tuple[kalman.Outputs, Floats]:
+    """Filter the sampled keys' rows, each key with its learned parameters.
+
+    Also return the innovations (m, N), normalised and, for robust updates, tempered as `pretrain` does.
+    """
     model = kalman.build(final.definition)
-    as_written = kalman.initial_states(model, keys)
-    _, out = kalman.run(model, as_written, rows, unit)
-    of_spec = compute_nis_ratio(select_unflagged_nis(out), rows.y)
-    own = np.repeat(final.usual[:, None], keys, axis=1)
-    own[:, series.keys] = final.parameters
-    states = as_written._replace(values=model.with_parameters(as_written.values, own))
-    _, out = RowFilter(model, unit, (INNOVATION,)).run(states, rows)
-    innovations = out.extra[INNOVATION]
+    states = kalman.initial_states(model, final.parameters.shape[1])
+    states = states._replace(values=model.with_parameters(states.values, final.parameters))
+    out = RowFilter(model, unit, (INNOVATION,)).run(states, rows)[1]
+    white, noise = out.extra[INNOVATION], getattr(getattr(model, "robust", None), "noise", None)
+    return out, np.where(out.flag == 0, temper_innovations(noise, white) if noise else white, np.nan)
+
+
+def _measure_noise(rows: kalman.SortedRows, white: Floats, keys: int) -> Floats:
+    """Return the mean square of the normalised innovations (m, K) of each key; 1 if it is unknown or zero."""
+    scale = np.array([compute_goodness_of_fit(rows.key, one[None], keys, 0)[0] for one in white])
+    return np.where(scale > 0.0, scale, 1.0)
+
+
+def _filter(
+    rows: kalman.SortedRows, keys: int, mine: kalman.SortedRows, final: Final, unit: float
+) -> Filtered:
+    model = kalman.build(final.definition)
+    _, out = kalman.run(model, kalman.initial_states(model, keys), rows, unit)
+    of_spec = filtering.compute_nis_ratio(select_unflagged_nis(out), rows.y)
+    (out, white), count = _run(mine, final, unit), final.parameters.shape[1]
     n = len(final.composed.states)
     covariance = unpack(out.covariance).reshape(n, n, -1).transpose(2, 0, 1)
     measured = [project_states(out.mean.T, covariance, np.array(row), 0.0) for row in final.composed.H]
     mean, variance = (np.array(one) for one in zip(*measured, strict=True))
-    sampled = np.isin(rows.key, series.keys)
-    number = np.searchsorted(series.keys, rows.key[sampled])
-    nis = select_unflagged_nis(out)[sampled]
-    judged = fit_of(number, nis, len(series.keys), innovations[:, sampled])
-    ratio = compute_nis_ratio(nis, rows.y[:, sampled])
+    nis = select_unflagged_nis(out)
+    tempered = np.where(np.isfinite(nis), np.nansum(white**2, axis=0), np.nan)
+    judged = filtering.fit(mine.key, tempered, count, white)
+    of_key, p_value, values = compute_goodness_of_fit(mine.key, white, count, len(final.usual))
+    far, dependent = filtering.find_misfits(values, of_key, p_value)
+    several, keys_rows = np.isfinite(mine.y).sum(axis=0), [mine.key == k for k in range(count)]
+    shares = np.array([coverage(nis[which], several[which]) for which in keys_rows])
+    ratio = filtering.compute_nis_ratio(tempered, mine.y)
     deviation = np.sqrt(np.maximum(variance, 0.0))
-    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
+    return Filtered(
+        mine, mean, deviation, out.extra[INNOVATION], out.nis, judged, ratio, of_spec, shares, far, dependent
+    )
 
 
 def _list_doubts(found: Columns, final: Final) -> list[str]:
@@ -235,6 +278,8 @@ def _list_doubts(found: Columns, final: Final) -> list[str]:
             f"a parameter differs between keys by a factor of {final.ratio:,.0f}: the spec has the medians, and "
             "pretrain learns each key's own"
         )
+    if len(final.composed.H) > 1 and (states := len(final.composed.states)) > MANY_STATES:
+        notes.append(f"{states} states are many to learn together; --measurement makes a model of one column")
     if final.still:
         notes.append(
             f"for {final.still:,} of {format_count(final.parameters.shape[1], 'sampled key')} a variance is "

@@ -50,9 +50,7 @@ def draw(path: Path, name: str, found: ModelFinding) -> None:
     time = found.filtered.rows.time[mine].astype("datetime64[us]")
     draw_innovations(innovations, time[-ROWS:], found.filtered.innovations[m, mine][-ROWS:])
     format_date_axis(innovations, 3, 6)
-    draw_nis(
-        nis, found.filtered.nis[np.isin(found.filtered.rows.key, found.series.keys)], len(found.measurements)
-    )
+    draw_nis(nis, found.filtered.nis, len(found.measurements))
     picture.suptitle(name)
     try:
         picture.savefig(path, facecolor="white")
@@ -61,9 +59,9 @@ def draw(path: Path, name: str, found: ModelFinding) -> None:
 
 
 def _select_series(found: ModelFinding) -> list[tuple[int, int]]:
-    """Return the (key, measurement) pairs to draw: all measurements of the first keys, up to SHOWN pairs."""
-    keys = found.series.keys
-    pairs = [(int(key), m) for key in keys[:SHOWN] for m in range(len(found.measurements))]
+    """Return the (sampled key, measurement) pairs to draw: all measurements of the first keys, up to SHOWN pairs."""
+    count = len(found.series.keys)
+    pairs = [(key, m) for key in range(min(count, SHOWN)) for m in range(len(found.measurements))]
     return pairs[:SHOWN]
 
 
@@ -77,7 +75,8 @@ def _draw_series(ax: Axes, found: ModelFinding, key: int, m: int) -> None:
     format_date_axis(ax, 4, 9)
     fit_values(ax, measured, [line])
     text = format_coverage(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
-    ax.set_title(join_title(f"{found.names[key]}: {found.measurements[m].name}", text))
+    name = found.names[found.series.keys[key]]
+    ax.set_title(join_title(f"{name}: {found.measurements[m].name}", text))
 
 
 def _draw_ranking(ax: Axes, found: ModelFinding) -> None:

@@ -91,11 +91,15 @@ CALENDAR = (
 )
 LONGEST = 8_192
 """The maximum number of grid points, at the end of a series, that are used."""
-CYCLES = 3
-"""The number of periods that the data must contain; for a calendar period two and a half suffice."""
+CYCLES, OTHER_CYCLES = 3, 6
+"""The number of periods that the data must contain (for a calendar period two and a half suffice), and of a period that
+no calendar explains: a wandering level often shows three or four waves.
+"""
 LEAST_STEPS = 3.0
 CALENDAR_PEAK, PEAK, HARMONIC = 6.0, 15.0, 4.0
-"""Ratios to the background from which a peak counts: at a calendar period, at another period, as a harmonic."""
+"""Ratios to the background from which a peak counts: at a calendar period, at another period, as a harmonic. The second
+grows by one for each doubling of the number of frequencies, the highest of which is by chance as much higher.
+"""
 MOST_HARMONICS = 3
 
 
@@ -109,8 +113,9 @@ class Season(NamedTuple):
 
 
 class _Spectrum(NamedTuple):
-    """Frequencies (f,) in cycles per microsecond, and ratios (f,) of the periodogram to its background."""
+    """Frequencies (f,) in cycles per series and per microsecond; ratios (f,) of the periodogram to its background."""
 
+    cycles: NDArray[np.int64]
     frequency: Floats
     ratio: Floats
 
@@ -140,10 +145,10 @@ def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -
             best = Season(period, f"a {name}", _count_harmonics(spectra, period, step), peak)
     if best is not None:
         return best
-    tops = [one.frequency[np.argmax(one.ratio)] for one in spectra]
+    tops = [one.frequency[np.argmax(one.ratio * (one.cycles >= OTHER_CYCLES))] for one in spectra]
     frequency = float(np.median(tops))
     peak = float(np.median([one.at(frequency) for one in spectra]))
-    if peak < PEAK:
+    if peak < PEAK + np.log2(max(len(one.ratio) for one in spectra)):
         return None
     period = 1 / frequency
     return Season(period, f"{period / step:.1f} steps", _count_harmonics(spectra, period, step), peak)
@@ -180,7 +185,7 @@ def _compute_spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectru
     # The background of a wandering level falls like 1 / f^2: remove this trend, then compare neighbours.
     flat = power * np.maximum(k, 1.0) ** 2
     ratio = np.array([flat[j] / max(_compute_background(flat, j), 1e-300) for j in kept.tolist()])
-    return _Spectrum(kept / (n * float(step)), ratio)
+    return _Spectrum(kept, kept / (n * float(step)), ratio)
 
 
 def _compute_background(flat: Floats, j: int) -> float:

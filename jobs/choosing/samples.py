@@ -21,6 +21,8 @@ SHARE = 0.7
 """The share of a key's rows to which models are fitted."""
 FEWEST = 16
 """The minimum number of rows of a usable key."""
+PIECES = 4
+"""The number of pieces of a long series to which models are fitted; the filter steps over the time between them."""
 MOST_ITERATIONS = 100
 
 
@@ -28,12 +30,19 @@ class SplitRows(NamedTuple):
     """Sorted rows of K keys, and which rows (N,) are held out: the last rows of each key.
 
     unit: microseconds per unit of the model's time.
+    jump: (N,) rows that do not count, because a piece that was left out lies before them; None means that all count.
     """
 
     rows: kalman.SortedRows
     keys: int
     held: NDArray[np.bool_]
     unit: float
+    jump: NDArray[np.bool_] | None = None
+
+    def take(self, which: NDArray[np.bool_]) -> SplitRows:
+        """Return some rows (N,)."""
+        jump = None if self.jump is None else self.jump[which]
+        return self._replace(rows=self.rows.take(which), held=self.held[which], jump=jump)
 
     @property
     def first(self) -> kalman.SortedRows:
@@ -87,14 +96,15 @@ def fit(definition: Mapping[str, Any], sample: SplitRows) -> Fitted:
 def predict(definition: Mapping[str, Any], fitted: Fitted, sample: SplitRows) -> Floats:
     """Return the predictive log-likelihood (N,) of each row given the earlier rows.
 
-    It is NaN for a row that has no measurement, is late, or has a flag (gated, for example).
+    It is NaN for a row that has no measurement, is late, does not count, or has a flag (gated, for example).
     """
     model = kalman.build(definition, dict(fitted.pooled) or None)
     states = kalman.initial_states(model, sample.keys)
     if fitted.of_keys is not None:
         states = states._replace(values=model.with_parameters(states.values, fitted.of_keys))
     _, out = kalman.run(model, states, sample.rows, sample.unit)
-    return np.where(np.isnan(sample.rows.y).all(axis=0), np.nan, out.log_likelihood)
+    absent = np.isnan(sample.rows.y).all(axis=0)
+    return np.where(absent if sample.jump is None else absent | sample.jump, np.nan, out.log_likelihood)
 
 
 def score_held_out(definition: Mapping[str, Any], fitted: Fitted, sample: SplitRows) -> Floats:
@@ -108,12 +118,14 @@ class SampledSeries(NamedTuple):
     rows: N sorted rows with keys numbered 0 to K - 1, and measurements (m, N) in the files' units.
     keys: (K,) number of each sampled key among all keys.
     middle, size: (m, K); a standard measurement is (y - middle) / size.
+    jump: (N,) the first row of each piece but the first of a key.
     """
 
     rows: kalman.SortedRows
     keys: Ints
     middle: Floats
     size: Floats
+    jump: NDArray[np.bool_]
 
     def standardize(self) -> kalman.SortedRows:
         """Return the rows with measurements of standard size."""
@@ -128,7 +140,7 @@ class SampledSeries(NamedTuple):
         y = rows.y.reshape(1, -1)
         seen = np.isfinite(y[0])
         rows = kalman.SortedRows(key, np.tile(rows.time, m), y, np.empty((0, y.size)))
-        return SplitRows(rows, m * count, mark_held_out(key, m * count, seen), unit)
+        return SplitRows(rows, m * count, mark_held_out(key, m * count, seen), unit, np.tile(self.jump, m))
 
 
 class Sampled(NamedTuple):
@@ -139,8 +151,10 @@ class Sampled(NamedTuple):
     number: Ints
 
 
-def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Sampled | None:
-    """Return the last rows of an even sample of the keys with enough values of each measurement.
+def sample_rows(
+    rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int, pieces: int = 1
+) -> Sampled | None:
+    """Return rows of an even sample of the keys with enough values of each measurement.
 
     None means that no key has enough values.
 
@@ -148,7 +162,8 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
         rows: sorted rows.
         keys: number of keys.
         most_keys: number of keys to sample.
-        most_rows: number of last rows to use of each key.
+        most_rows: number of rows to use of each key.
+        pieces: number of pieces of adjacent rows, spread evenly over each key's rows; one piece is the last rows.
     """
     fit = np.ones(keys, bool)
     for values in rows.y:
@@ -159,20 +174,24 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
     chosen = able[np.unique(np.linspace(0, len(able) - 1, min(most_keys, len(able))).round().astype(int))]
     number = np.full(keys, -1)
     number[chosen] = np.arange(len(chosen))
-    ends = np.searchsorted(rows.key, np.arange(keys), "right")
-    from_end = ends[rows.key] - np.arange(len(rows.key))
-    places = np.flatnonzero((number[rows.key] >= 0) & (from_end <= most_rows))
+    counts = np.bincount(rows.key, minlength=keys)
+    from_end = (np.cumsum(counts)[rows.key] - np.arange(len(rows.key)))[None]
+    size = np.maximum(most_rows // pieces, 1)
+    first = np.arange(pieces)[:, None] * ((counts - size) // max(pieces - 1, 1))[rows.key]
+    taken = ((from_end > first) & (from_end <= first + size)).any(axis=0) | (counts <= most_rows)[rows.key]
+    places = np.flatnonzero((number[rows.key] >= 0) & taken)
     return Sampled(chosen, places, number[rows.key[places]])
 
 
 def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> SampledSeries | None:
-    """Sample rows with `sample_rows`, and compute the sizes of the series."""
-    found = sample_rows(rows, keys, most_keys, most_rows)
+    """Sample rows with `sample_rows`, in PIECES, and compute the sizes of the series."""
+    found = sample_rows(rows, keys, most_keys, most_rows, PIECES)
     if found is None:
         return None
     taken = rows.take(found.places)._replace(key=found.number)
     middle, size = _measure_sizes(taken, len(found.keys))
-    return SampledSeries(taken, found.keys, middle, size)
+    jump = (np.diff(found.places, prepend=-1) > 1) & (np.diff(found.number, prepend=-1) == 0)
+    return SampledSeries(taken, found.keys, middle, size, jump)
 
 
 def _measure_sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:

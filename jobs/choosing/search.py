@@ -202,27 +202,18 @@ class GridFit(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """The rows of K series, the longest first, in rounds: round i has dt and y of the i-th row of each series."""
+    """The rows of K series, the longest first, in rounds: dt, y and jump of the i-th row of each series."""
 
     keys: NDArray[np.int64]
-    rounds: list[tuple[Floats, Floats]]
+    rounds: list[tuple[Floats, Floats, NDArray[np.bool_]]]
 
 
-def fit_grid(
-    structure: CandidateStructure,
-    rows: kalman.SortedRows,
-    keys: int,
-    unit: float,
-    step: float,
-    finer: int,
-) -> GridFit:
+def fit_grid(structure: CandidateStructure, sample: SplitRows, step: float, finer: int) -> GridFit:
     """Fit a structure to each series of one measurement.
 
     Args:
         structure: structure with p ratios.
-        rows: N rows of series with measurements of standard size.
-        keys: number of series.
-        unit: microseconds per unit of time.
+        sample: series with measurements of standard size; held-out rows count too.
         step: usual step, in the unit of time.
         finer: number of grid refinements; each one halves the error of a ratio's logarithm.
     """
@@ -233,7 +224,7 @@ def fit_grid(
     ]
     counted = np.array([step ** STEPS.get(name, 1) for name in names])
     powers = np.array([power for _, power in composed.powers])
-    plan = _split_rounds(rows, unit)
+    plan = _split_rounds(sample)
 
     def likelihoods(points: Floats) -> tuple[Floats, Floats]:
         """Return the log-likelihood (K, C) and the scale (K, C) at C points (p, K, C) of each series."""
@@ -241,7 +232,7 @@ def fit_grid(
         return _concentrate_scale(*_evaluate(model, plan, whole))
 
     first = np.array(list(product(*(GRIDS[name] for name in names)))).T
-    best, scale = _climb(np.repeat(first[:, None, :], keys, axis=1), likelihoods, finer)
+    best, scale = _climb(np.repeat(first[:, None, :], sample.keys, axis=1), likelihoods, finer)
     variances = np.where(powers[:, None] == 2, scale, 1.0)
     parameters = np.concatenate([best / counted[:, None] * variances, scale[None]])
     return GridFit(parameters, (best == 0.0).any(axis=0))
@@ -249,9 +240,7 @@ def fit_grid(
 
 def fit_robust(
     structure: CandidateStructure,
-    rows: kalman.SortedRows,
-    keys: int,
-    unit: float,
+    sample: SplitRows,
     plain: GridFit,
     robust: dict[str, Any],
     finer: int,
@@ -259,16 +248,16 @@ def fit_robust(
     """Fit a structure with robust updates to each series by the robust likelihood, starting from the Gaussian fit.
 
     Args:
-        structure, rows, keys, unit, finer: as in `fit_grid`.
+        structure, sample, finer: as in `fit_grid`.
         plain: the result of `fit_grid`.
         robust: options of the robust updates.
     """
     composed = compose(["y"], [structure])
     model = kalman.build(build_definition(composed, ["y"], robust))
-    plan = _split_rounds(rows, unit)
+    plan = _split_rounds(sample)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
-    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps are between keys
+    step = np.median(np.maximum(np.diff(sample.rows.time), 1)) / sample.unit  # few steps are between keys
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
     best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)
@@ -310,16 +299,18 @@ def _select_best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, 
     return points[:, series, at], value[series, at], scale[series, at]
 
 
-def _split_rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
-    from_last = np.diff(rows.time, prepend=rows.time[:1]) / unit
+def _split_rounds(sample: SplitRows) -> _Rounds:
+    rows = sample.rows
+    from_last = np.diff(rows.time, prepend=rows.time[:1]) / sample.unit
+    jump = np.zeros(len(rows.key), bool) if sample.jump is None else sample.jump
     first = np.diff(rows.key, prepend=-1) != 0
     starts = np.flatnonzero(first)
     counts = np.diff(starts, append=len(rows.key))
     order = np.argsort(-counts, kind="stable")
-    found: list[tuple[Floats, Floats]] = []
+    found: list[tuple[Floats, Floats, NDArray[np.bool_]]] = []
     for k in range(int(counts.max())):
         at = starts[order][counts[order] > k] + k
-        found.append((np.where(first[at], 0.0, from_last[at]), rows.y[0, at]))
+        found.append((np.where(first[at], 0.0, from_last[at]), rows.y[0, at], jump[at]))
     return _Rounds(rows.key[starts][order], found)
 
 
@@ -348,13 +339,14 @@ def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Fl
     own = parameters[:, plan.keys].reshape(d, -1)
     state = model.with_parameters(model.initial(own.shape[1]), own)
     likelihood, nis, count = np.zeros((3, own.shape[1]))
-    for number, (dt, y) in enumerate(plan.rounds):
+    for number, (dt, y, jump) in enumerate(plan.rounds):
         width = len(dt) * points
         first = np.full(width, number == 0)
         rows = Rows(np.repeat(dt, points), first, np.repeat(y, points)[None], np.empty((0, width)))
         state, step = model.step(state[:, :width], rows)
-        good = np.isfinite(step.nis) & (step.flag == 0)
-        likelihood[:width] += np.where(step.flag == 0, step.log_likelihood, -1e6)
+        counts = ~np.repeat(jump, points)
+        good = np.isfinite(step.nis) & (step.flag == 0) & counts
+        likelihood[:width] += counts * np.where(step.flag == 0, step.log_likelihood, -1e6)
         nis[:width] += np.where(good, step.nis, 0.0)
         count[:width] += good
     back = np.argsort(plan.keys)
@@ -416,7 +408,7 @@ def search(
     sample = series.single(unit)
     several = len(series.rows.y) > 1
     weights = HUBER if several else STUDENT_T
-    scores, failed = _compute_scores(sample, tried, weights, unit, step)
+    scores, failed = _compute_scores(sample, tried, weights, step)
     if tried[0].name not in scores:
         raise UserError(f"no structure can be fitted: {failed.get(tried[0].name)}")
     # Simple structures first: each before its robust variant, and both before a structure with more states.
@@ -445,19 +437,20 @@ def search(
 
 
 def _compute_scores(
-    sample: SplitRows, tried: list[CandidateStructure], weights: dict[str, Any], unit: float, step: float
+    sample: SplitRows, tried: list[CandidateStructure], weights: dict[str, Any], step: float
 ) -> tuple[dict[str, Floats], dict[str, str]]:
     """Return the held-out rows' scores under each structure, plain and robust, and why other structures failed."""
     measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
+    learned = sample.take(~sample.held)
     scores: dict[str, Floats] = {}
     failed: dict[str, str] = {}
     for structure in tried:
         composed = compose(["y"], [structure])
         try:
-            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER)
+            found = fit_grid(structure, learned, step, FINER)
             for suffix, robust in (("", None), (ROBUST, weights)):
                 if robust is not None:
-                    found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER)
+                    found = fit_robust(structure, learned, found, robust, FINER)
                 model = build_definition(composed, ["y"], robust)
                 values = score_held_out(model, Fitted(found.parameters, {}), sample)
                 predicted = int(np.isfinite(values).sum())
@@ -519,24 +512,46 @@ def finish(
     noise = np.zeros((m * (m + 1) // 2, count))
     still = np.zeros(count, bool)
     for i, structure in enumerate(choice.chosen):
-        mine = sample.rows.take(sample.rows.key // count == i)
-        mine = mine._replace(key=mine.key - i * count)
-        found = fit_grid(structure, mine, count, unit, step, FINAL)
+        mine = sample.take(sample.rows.key // count == i)
+        mine = mine._replace(rows=mine.rows._replace(key=mine.rows.key - i * count), keys=count)
+        found = fit_grid(structure, mine, step, FINAL)
         if choice.robust is not None:
-            found = fit_robust(structure, mine, count, unit, found, choice.robust, FINAL)
+            found = fit_robust(structure, mine, found, choice.robust, FINAL)
         process.append(found.parameters[:-1])
         noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
         still |= found.at_zero
     grow = np.array([series.size[i] ** power for i, power in composed.powers])
     parameters = np.concatenate([np.concatenate(process) * grow, noise])
-    usual = np.median(parameters, axis=1)
-    own = [i * (i + 1) // 2 + i - len(noise) for i in range(m)]
+    return _describe_parameters(composed, measurements, choice.robust, parameters, int(still.sum()))
+
+
+def rescale(final: Final, choice: StructureChoice, measurements: list[str], scale: Floats) -> Final:
+    """Multiply the sampled keys' variances (measured units) by `scale` (m, K), such as the mean NIS of all rows.
+
+    If the updates are not robust, this maximises the likelihood of all rows over the size of the noise.
+    """
+    m, noise = len(measurements), list[Floats]()
+    for i in range(m):
+        noise += [np.sqrt(scale[i] * scale[j]) for j in range(i + 1)]
+    factors = [scale[i] ** (power / 2) for i, power in final.composed.powers] + noise
+    return _describe_parameters(
+        final.composed, measurements, choice.robust, final.parameters * np.array(factors), final.still
+    )
+
+
+def _describe_parameters(
+    composed: Composed, measurements: list[str], robust: dict[str, Any] | None, parameters: Floats, still: int
+) -> Final:
+    """Return the model with the medians of the keys' parameters (d, K)."""
+    usual, m = np.median(parameters, axis=1), len(measurements)
+    noise = m * (m + 1) // 2
+    own = [i * (i + 1) // 2 + i - noise for i in range(m)]
     ratios = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
     noise_of = np.array([usual[own[i]] for i, _ in composed.powers])
-    least = np.array([LEAST * noise for noise in noise_of] + [0.0] * len(noise))
+    least = np.array([LEAST * one for one in noise_of] + [0.0] * noise)
     described = _replace_values(composed, np.maximum(usual, least))
-    model = build_definition(described, measurements, choice.robust)
-    return Final(described, model, parameters, usual, int(still.sum()), max(ratios, default=1.0))
+    model = build_definition(described, measurements, robust)
+    return Final(described, model, parameters, usual, still, max(ratios, default=1.0))
 
 
 def _replace_values(composed: Composed, values: Floats) -> Composed:

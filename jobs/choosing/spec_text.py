@@ -58,6 +58,9 @@ def format_spec(name: str, input: str, found: ModelFinding) -> str:
             f"# {rhythm.repeats:,} rows repeat key and time of another; each counts, unless the first one does:",
             "# duplicates: {action: drop}",
         ]
+    lines.append(
+        "sinks: {latest: true}" + _format_margin("forecast starts from the live stream's newest states")
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -22,8 +22,9 @@ from jobs.landing.file_rows import read_all
 from jobs.landing.raw_rows import RawRows, reject, take_columns
 from jobs.landing.values.keys import find_places
 from jobs.landing.values.number_reading import build_rules, parse_numbers
+from jobs.offline.calendar_steps import CalendarStep, find_calendar_step
 from jobs.offline.filtering import build_list_columns, order_accepted_rows, save
-from jobs.offline.horizon import ForecastSteps, Horizon, plan_steps
+from jobs.offline.horizon import ForecastRequest, ForecastSteps, Horizon, plan_steps
 from jobs.offline.key_inputs import convert_key_texts, refuse_rows
 from jobs.offline.prior import Prior, build_spec_prior
 from jobs.specs.model_spec import ModelSpec
@@ -195,7 +196,7 @@ class Ahead(NamedTuple):
     time: (S, J) microseconds.
     wanted: (S, J) whether the time is within the horizon.
     expected: the forecasts.
-    length: microseconds of a step; None means that steps have no common length.
+    length: microseconds of a step, or a step by the calendar; None means that steps have no common length.
     omitted: number of keys without a time within the horizon.
     """
 
@@ -203,7 +204,7 @@ class Ahead(NamedTuple):
     time: Ints
     wanted: NDArray[np.bool_]
     expected: Forecast
-    length: int | None
+    length: int | CalendarStep | None
     omitted: int
 
     @property
@@ -231,7 +232,7 @@ def forecast_ahead(
     keys: ForecastKeys,
     horizon: Horizon,
     future: Future | None = None,
-    typical: int | None = None,
+    typical: int | CalendarStep | None = None,
 ) -> Ahead:
     """Forecast K keys from their states.
 
@@ -241,7 +242,7 @@ def forecast_ahead(
         keys: the keys.
         horizon: the horizon of the forecasts.
         future: inputs of future rows, for a model with controls or inputs.
-        typical: microseconds of a step, used if the horizon has no step length.
+        typical: a step, in microseconds or by the calendar, used if the horizon has none.
 
     Raises:
         UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
@@ -354,7 +355,7 @@ def forecast_keys(
     keys = ForecastKeys(
         list(map(convert_key_texts, columns.values())), states, rows.u[len(spec.control) :, places]
     )
-    typical = _compute_median_gap(sorted_rows, int(spec.unit_us))
+    typical = _find_usual_step(sorted_rows, spec)
     return forecast_ahead(spec, kernel, keys, horizon, future, typical), columns
 
 
@@ -372,15 +373,24 @@ def _select_keys_with_state(
     return earliest[known], states.take(codes[known])
 
 
-def _compute_median_gap(rows: kalman.SortedRows, unit: int) -> int:
-    """Return the median time between two rows of a key, in microseconds; the unit of time if no key has two rows."""
-    gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
-    gaps = gaps[gaps > 0]
-    return int(np.median(gaps)) if len(gaps) else unit
+def _find_usual_step(rows: kalman.SortedRows, spec: ModelSpec) -> int | CalendarStep:
+    """Return the usual step of a key's rows: by the calendar, or their median distance in microseconds.
+
+    Without two rows of a key it is the unit of time.
+    """
+    later = np.flatnonzero((rows.key[1:] == rows.key[:-1]) & (np.diff(rows.time) > 0))
+    if not len(later):
+        return int(spec.unit_us)
+    before, after = rows.time[later], rows.time[later + 1]
+    return find_calendar_step(before, after, spec.time_zone) or int(np.median(after - before))
+
+
+BRIEF = ("measurement_mean", "measurement_lower", "measurement_upper")
+"""The columns of numbers that a file of forecasts has unless all columns are wanted."""
 
 
 def write_forecasts(
-    path: Path, spec: ModelSpec, found: Ahead, keys: Mapping[str, pa.Array], probability: float
+    path: Path, spec: ModelSpec, found: Ahead, keys: Mapping[str, pa.Array], request: ForecastRequest
 ) -> None:
     """Write a row for each key and wanted time; the rows of a key follow each other.
 
@@ -389,21 +399,22 @@ def write_forecasts(
         spec: the spec of the model.
         found: the forecasts.
         keys: for each key column, its values for the keys that were forecast.
-        probability: the probability that a value lies between its bounds.
+        request: the request; without `all_columns` the file has the columns `BRIEF` alone beside key, time and step.
 
     Raises:
         UserError: a key column has the name of an output column, or the file cannot be written.
     """
-    rows = list_forecasts(spec, found, probability)
+    rows = list_forecasts(spec, found, request.probability)
     columns = {name: values.take(arrow.build_integers(rows.key)) for name, values in keys.items()}
     clashes = {*keys, spec.time} & {"step", "flag"}
     columns[spec.time] = arrow.build_times(rows.time, np.ones(len(rows.time), bool))
     columns["step"] = arrow.build_integers(rows.step)
-    for field, values, parts in rows.columns:
+    for field, values, parts in (one for one in rows.columns if request.all_columns or one.name in BRIEF):
         new = build_list_columns(path, field, values, rows.flag == 0, parts)
         clashes |= columns.keys() & new.keys()
         columns |= new
-    columns["flag"] = arrow.build_texts(list(np.array(kalman.FLAGS, dtype=object)[rows.flag]))
+    if request.all_columns:
+        columns["flag"] = arrow.build_texts(list(np.array(kalman.FLAGS, dtype=object)[rows.flag]))
     if clashes:
         raise UserError(
             f"column {sorted(clashes)[0]} of the input has the name of an output column; rename it"

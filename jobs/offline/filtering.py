@@ -157,6 +157,25 @@ FEWEST = 3 * LAGS
 """The number of innovations that a key needs for a meaningful test of their correlation."""
 
 
+NIS_OFF = 0.3
+"""The distance of the mean NIS from 1 that counts as far, if it also exceeds four standard errors of the mean."""
+DEPENDENT = 0.001
+"""The p-value of Ljung and Box below which innovations are dependent; with a right model, one key in a thousand is."""
+MANY = 0.05
+"""A warning is given if the model does not fit at least this share of keys."""
+
+
+def find_misfits(
+    count: NDArray[Any], nis: Floats, p_value: Floats
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return of which keys (K,) the mean NIS is far from 1, and of which the innovations are dependent.
+
+    count: (K,) the number of values behind a key's NIS; fewer than ten show nothing.
+    """
+    far = np.abs(nis - 1.0) > np.maximum(NIS_OFF, 4.0 * np.sqrt(2.0 / np.fmax(count, 1.0)))
+    return (count >= 10) & far, (count >= 10) & (p_value < DEPENDENT)
+
+
 class ModelFit(NamedTuple):
     """Numbers of keys: with a NIS, with a NIS outside its bounds, tested for correlation, and correlated."""
 

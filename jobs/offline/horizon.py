@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.core.times import MAX_US, TimeParser, load_zone, parse_duration_us
+from jobs.offline.calendar_steps import LONGEST, SHORTEST, CalendarStep, parse_calendar_step
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.specs.monitor import ForecastSkill
 
@@ -25,6 +26,7 @@ class Horizon(NamedTuple):
         and end, all rows are forecast.
     direct: the spec's horizons, each reached by one step.
     multiples: the spec's horizons as numbers of steps of `length`, for a process with one step per row.
+    calendar: a step by the calendar, in place of `length`.
     """
 
     steps: int | None = None
@@ -32,14 +34,16 @@ class Horizon(NamedTuple):
     length: int | None = None
     direct: tuple[int, ...] = ()
     multiples: tuple[int, ...] = ()
+    calendar: CalendarStep | None = None
 
     def count_steps(self, earliest: int) -> int:
         """Return the largest number of steps of a key, without a file of future rows.
 
         earliest: the earliest of the times of the keys' newest rows.
         """
-        if self.end is not None and self.length is not None:
-            return max((self.end - earliest) // self.length, 1)
+        length = self.calendar.months * SHORTEST if self.calendar else self.length
+        if self.end is not None and length is not None:
+            return max((self.end - earliest) // length, 1)
         return max(self.steps or 1, len(self.direct), *self.multiples, 1)
 
 
@@ -52,6 +56,7 @@ class ForecastRequest(NamedTuple):
     inputs: a file of the keys' inputs.
     output: a file or a table; None means the model's table.
     run: the id of the rows in a table; None means an id that follows from the states and the request.
+    all_columns: whether a file also has the states, the covariances and the flag, as a table has.
     """
 
     horizon: Horizon
@@ -62,6 +67,7 @@ class ForecastRequest(NamedTuple):
     inputs: str | None = None
     output: str | None = None
     run: str | None = None
+    all_columns: bool = False
 
 
 class ForecastSteps(NamedTuple):
@@ -70,13 +76,13 @@ class ForecastSteps(NamedTuple):
     time: (S, K) microseconds.
     wanted: (S, K) whether the step is put out.
     u: (S, c, K) inputs, or None.
-    length: microseconds of a step; None means that steps have no common length.
+    length: microseconds of a step, or a step by the calendar; None means that steps have no common length.
     """
 
     time: Ints
     wanted: NDArray[np.bool_]
     u: NDArray[np.float64] | None
-    length: int | None
+    length: int | CalendarStep | None
 
 
 def parse_horizon(
@@ -115,25 +121,28 @@ def parse_horizon(
         every = None if spec.forecast is None else spec.forecast.step
         if every is None:
             raise UserError(
-                "--steps: add --every with the time of a step, such as 1h: a state does not tell it"
+                "--steps: add --every with the time of a step, such as 1h or 1mo: a state does not tell it"
             )
-    if every is not None:
+    calendar = None if every is None else parse_calendar_step(every, spec.time_zone)
+    if calendar is not None and future is not None:
+        raise UserError("--every: takes no months with --future, whose rows are the steps: leave it out")
+    if every is not None and calendar is None:
         try:
             length = parse_duration_us(every)
         except ValueError as error:
             raise UserError(
-                f"--every: {error}; write a number and one of ms, s, min, h, d, w, such as 1h"
+                f"--every: {error}; write a number and one of ms, s, min, h, d, w, mo, q, y, such as 1h"
             ) from error
     if until is not None:
         end = TimeParser(None, load_zone(spec.time_zone))(until)
         if end is None:
             raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
-        if length is None and future is None and takes_steps(spec.definition()):
+        if every is None and future is None and takes_steps(spec.definition()):
             raise UserError(
                 f"--until: {spec.name} has an explicit process, which takes one step a row whatever the time; "
                 "add --every with the time of a step"
             )
-    return Horizon(steps, end, length)
+    return Horizon(steps, end, length, calendar=calendar)
 
 
 def _check_probability(probability: float) -> None:
@@ -184,36 +193,39 @@ def _check_future(spec: ModelSpec, future: str | None) -> None:
         raise UserError(f"--future: {spec.name} takes no inputs: leave the option out")
 
 
-def plan_steps(last: Ints, horizon: Horizon, typical: int | None) -> ForecastSteps:
+def plan_steps(last: Ints, horizon: Horizon, typical: int | CalendarStep | None) -> ForecastSteps:
     """Return the steps of K keys at the times of a horizon, without inputs; no keys give no steps.
 
     Args:
         last: (K,) time of each key's newest row.
         horizon: how far to forecast.
-        typical: microseconds of a step, used if the horizon has no step length.
+        typical: a step, in microseconds or by the calendar, used if the horizon has none.
 
     Raises:
         UserError: there are too many steps, or they reach too far.
     """
-    end, length = horizon.end, horizon.length
+    end, length = horizon.end, horizon.calendar or horizon.length
     if not len(last):
         return ForecastSteps(np.empty((0, 0), np.int64), np.empty((0, 0), bool), None, length)
     if horizon.direct:
-        away = np.array(horizon.direct, np.int64)
+        _check_size(len(horizon.direct) * len(last), int(last.max()) + max(horizon.direct))
+        time = last + np.array(horizon.direct, np.int64)[:, None]
     elif end is not None and length is None:
         return ForecastSteps(np.maximum(last, end)[None], (last <= end)[None], None, None)
     else:
         length = length or typical
         assert length is not None
         count = horizon.count_steps(int(last.min()))
-        _check_size(count * len(last), int(last.max()) + length * count)
-        away = length * np.arange(1, count + 1)
-    _check_size(len(away) * len(last), int(last.max()) + int(away.max()))
-    time = last + away[:, None]
+        longest = length.months * LONGEST if isinstance(length, CalendarStep) else length
+        _check_size(count * len(last), int(last.max()) + longest * count)
+        if isinstance(length, CalendarStep):
+            time = length.add(last, count)
+        else:
+            time = last + length * np.arange(1, count + 1)[:, None]
     if end is not None:
         return ForecastSteps(time, time <= end, None, length)
-    number = np.arange(1, len(away) + 1)
-    wanted = np.isin(number, horizon.multiples) if horizon.multiples else np.ones(len(away), bool)
+    number = np.arange(1, len(time) + 1)
+    wanted = np.isin(number, horizon.multiples) if horizon.multiples else np.ones(len(time), bool)
     return ForecastSteps(time, np.repeat(wanted[:, None], len(last), axis=1), None, length)
 
 

@@ -189,7 +189,9 @@ def test_statsmodels_does_the_same_work(tmp_path: Path, mode: str) -> None:
     settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=str(tmp_path), quiet=True)
     source, target = str(tmp_path / "series.parquet"), str(tmp_path / "ours.parquet")
     if mode == "forecast":
-        forecast.run(settings, "readings", input=source, output=target, steps=journeys.STEPS)
+        forecast.run(
+            settings, "readings", input=source, output=target, steps=journeys.STEPS, all_columns=True
+        )
     else:
         filter.run(settings, "readings", source, target, smooth=mode == "smooth")
     columns = journeys.SERIES_COLUMNS[mode]

@@ -109,9 +109,8 @@ def test_forecasts_take_future_inputs(tmp_path: Path) -> None:
     later["push"], later["trust"] = np.linspace(-1.0, 1.0, len(later)), 0.99
     later.to_csv(future, index=False)
     made, out = tmp_path / "forecast.parquet", tmp_path / "out.parquet"
-    forecast.run(
-        pipeline.settings, "walk", str(past), str(made), steps=1, future=str(future), inputs=str(table)
-    )
+    files: Any = {"future": str(future), "inputs": str(table)}
+    forecast.run(pipeline.settings, "walk", str(past), str(made), steps=1, all_columns=True, **files)
     both = tmp_path / "both.parquet"
     pd.concat([rows, later.assign(a=np.nan, b=np.nan)]).to_parquet(both, index=False)
     offline.run(pipeline.settings, "walk", str(both), str(out), inputs=str(table))

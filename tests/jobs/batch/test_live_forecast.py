@@ -42,7 +42,7 @@ def offline(pipeline: Pipeline, rows: list[Any], **options: Any) -> Any:
     """Return the forecasts of the filter without Spark over rows."""
     source, out = pipeline.folder / "all.parquet", pipeline.folder / "ahead.parquet"
     pd.concat(rows).to_parquet(source, index=False)
-    forecast.run(pipeline.settings, pipeline.name, str(source), str(out), **options)
+    forecast.run(pipeline.settings, pipeline.name, str(source), str(out), all_columns=True, **options)
     found: Any = pd.read_parquet(out)
     found["at"] = found["at"].dt.tz_localize(None)
     return found.sort_values(["id", "step"], ignore_index=True)
@@ -102,7 +102,9 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     found = table(pipeline)
     assert (found["run"] == "nightly").sum() == shorter["forecasts"] == len(then) // 3
     out, first = tmp_path / "few.parquet", str(then["id"].iloc[0])
-    alone = forecast.run(settings, "walk", output=str(out), key=[first], snapshot="newest", **ahead)
+    alone = forecast.run(
+        settings, "walk", output=str(out), key=[first], snapshot="newest", all_columns=True, **ahead
+    )
     read: Any = pd.read_parquet(out)
     read["at"] = read["at"].dt.tz_localize(None)
     assert_same(read, then[then["id"] == int(first)].reset_index(drop=True))
@@ -112,7 +114,7 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     with pytest.raises(UserError, match=r"--key 999: snapshot .* has no state of it"):
         forecast.run(settings, "walk", key=["999"], output=str(out), snapshot="newest", **ahead)
     # From the live stream's latest states, without Spark.
-    now = forecast.run(settings, "walk", output=str(out), key=keys, **ahead)
+    now = forecast.run(settings, "walk", output=str(out), key=keys, all_columns=True, **ahead)
     read = pd.read_parquet(out)
     read["at"] = read["at"].dt.tz_localize(None)
     assert_same(read, expected[expected["id"].isin(some)].reset_index(drop=True))
@@ -217,7 +219,7 @@ def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path
     # The snapshot's states, one key, without Spark: the table of inputs is read all the same.
     out = tmp_path / "one.parquet"
     whole[hour >= 40].drop(columns=["a", "b"]).to_csv(ahead, index=False)
-    one = {"key": ['["\\"w","3"]'], "output": str(out), "steps": 2, **through}
+    one = {"key": ['["\\"w","3"]'], "output": str(out), "steps": 2, "all_columns": True, **through}
     said_of = forecast.run(pipeline.settings, "pushed", **one).lines
     assert any("not from the live stream: it keeps no table of latest states" in line for line in said_of)
     then = offline(pipeline, days[:1], **through, steps=2, inputs=str(file), snapshot=learned)

@@ -236,3 +236,11 @@ def test_a_season_is_found_in_wandering_levels_and_only_where_there_is_one(seed:
     assert find_season(plain, HOUR // 4) is None
     other = find_season(odd, HOUR // 4)
     assert other is not None and abs(other.period / (HOUR / 4) - 37.3) < 0.8
+
+
+@pytest.mark.parametrize("seed", [10, 87, 253, 269, 294, 359])
+def test_three_or_four_waves_of_a_wandering_level_are_no_season(seed: int) -> None:
+    """Months of random walks, in which waves of 30 to 41 steps stood out 15 to 50 times."""
+    month = 31 * 24 * HOUR
+    level = np.random.default_rng(seed).normal(size=123).cumsum()
+    assert find_season([(np.arange(123) * month, level)], month) is None

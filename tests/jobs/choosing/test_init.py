@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from scipy.signal import lfilter
 
 from jobs import compare, filter, init
 from jobs.choosing.columns import Wishes
@@ -20,7 +21,10 @@ from jobs.choosing.ranking import ModelScore, Ranking
 from jobs.choosing.spec_text import explain_structure
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
+from jobs.core.times import UNIT_US
+from jobs.offline.filtering import find_misfits
 from jobs.specs.loading import load_spec
+from kalman.learning.learners import learnable
 from tests.jobs.choosing import real_series
 
 SMALL: Any = {"keys": 6, "rows": 160}
@@ -79,6 +83,111 @@ def test_the_spec_is_accepted_and_reads_the_same_rows(tmp_path: Path) -> None:
     again = init.run(settings(tmp_path), str(folder), force=True, structure="level", no_picture=True, **SMALL)
     assert again.data["chosen"] == ["level"] and load_spec("loads", tmp_path / "models").states == ["level"]
     assert sorted(one.name for one in path.parent.iterdir()) == ["loads.png", "loads.yaml"]
+
+
+def write_cities(path: Path, days: int) -> pd.DataFrame:
+    """Write hourly temperatures of two cities with the waves of a day and a year; the days are larger in summer."""
+    rng = np.random.default_rng(5)
+    hour = np.arange(24 * days)
+    at = pd.date_range("2022-01-01", periods=len(hour), freq="h").strftime("%Y-%m-%dT%H:%M:%SZ")
+    tables = []
+    for city, mean, year, day, loud in (("oslo", 6, 12, 3, 0.25), ("athens", 18, 9, 5, 0.35)):
+        weather = lfilter([1.0], [1.0, -0.985], rng.normal(0, loud, len(hour)))
+        day_wave = day * (1 - 0.5 * np.cos(2 * np.pi * hour / 8766)) * np.cos(2 * np.pi * (hour - 3) / 24)
+        value = mean - year * np.cos(2 * np.pi * (hour - 500) / 8766) - day_wave + weather
+        tables.append(pd.DataFrame({"city": city, "time": at, "t": value + rng.normal(0, 0.15, len(hour))}))
+    table = pd.concat(tables)
+    table.to_csv(path, index=False)
+    return table
+
+
+def write_stocks(path: Path) -> None:
+    """Write prices of three stocks on working days, whose changes grow with the price and have heavy tails."""
+    rng = np.random.default_rng(5)
+    days = pd.bdate_range("2018-01-02", periods=900).strftime("%Y-%m-%d")
+    tables = [
+        pd.DataFrame({"day": days, "symbol": name, "close": price * np.exp(np.cumsum(move))})
+        for name, price, loud in (("AAA", 100, 0.009), ("BBB", 40, 0.015), ("CCC", 300, 0.006))
+        for move in [loud * rng.standard_t(4, len(days))]
+    ]
+    pd.concat(tables).to_csv(path, index=False)
+
+
+def write_employment(path: Path) -> None:
+    """Write the employees of three industries in thousands, a column each, monthly."""
+    rng = np.random.default_rng(5)
+    n = np.arange(180)
+    columns: dict[str, Any] = {"month": pd.date_range("2008-01-01", periods=180, freq="MS").strftime("%Y-%m")}
+    for name, level, slope, wave in (("retail_jobs", 15e3, 12, 300), ("mining_jobs", 7e3, 3, 80)):
+        noise = np.cumsum(rng.normal(0, 0.0015 * level, 180)) + rng.normal(0, 0.0004 * level, 180)
+        columns[name] = level + slope * n + wave * np.sin(2 * np.pi * n / 12) + noise
+    pd.DataFrame(columns).to_csv(path, index=False)
+
+
+def write_quiet_end(path: Path) -> None:
+    """Write two random walks whose last third is ten times as quiet as the rest."""
+    rng = np.random.default_rng(3)
+    size = np.where(np.arange(900) < 600, 1.0, 0.1)
+    at = pd.date_range("2024-01-01", periods=900, freq="h")
+    walks = [pd.DataFrame({"at": at, "id": k, "y": np.cumsum(size * rng.normal(size=900))}) for k in "ab"]
+    pd.concat(walks).to_csv(path, index=False)
+
+
+def write_elnino(path: Path) -> None:
+    real_series.write(real_series.statsmodels_series()["elnino"], path)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_quiet_end,
+        pytest.param(write_stocks, marks=pytest.mark.slow),
+        pytest.param(lambda path: write_cities(path, 400), id="cities", marks=pytest.mark.slow),
+        pytest.param(write_elnino, marks=pytest.mark.slow),
+        pytest.param(write_employment, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_reported_is_what_learning_from_every_row_gets(tmp_path: Path, write: Any) -> None:
+    """`pretrain` learns by `fit_keys` from all rows, and warns by the same rule."""
+    write(tmp_path / "rows.csv")
+    structure = "level" if write is write_quiet_end else None  # a robust one learns for half a minute
+    found = find(str(tmp_path / "rows.csv"), Wishes(keys=8, rows=300, structure=structure))
+    filtered, rows = found.filtered, found.filtered.rows
+    learner = learnable(found.final.definition)
+    fit = learner.fit_keys(rows, len(found.series.keys), float(UNIT_US[found.rhythm.unit]), None)
+    assert filtered.ratio == pytest.approx(np.mean(fit.nis), rel=0.1)
+    far, dependent = find_misfits(np.bincount(rows.key), fit.nis, fit.ljung_box)
+    assert filtered.far.tolist() == far.tolist() == [False] * len(far)
+    if write is not write_stocks:  # heavy tails lie outside a normal interval
+        assert filtered.inside == pytest.approx(0.95, abs=0.03)
+        clear = (fit.ljung_box < 1e-6) | (fit.ljung_box > 0.05)
+        assert filtered.dependent[clear].tolist() == dependent[clear].tolist()
+    assert (filtered.inside > 0.8).all()
+
+
+def test_a_model_that_does_not_fit_is_said_with_the_next_step(tmp_path: Path) -> None:
+    """A pendulum of no fixed phase is in none of the structures."""
+    rng = np.random.default_rng(2)
+    turn = 2 * np.pi / 9.7
+    swing = lfilter([1.0], [1.0, -1.96 * np.cos(turn), 0.9604], rng.normal(size=500))
+    at = pd.date_range("2024-01-01", periods=500, freq="h")
+    for name, values in (("swing", swing), ("walk", np.cumsum(rng.normal(size=500)))):
+        pd.DataFrame({"at": at, "y": values}).to_csv(tmp_path / f"{name}.csv", index=False)
+    bad, good = (
+        init.run(
+            settings(tmp_path), str(tmp_path / f"{name}.csv"), structure="level", no_picture=True, **SMALL
+        )
+        for name in ("swing", "walk")
+    )
+    assert bad.data["fits"] is False and good.data["fits"] is True
+    (said,) = [line for line in bad.lines if "does not fit" in line]
+    assert said.startswith(
+        "warning: the model does not fit: of 1 of 1 key innovations are autocorrelated. Next: give"
+    )
+    assert "--structure " in said and "`compare` both" in said
+    assert not any("does not fit" in line for line in good.lines)
+    assert any(line.startswith("in their predicted 95 %: 9") for line in good.lines)
+    assert load_spec("walk", tmp_path / "models").sinks.latest is True
 
 
 def test_dates_of_the_picture_do_not_cover_each_other(tmp_path: Path, monkeypatch: Any) -> None:

@@ -48,9 +48,9 @@ def test_the_grid_comes_near_statsmodels_maximum(name: str, kind: str) -> None:
     values = [one / np.std(np.diff(one)) for one in values]
     rows = sorted_rows(values)
     structure = next(one for one in list_structures(DAILY, None) if one.name == name)
-    found = fit_grid(structure, rows, len(values), float(DAY), 1.0, 5)
-    model = build_definition(compose(["y"], [structure]), ["y"])
     sample = SplitRows(rows, len(values), np.ones(len(rows.key), bool), float(DAY))
+    found = fit_grid(structure, sample, 1.0, 5)
+    model = build_definition(compose(["y"], [structure]), ["y"])
 
     def likelihood(parameters: np.ndarray) -> np.ndarray:
         return np.bincount(rows.key, predict(model, Fitted(parameters, {}), sample))
@@ -179,10 +179,10 @@ def test_robust_updates_are_fitted_by_their_own_likelihood() -> None:
     model = build_definition(compose(["y"], [structure]), ["y"], STUDENT_T)
     found = {}
     for name, some in (("clean", rows), ("spikes", spikes)):
-        plain = fit_grid(structure, some, keys, float(DAY), 1.0, 5)
-        robust = fit_robust(structure, some, keys, float(DAY), plain, STUDENT_T, 5)
-        found[name] = plain.parameters, robust.parameters
         sample = SplitRows(some, keys, np.ones(len(some.key), bool), float(DAY))
+        plain = fit_grid(structure, sample, 1.0, 5)
+        robust = fit_robust(structure, sample, plain, STUDENT_T, 5)
+        found[name] = plain.parameters, robust.parameters
         better = [
             np.bincount(some.key, predict(model, Fitted(one, {}), sample))
             for one in (robust.parameters, np.tile([[0.09], [4.0]], keys))

@@ -45,7 +45,8 @@ n,2,2024-01-01T07:00,
 
 
 def forecast(model: str | Path, source: Path, output: Path, **options: Any) -> Report:
-    return command.run(Settings.load(models=MODELS), str(model), str(source), str(output), **options)
+    wanted = {"all_columns": True, **options}
+    return command.run(Settings.load(models=MODELS), str(model), str(source), str(output), **wanted)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_steps_start_from_each_keys_newest_row(walk: tuple[Path, Path], tmp_path
     assert table["covariance"].to_pylist()[2:] == [[1.0 + 2 * 2], [1.0 + 3 * 2]]
     assert table["measurement_covariance"].to_pylist()[2:] == [[6.0], [8.0]]
     assert report.data["step_microseconds"] == 3_600_000_000
-    assert report.lines[1] == "bounds hold 95 %; a step is 1 h, the median time between two rows of a key"
+    assert report.lines[1] == "bounds hold 95 %; a step is 1 h, as usual between two rows of a key"
     text = forecast(model, source, tmp_path / "out.csv", steps=2, every="30min", probability=0.5)
     assert text.lines[1] == "bounds hold 50 %; a step is 30 min"
     flat = pd.read_csv(tmp_path / "out.csv")
@@ -283,3 +284,56 @@ def test_the_command_line(walk: tuple[Path, Path], tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert '"forecasts": 5' in done.output
     assert CliRunner().invoke(cli.app, ["forecast", *args, "--steps", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("freq", "zone", "step"),
+    [
+        ("MS", "UTC", "1 month"),
+        ("ME", "UTC", "1 month"),
+        ("QS", "UTC", "3 months"),
+        ("QE", "UTC", "3 months"),
+        ("YS", "UTC", "12 months"),
+        ("YE-JUN", "UTC", "12 months"),
+        ("2MS", "UTC", "2 months"),
+        ("MS", "Europe/Berlin", "1 month"),
+        ("ME", "America/New_York", "1 month"),
+    ],
+)
+def test_steps_follow_the_calendar_of_the_rows(tmp_path: Path, freq: str, zone: str, step: str) -> None:
+    at: Any = pd.date_range("1979-03-01", periods=44, freq=freq, tz=zone).delete(3)  # a row is missing
+    spec = f"name: walk\nversion: 1\nkey: []\ntime: at\ntime_zone: {zone}\nmeasurement: [a]\nstates: [x]\n"
+    (tmp_path / "walk.yaml").write_text(spec + WALK[WALK.index("process") :])
+    rows = pd.DataFrame({"at": at.strftime("%Y-%m-%dT%H:%M:%S"), "a": 1.0})
+    rows.iloc[:30].to_csv(tmp_path / "in.csv", index=False)
+    options = {"all_columns": False, "steps": 13}
+    report = forecast(tmp_path / "walk.yaml", tmp_path / "in.csv", tmp_path / "out.csv", **options)
+    assert f"a step is {step} of the calendar, as usual" in report.lines[1]
+    assert report.data["step"] == f"{step} of the calendar" and report.data["step_microseconds"] is None
+    out = pd.read_csv(tmp_path / "out.csv", parse_dates=["at"])
+    assert out["at"].tolist() == at[30:].tz_convert("UTC").tolist()
+    # The file is what a person reads; a table keeps all columns.
+    numbers = ["measurement_mean_a", "measurement_lower_a", "measurement_upper_a"]
+    assert out.columns.tolist() == ["at", "step", *numbers]
+
+
+def test_a_step_of_months_may_be_asked_for(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    (tmp_path / "in.csv").write_text("site,id,at,a\ns,1,2024-01-31,1\nn,1,2024-01-30T05:00,1\n")
+    report = forecast(*walk, out, until="2024-07-30", every="1mo")
+    assert report.lines[1] == "bounds hold 95 %; a step is 1 month of the calendar"
+    days = pd.read_csv(out)["at"].str[:13].tolist()
+    ends = ["2024-02-29", "2024-03-31", "2024-04-30", "2024-05-31", "2024-06-30"]  # from one end to the next
+    same = ["2024-02-29", "2024-03-30", "2024-04-30", "2024-05-30", "2024-06-30"]
+    assert days == [f"{day} 00" for day in ends] + [f"{day} 05" for day in same]
+    for every, last in (("2q", "2024-07-31 00"), ("1y", "2025-01-31 00"), ("31d", "2024-03-02 00")):
+        forecast(*walk, out, steps=1, every=every)
+        assert str(pd.read_csv(out)["at"].iloc[0]).startswith(last)
+    with pytest.raises(UserError, match="--every: '1m' is not a duration; write .*, d, w, mo, q, y"):
+        forecast(*walk, out, steps=1, every="1m")
+
+
+def test_four_weeks_are_no_month(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    at = pd.date_range("2024-01-01", periods=12, freq="28D")
+    pd.DataFrame({"site": "s", "id": 1, "at": at, "a": 1.0}).to_csv(tmp_path / "in.csv", index=False)
+    assert forecast(*walk, tmp_path / "out.csv", steps=1).data["step_microseconds"] == 28 * 86_400_000_000

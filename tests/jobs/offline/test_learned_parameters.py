@@ -145,7 +145,8 @@ def _check_forecast(pipeline: Pipeline, rows: pd.DataFrame, identity: str) -> No
     """The first step of a forecast is what the filter gives for a row without a measurement."""
     source, out = pipeline.folder / "in.csv", pipeline.folder / "ahead.parquet"
     rows.to_csv(source, index=False)
-    report = forecast.run(pipeline.settings, pipeline.name, str(source), str(out), steps=1, every="2h")
+    options: Any = {"steps": 1, "every": "2h", "all_columns": True}
+    report = forecast.run(pipeline.settings, pipeline.name, str(source), str(out), **options)
     assert report.data["snapshot"] == identity and report.lines[1].startswith(
         f"parameters of snapshot {identity}"
     )
