@@ -5,11 +5,11 @@
 2. `unless_dry_run` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
    scheduled run continues, because its purpose is to notice a newly deployed version.
 3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same rows.
-   If the live stream lags, the same Spark lets it read these rows too, because rows that only one version has estimated
-   cannot be compared; the task therefore runs in the stream's pool, unless the stream is continuous. It compares the
-   predictions of both versions and writes the report; readers do not see the shadow's estimates yet.
-4. If the live stream still lags, because another driver runs it, `catch_up` waits for it or reads the rows, and
-   `compare` compares again. Otherwise both tasks are skipped.
+   If the live stream lags and no driver runs it, the same Spark lets it read these rows too, because rows that only one
+   version has estimated cannot be compared. It compares the predictions of both versions and writes the report; readers
+   do not see the shadow's estimates yet.
+4. If the live stream still lags, because another driver runs it, `catch_up` reads the rows unless that driver still
+   runs, and `compare` compares again. Otherwise both tasks are skipped.
 5. `approve` shows a person the evidence (verdict, interval, rows and keys, losses and gains, a link to the report) and
    waits for the answer. The spec names who may answer, and who is notified (`airflow.upgrade.assigned_users`,
    `.notifiers`). A model with `upgrade: {automatic: true}` in its spec has no such gate: a version whose comparison is
@@ -157,7 +157,8 @@ def _build_tasks(spec: ModelSpec) -> None:
     preview = _build_verb_task(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
     unless = ShortCircuitOperator(task_id="unless_dry_run", python_callable=goes_on)
     pool, live_too = _choose_pool(spec), ["{{ '--catch-up' if params.mode == 'blue-green' else '' }}"]
-    together = {"flags": [*compares, *live_too], **live, **pool} if pool else {"flags": compares}
+    # Without the pool: the stream goes on beside its shadow, and its lease lets one driver read at a time.
+    together = {"flags": [*compares, *live_too], **live} if pool else {"flags": compares}
     shadow = _build_verb_task(spec, "shadow", returned=COMPARISON, **together)
     lags = BranchPythonOperator(
         task_id="if_the_stream_lags",

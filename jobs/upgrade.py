@@ -101,6 +101,8 @@ def run(
         raise UserError(
             "--drain stops the stream, and --mode blue-green keeps it running: leave one of them out"
         )
+    if catch_up and mode != BLUE_GREEN:
+        raise UserError("--catch-up is for --mode blue-green, whose comparison needs the same rows")
     if partitions is not None and mode != REPARTITION:
         raise UserError(
             "--partitions is for --mode repartition: a new version takes stream.partitions from its spec"

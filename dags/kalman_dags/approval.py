@@ -71,7 +71,7 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
     if sides:
         found.append(_format_table(("", live, new), sides))
     moved = [
-        (f"`{one['key']}`", *(f"{one[name]:.4g}" for name in ("old", "new")), f"{one['deviations']:.3g}")
+        (f"`{one['key']}`", *(format_number(one[name], form, "-") for name, form in MOVES))
         for one in numbers.get("moved") or []
     ]
     if moved:
@@ -177,6 +177,9 @@ def _format_value(value: Any) -> str:
     text = "-" if value is None else str(_round_numbers(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
+
+MOVES = (("old", ".4g"), ("new", ".4g"), ("deviations", ".3g"))
+"""Columns of the keys that move most, and their number formats."""
 
 SIDES = (
     ("log-likelihood per row", "log_likelihood_a_row", ".4g"),

@@ -49,6 +49,8 @@ class VerbOutcome(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Return the facts for the extra of an asset's event."""
         found = {name: self.data[name] for name in FACTS if self.data.get(name) is not None}
+        if self.data.get("promoted") is False and self.data.get("live"):
+            found["generation"] = self.data["live"]  # a comparison's report names the shadow
         compared = self.data.get("comparison") or {}
         numbers = {
             "rows_compared": compared.get("rows"),

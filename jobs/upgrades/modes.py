@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
+CATCH_UPS = 3
+"""Maximum number of runs that let the live generation catch up before the comparison."""
+
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """Timeout and poll interval, in seconds, for a shadow that must catch up with a running live generation."""
 
@@ -158,9 +161,14 @@ def _is_level(context: UpgradeContext, one: Generation, other: Generation | None
 
 
 def _catch_up_live(context: UpgradeContext) -> None:
-    """Drive the live generation to the newest measurements; if another driver runs it, this driver does so already."""
+    """Drive the live generation to the newest measurements; if another driver runs it, this driver does so already.
+
+    Rows that land meanwhile are read, too: the stream's own run for them finds the lease taken and is skipped.
+    """
     try:
-        _drive(context, context.live)
+        for _ in range(CATCH_UPS):
+            if not _drive(context, context.live):
+                return
     except UserError as error:
         if error.exit_code != ALREADY_RUNNING:
             raise

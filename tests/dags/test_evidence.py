@@ -71,11 +71,12 @@ def test_a_good_verdict_with_all_its_evidence() -> None:
 
 def test_numbers_are_rounded_and_nothing_stands_there_twice() -> None:
     moved = {"key": "s|1", "old": 0.581984286, "new": 3.6509244, "deviations": 7.33249, "quantity": "level"}
+    lost = {**moved, "key": "s2", "new": None, "deviations": None}  # an estimate that is infinite
     numbers = {
         **SHADOW["data"]["comparison"],
         "log_likelihood_a_row": {"old": -1.318312, "new": -1.039324},
         "bias": {"old": None, "new": None},
-        "moved": [moved],
+        "moved": [moved, lost],
     }
     same = {"name": "R", "before": [[0.2446]], "after": [[0.2446]], "from": "the spec"}
     other = {"name": "Q", "before": [[0.123456789]], "after": [[1.0]], "from": "learned"}
@@ -84,7 +85,7 @@ def test_numbers_are_rounded_and_nothing_stands_there_twice() -> None:
     text = format_approval("tiny", "blue-green", {"data": {"change": change}}, shadow, caught_up=False)
     assert "| log-likelihood per row | -1.318 | -1.039 |" in text
     assert "| keys that move most: level | tiny-g0001 (live) | tiny-g0002 (shadow) | apart, in sd |" in text
-    assert "| `s\\|1` | 0.582 | 3.651 | 7.33 |" in text
+    assert "| `s\\|1` | 0.582 | 3.651 | 7.33 |" in text and "| `s2` | 0.582 | - | - |" in text
     assert "| `Q` | `[[0.1235]]` | `[[1.0]]` | learned |" in text
     # Parameters that stay, figures that neither version has, and the report's path beside its link say nothing.
     assert "`R`" not in text and "mean innovation (0" not in text and "/ware house" not in text

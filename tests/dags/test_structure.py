@@ -278,7 +278,7 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     assert dag.get_task("choose_mode").downstream_task_ids == {"promote", "switch_over"}
     # What drives or ends the old generation waits until its driver is gone.
     pools = {task.task_id for task in dag.tasks if task.pool == "kalman_stream__tiny"}
-    assert pools == {"shadow", "catch_up", "switch_over"}
+    assert pools == {"catch_up", "switch_over"}
     check_the_gate(dag)
     assert dag.get_task("switch_over").flags == []  # pyright: ignore[reportAttributeAccessIssue]
     text = (ROOT / "models" / "nile.yaml").read_text()

@@ -123,7 +123,7 @@ def test_forecasts_are_scored_against_later_measurements_each_once(tmp_path: Pat
     days = readings(2, keys=10, first="1921-03-01")  # before 1970, where Spark's watermark starts
     pipeline.land(days[0])
     pipeline.pretrain()
-    with pytest.raises(UserError, match="model walk has no live estimates: start its stream"):
+    with pytest.raises(UserError, match="model walk has no live estimates in .*: make them with"):
         skill.run(pipeline.settings, "walk")
     pipeline.land(days[1])
     pipeline.stream()

@@ -289,7 +289,7 @@ def test_the_health_page_draws_what_was_predicted_of_each_measurement(place: Pla
 
 def test_a_file_of_forecasts_starts_from_the_live_version(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "ahead.csv"
-    made = forecast.run(place.settings, "oven", output=str(out), steps=2, every="1h")
+    made = forecast.run(place.settings, "oven", output=str(out), steps=2, every="1h", all_columns=True)
     assert (made.data["version"], made.data["generation"], made.data["forecasts"]) == (
         1,
         "oven-g0001",
