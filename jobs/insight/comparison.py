@@ -175,9 +175,11 @@ def find_moved_keys(rows: CommonRows, old: ModelSpec, new: ModelSpec) -> list[di
         f"SELECT key, {old_mean} AS old, {new_mean} AS new, sqrt(max(variance) FILTER (WHERE side = 'a')) AS sd "
         f"FROM ({last}) GROUP BY key HAVING count(*) = 2 AND min(at) = max(at)"
     )
-    apart = f"SELECT key, old, new, nanvl(abs(new - old) / nullif(sd, 0.0), 0.0) AS deviations FROM ({both})"
+    # Without a deviation, and where one version has diverged, any difference counts as infinite.
+    far = "nanvl(abs(new - old) / sd, CAST('Infinity' AS DOUBLE))"
+    apart = f"SELECT key, old, new, CASE WHEN new = old THEN 0.0 ELSE {far} END AS deviations FROM ({both})"
     found = rows.queries.run(
-        f"SELECT * FROM ({apart}) WHERE deviations > 0 ORDER BY deviations DESC, key LIMIT {MOVED}"
+        f"SELECT * FROM ({apart}) WHERE deviations > 0 ORDER BY deviations DESC, abs(new - old) DESC, key LIMIT {MOVED}"
     )
     return [{**one, "quantity": name} for one in found.to_pylist()]
 
