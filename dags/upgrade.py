@@ -8,8 +8,8 @@
    If the live stream lags, the same Spark lets it read these rows too, because rows that only one version has estimated
    cannot be compared; the task therefore runs in the stream's pool, unless the stream is continuous. It compares the
    predictions of both versions and writes the report; readers do not see the shadow's estimates yet.
-4. If the live stream still lags, because another driver runs it, `catch_up` waits for it or reads the rows, and
-   `compare` compares again. Otherwise both tasks are skipped.
+4. If the live stream still lags, because another driver runs it, `catch_up` reads the rows, or ends at once while that
+   driver still runs, and `compare` compares again. Otherwise both tasks are skipped.
 5. `approve` shows a person the evidence (verdict, interval, rows and keys, losses and gains, a link to the report) and
    waits for the answer. The spec names who may answer, and who is notified (`airflow.upgrade.assigned_users`,
    `.notifiers`). A model with `upgrade: {automatic: true}` in its spec has no such gate: a version whose comparison is
