@@ -149,7 +149,8 @@ def build_dag_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a model's DAG; `params` are the fields of its form, by name.
 
-    A DAG without a schedule is created unpaused, because it runs only by hand.
+    A DAG without a schedule is created unpaused, because it runs only by hand. A schedule that it gets later starts at
+    once, because Airflow decides this once for each DAG.
     """
     return {
         "dag_id": name_dag(verb, spec.name),

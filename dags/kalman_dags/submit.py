@@ -93,7 +93,7 @@ class KalmanHook(SparkSubmitHook):
                 "PYTHONUNBUFFERED": "YES",
             }
             command = [self._env.get("PYSPARK_DRIVER_PYTHON", sys.executable), *command[at:]]
-            self.log.info("Run without spark-submit until the verb needs Spark: %s", shlex.join(command))
+            self.log.info("Run without spark-submit until the verb needs Spark: %s", self._mask_cmd(command))
         # The provider passes on all variables of this process, so Airflow's private variables are emptied here.
         self._env = {**(self._env or {}), **{name: "" for name in os.environ if is_private(name)}}
         return command

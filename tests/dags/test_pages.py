@@ -22,6 +22,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete, insert
 from sqlalchemy.orm import Session
 
+from dags.kalman_dags.pages.model_page import _complete
 from jobs.lineage.generations import LIVE, Generation, build_generation_row
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS
@@ -217,6 +218,16 @@ def test_a_models_page_shows_the_live_version_its_lag_and_what_to_do(server: Tes
     assert f"kalman-pipeline upgrade --model tiny --warehouse {place}/warehouse --models" in page
     assert ">lag</td>" in page and ">driver</td>" in page
     assert "version 0 (generation tiny-g0001)" in server.get("/kalman/", headers=reader).text
+
+
+def test_a_command_in_a_sentence_is_completed_with_all_of_its_words() -> None:
+    text = _complete(
+        "see `kalman-pipeline versions`, then `kalman-pipeline promote --model tiny --force` at once"
+    )
+    assert "kalman-pipeline versions</code>, then <code>" in text
+    assert re.search(
+        r"kalman-pipeline promote --model tiny --warehouse \S+ --models \S+ --force</code> at once", text
+    )
 
 
 def test_the_list_has_the_models_that_one_may_read(server: TestClient) -> None:

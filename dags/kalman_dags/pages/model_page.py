@@ -142,7 +142,9 @@ def _complete(text: str) -> Html:
     """Return a sentence as HTML, with its commands as `write_command` writes them."""
     return mark_code(
         re.sub(
-            r"`kalman-pipeline (.+?) --model (\w+)`", lambda one: f"`{write_command(*one.groups())}`", text
+            r"`kalman-pipeline ([^`]+?) --model ([^\s`]+)",
+            lambda one: f"`{write_command(*one.groups())}",
+            text,
         )
     )
 
