@@ -116,14 +116,14 @@ def test_a_paused_dag_starts_from_its_form(visitor: Visitor) -> None:
     dag = f"kalman_pretrain__{MODEL}"
     visitor.airflow.switch(dag, on=False)
     run = visitor.trigger(dag)
-    visitor.watch(run, "Success", RUN_SECONDS)
+    visitor.watch(run, RUN_SECONDS)
     assert visitor.airflow.call(f"/dags/{dag}")["is_paused"] is False
     visitor.take_picture("airflow-run")
 
 
 def test_the_model_page_shows_the_live_version(visitor: Visitor, rooms: Rooms) -> None:
     rooms.command("ingest", "--input", str(rooms.files[1]))
-    visitor.watch(visitor.trigger(f"kalman_stream__{MODEL}"), "Success", RUN_SECONDS)
+    visitor.watch(visitor.trigger(f"kalman_stream__{MODEL}"), RUN_SECONDS)
     page = visitor.open_model_page(MODEL)
     assert live_version(page) == 1
 
@@ -159,7 +159,7 @@ def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) 
     page.get_by_text("Verdict: good").wait_for()
     visitor.take_picture("airflow-approval", {**DESK, "height": 1500})
     page.get_by_role("button", name="Approve").click()
-    visitor.watch(run, "Success", UPGRADE_SECONDS)
+    visitor.watch(run, UPGRADE_SECONDS)
 
     page = visitor.open_model_page(MODEL)
     assert live_version(page) == 2

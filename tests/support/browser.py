@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.support.airflow_api import wait_for
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -62,10 +64,13 @@ class Visitor:
         self.page.wait_for_url(re.compile(r"/runs/"))
         return self.page.url.removeprefix(self.airflow.address)
 
-    def watch(self, run: str, state: str, seconds: float) -> None:
-        """Stay on a run's page until it shows the state; the page renews itself."""
+    def watch(self, run: str, seconds: float) -> None:
+        """Stay on a run's page until the run has succeeded, which the page shows by itself."""
         self.page.goto(run)
-        self.page.get_by_text(state, exact=True).first.wait_for(timeout=seconds * 1000)
+        api, path = self.airflow, f"/dags/{run.split('/')[2]}/dagRuns/{run.split('/')[4]}"
+        wait_for(lambda: api.call(path)["state"] in ("success", "failed"), seconds, "the end of the run")
+        assert api.call(path)["state"] == "success", api.logs(path)
+        self.page.get_by_text("Success", exact=True).first.wait_for()
 
     def open_model_page(self, model: str) -> Page:
         """Open a model's page from the menu's list of models, and return it."""
