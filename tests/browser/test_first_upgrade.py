@@ -118,7 +118,6 @@ def test_a_paused_dag_starts_from_its_form(visitor: Visitor) -> None:
     run = visitor.trigger(dag)
     visitor.watch(run, RUN_SECONDS)
     assert visitor.airflow.call(f"/dags/{dag}")["is_paused"] is False
-    visitor.take_picture("airflow-run")
 
 
 def test_the_model_page_shows_the_live_version(visitor: Visitor, rooms: Rooms) -> None:
@@ -157,14 +156,14 @@ def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) 
     page.goto("/required_actions")
     question.click()
     page.get_by_text("Verdict: good").wait_for()
-    visitor.take_picture("airflow-approval", {**DESK, "height": 1500})
+    visitor.take_picture("airflow-approval", 1280, 1500)
     page.get_by_role("button", name="Approve").click()
     visitor.watch(run, UPGRADE_SECONDS)
 
     page = visitor.open_model_page(MODEL)
     assert live_version(page) == 2
-    visitor.take_picture("model-page")
-    visitor.take_picture("model-page-phone", PHONE)
+    visitor.take_picture("model-page", 1280, 1060)
+    visitor.take_picture("model-page-phone", 390, 1060)
     fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     page.set_viewport_size(PHONE)  # pyright: ignore[reportArgumentType]
     assert page.evaluate(fits), "the page is wider than a phone"

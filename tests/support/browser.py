@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from PIL import Image
 
 from tests.support.airflow_api import wait_for
 
@@ -79,12 +80,14 @@ class Visitor:
         self.page.get_by_role("heading", name=model, exact=True).wait_for()
         return self.page
 
-    def take_picture(self, name: str, size: dict[str, int] = DESK) -> None:
-        """Take a picture of the page as it is, if the run is to take pictures."""
+    def take_picture(self, name: str, width: int, height: int) -> None:
+        """Take a picture of the page as it is, with few colours, if the run is to take pictures."""
         if PICTURES:
-            self.page.set_viewport_size(size)  # pyright: ignore[reportArgumentType]
+            path = Path(PICTURES, f"{name}.png")
+            self.page.set_viewport_size({"width": width, "height": height})
             self.page.wait_for_timeout(1000)
-            self.page.screenshot(path=Path(PICTURES, f"{name}.png"), full_page=True)
+            self.page.screenshot(path=path)
+            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
             self.page.set_viewport_size(DESK)  # pyright: ignore[reportArgumentType]
 
 
