@@ -25,6 +25,7 @@ from jobs.insight.status import describe_model, describe_other_version
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation
+from jobs.offline.stored_keys import predict_measurements, read_live_keys
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
@@ -93,14 +94,15 @@ class Place:
         (self.models / "oven.yaml").write_text(yaml.safe_dump(spec))
         return ModelSpec.model_validate(spec)
 
-    def stream(self, spec: dict[str, Any], after: int = 0) -> None:
-        """Write the estimates of the rows from an hour on as those of a generation."""
+    def stream(self, spec: dict[str, Any], after: int = 0, until: int = HOURS) -> None:
+        """Write the estimates of the rows from an hour on, and before another, as those of a generation."""
         self.deploy(spec)
         made, number = self.models.parent / "made.parquet", spec["version"]
         offline.run(self.settings, "oven", str(self.rows), str(made))
         found = _in_utc(pq.read_table(made))
-        first = np.datetime64("2024-05-01") + np.timedelta64(after, "h")
-        found = found.filter(pa.array(found["at"].cast(pa.timestamp("us")).to_numpy() >= first))
+        first, end = (np.datetime64("2024-05-01") + np.timedelta64(at, "h") for at in (after, until))
+        at = found["at"].cast(pa.timestamp("us")).to_numpy()
+        found = found.filter(pa.array((at >= first) & (at < end)))
         rows = pa.table(
             {
                 "key": found["site"],
@@ -116,7 +118,7 @@ class Place:
         write_deltalake(str(self.root / "estimates" / "oven"), rows, mode="append")
         newest = rows.filter(pc.equal(rows["event_time"], pc.max(rows["event_time"])))  # type: ignore[attr-defined]
         write_deltalake(
-            str(self.root / "latest" / "oven"), newest, mode="append", partition_by=["generation"]
+            str(self.root / "latest" / "oven"), newest, mode="overwrite", partition_by=["generation"]
         )
 
     def record(self, *known: tuple[dict[str, Any], str]) -> Catalog:
@@ -226,6 +228,78 @@ def test_rows_from_before_a_hand_over_are_drawn_by_their_own_spec(place: Place) 
     assert sorted(one.lines[0].mean[0]) == pytest.approx(heat, rel=1e-12)
     assert np.isnan(one.lines[0].mean[1]).sum() == len(old) and len(new) == HOURS - 12
     plot.run(place.settings, "oven", output=place.picture, key=["s2"])
+
+
+SHORT: dict[str, Any] = {**SLOPED, "outputs": {"covariance": "diagonal"}}
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Place:
+    """The live version had covariances up to hour 12, then variances, and has covariances from hour 20 on."""
+    found = Place(tmp_path)
+    found.record((SLOPED, LIVE))
+    for spec, after, until in ((SLOPED, 0, 12), (SHORT, 12, 20), (SLOPED, 20, HOURS)):
+        found.stream(spec, after, until)
+    return found
+
+
+def test_rows_with_variances_are_drawn_beside_rows_with_covariances(mixed: Place, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    once = Place(whole)
+    once.stream(SLOPED)
+    found, expected = (
+        estimate_series.read_warehouse_series(place.record((SLOPED, LIVE)), "oven", None, "live", ["s1"], 1)
+        for place in (mixed, once)
+    )
+    for a, b in zip(found.series[0].lines[0], expected.series[0].lines[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    plot.run(mixed.settings, "oven", output=mixed.picture)
+    page = health.gather(str(mixed.root), "oven", None)
+    for one in page.examples:
+        (line,) = one.lines
+        # A row after one with variances alone is not predicted, and its neighbours are, as their NIS shows.
+        assert np.flatnonzero(np.isnan(line.mean)).tolist() == [0, *range(13, 21)]
+        np.testing.assert_allclose(
+            (((one.measured - line.mean) / line.deviation) ** 2)[21:], line.nis[21:], rtol=1e-9
+        )
+
+
+def test_a_file_of_forecasts_starts_from_a_snapshot_while_latest_rows_have_variances(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    place.record((SLOPED, LIVE))
+    place.stream(SHORT)
+    for spec, why in (
+        (SHORT, "its estimates have variances alone; write outputs: {covariance: full}"),
+        (
+            SLOPED,
+            "the latest estimate of key s0 has variances alone; land a row of each key, or name a snapshot with "
+            "--snapshot",
+        ),
+    ):
+        assert read_live_keys(str(place.root), place.deploy(spec), [], None) == why
+    place.stream(SLOPED)
+    assert not isinstance(read_live_keys(str(place.root), place.deploy(SLOPED), [], None), str)
+
+
+def test_a_prediction_is_of_the_drawn_measurement_whatever_its_place(place: Place) -> None:
+    """Two versions name two measurements in another order."""
+    both: dict[str, Any] = {
+        **SLOPED,
+        "measurement": ["other", "heat"],
+        "observation": {"H": [[0.0, 1.0], [1.0, 0.0]], "R": [[4.0, 0.0], [0.0, 0.25]]},
+    }
+    rows = place.tables.columns("estimates/oven", ("key", "event_time", "mean", "covariance", "flags"))
+    rows = rows.filter(pc.equal(rows["key"], "s1")).sort_by("event_time")  # type: ignore[attr-defined]
+    rows = rows.append_column("time", rows["event_time"].cast(pa.timestamp("us")).cast(pa.int64()))
+    of = partial(predict_measurements, str(place.root))
+    one = of(ModelSpec.model_validate(SLOPED), None, rows, "heat")
+    two = of(ModelSpec.model_validate(both), None, rows, "heat")
+    assert np.isfinite(one[:, 1:]).all()
+    np.testing.assert_allclose(two, one, rtol=1e-12)
+    assert np.isnan(of(ModelSpec.model_validate(SLOPED), None, rows, "other")).all()
 
 
 def test_a_robust_version_is_drawn_over_its_measurements(tmp_path: Path) -> None:
