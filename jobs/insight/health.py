@@ -103,7 +103,7 @@ class Health(NamedTuple):
 
     spec: the spec of the live generation.
     specs: the spec of each generation.
-    other_version: a sentence if the deployed version is not live.
+    other_version: a sentence if the deployed version is not live, or if its spec cannot be read.
     without: the reason why NIS cannot be judged; empty if NIS is judged.
     """
 

@@ -345,7 +345,7 @@ def project_rows(
     # A generation may have covariances in some rows and variances in others (`outputs.covariance`).
     widths = arrow.measure_lists(rows[f"{prefix}covariance"].combine_chunks())
     for number, width in sorted(set(zip(generation_of.tolist(), widths.tolist(), strict=True))):
-        name = names[number] if number < len(names) else None
+        name = names[number] if number < len(names) else ""
         if name in specs:
             mine = np.flatnonzero((generation_of == number) & (widths == width))
             part = rows.take(arrow.build_integers(mine))

@@ -24,7 +24,7 @@ from jobs.insight import health
 from jobs.insight.status import describe_model, describe_other_version
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
 from jobs.offline.stored_keys import predict_measurements, read_live_keys
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
@@ -121,6 +121,19 @@ class Place:
             str(self.root / "latest" / "oven"), newest, mode="overwrite", partition_by=["generation"]
         )
 
+    def alert(self, spec: ModelSpec, *alerts: tuple[str, str, str, int], batch: int = 0) -> None:
+        """Write alerts of a spec's rules: key, rule, status and event time."""
+        assert spec.monitor is not None
+        rows = {
+            "key": [key for key, *_ in alerts],
+            "rule": [rule for _, rule, *_ in alerts],
+            "status": [one for *_, one, _ in alerts],
+            "event_time": pa.array([at for *_, at in alerts], pa.timestamp("us", "UTC")),
+            "definition": [spec.monitor.definition("rules")] * len(alerts),
+            "batch_id": [batch] * len(alerts),
+        }
+        write_deltalake(str(self.root / "alerts" / "oven"), pa.table(rows), mode="append")
+
     def record(self, *known: tuple[dict[str, Any], str]) -> Catalog:
         """Write a generation, and the snapshot it began from, for each spec and status."""
         start = {"source": "delta", "table": "measurements/oven", "version": 0}
@@ -202,6 +215,21 @@ def test_plot_and_report_do_without_the_file_of_the_spec(place: Place) -> None:
     (place.models / "oven.yaml").unlink()
     assert plot.run(place.settings, "oven", output=place.picture, keys=1).data["version"] == 1
     assert report.run(place.settings, "oven").data["rows"] == HOURS * KEYS
+    assert [one["model"] for one in status.run(place.settings, "oven").data["models"]] == ["oven"]
+    with pytest.raises(UserError, match="there is no model 'oben'"):
+        status.run(place.settings, "oben")
+
+
+def test_a_broken_spec_is_told_while_its_model_is_shown(place: Place) -> None:
+    (place.models / "oven.yaml").write_text("name: oven\nversion: two\n")
+    told = "the spec of oven cannot be read: "
+    for name in ("oven", None):
+        (said,) = status.run(place.settings, name).data["advice"]
+        assert said.startswith(f"{told}{place.models}/oven.yaml: time")
+    drawn = plot.run(place.settings, "oven", output=place.picture, keys=1)
+    assert drawn.data["version"] == 1 and any(line.startswith(f"note: {told}") for line in drawn.lines)
+    page = Path(report.run(place.settings, "oven").data["report"]).read_text()
+    assert "The spec of oven cannot be read: " in page
 
 
 def test_rows_from_before_a_hand_over_are_drawn_by_their_own_spec(place: Place) -> None:
@@ -334,11 +362,20 @@ def test_history_is_drawn_by_the_version_of_its_run(place: Place) -> None:
 
 
 def test_plot_says_what_it_leaves_out_and_how_to_see_it(place: Place) -> None:
-    drawn = plot.run(place.settings, "oven", output=place.picture, keys=1, quantity=["level"])
-    assert drawn.lines[2:] == [
-        "note: heat not drawn: --quantity heat",
-        "note: 1 of 5 keys: --keys 20, or --key KEY",
+    draw = partial(plot.run, place.settings, "oven", output=place.picture)
+    assert draw(keys=1).lines[2:] == ["note: 1 of 5 keys: --keys 5, or --key KEY"]
+    # What the user chose needs no advice, and no more keys can be drawn by number than --keys takes.
+    assert len(draw(key=["s1"], quantity=["level"]).lines) == 2
+    many = estimate_series.DrawnSeries(
+        ModelSpec.model_validate({**SLOPED, "measurement": ["größe"]}), ["level"], 1, [], 50
+    )
+    left = plot._list_left_out
+    assert left(many, None, None) == [
+        "größe not drawn: --quantity größe",
+        "0 of 50 keys: --keys 20, or --key KEY",
     ]
+    series: Any = [None] * 20
+    assert left(many._replace(series=series), None, ["level"]) == ["20 of 50 keys: --key KEY"]
     read = partial(
         estimate_series.read_warehouse_series, Catalog(place.tables), "oven", None, "live", ["s1"], 1
     )
@@ -395,7 +432,11 @@ def test_status_says_which_version_is_live(place: Place) -> None:
             [(SLOPED, RETIRED), (WAVY, LIVE)],
             SLOPED,
             "version 1 of oven is deployed, and version 2 is live: deploy version 2 again, or run `kalman-pipeline "
-            "rollback --model oven`",
+            "rollback --model oven --to oven-g0001`",
+        ),
+        *(
+            (known, SLOPED, "version 1 of oven is deployed, and version 2 is live: deploy version 2 again")
+            for known in ([(WAVY, LIVE)], [(SLOPED, REMOVED), (WAVY, LIVE)])
         ),
         (
             [(SLOPED, LIVE)],
@@ -417,25 +458,46 @@ def test_an_operator_reads_what_is_live_its_lag_and_the_alerts(place: Place) -> 
     rules = [{"name": name, "kind": "level", "at_least": 25} for name in ("hot", "hotter")]
     spec = ModelSpec.model_validate({**WAVY, "monitor": {"rules": rules}})
     assert describe_model(str(place.root), spec)["monitor"].startswith("no alert was raised yet; ")
-    alerts = [
+    place.alert(
+        spec,
         ("s1", "hot", "raised", 0),
         ("s1", "hot", "cleared", 1),
         ("s2", "hot", "raised", 0),
         ("s3", "hot", "raised", 2),
-    ]
-    write_deltalake(
-        str(place.root / "alerts" / "oven"),
-        pa.table(
-            {
-                "key": [key for key, *_ in alerts],
-                "rule": [rule for _, rule, *_ in alerts],
-                "status": [one for *_, one, _ in alerts],
-                "event_time": pa.array([at for *_, at in alerts], pa.timestamp("us", "UTC")),
-                "batch_id": [0] * len(alerts),
-            }
-        ),
     )
     told = describe_model(str(place.root), spec)
     assert told["live"] == "version 1 (generation oven-g0001)" and told["deployed"] == UPGRADE
     assert told["monitor"] == "raised: hot (2 keys)" and told["driver"] == "none runs now"
     assert json.dumps(told) and "lag" in told
+
+
+def test_alerts_of_former_rules_count_where_their_states_continue(place: Place) -> None:
+    hot = {"name": "hot", "kind": "level", "at_least": 25}
+    rules = (
+        [
+            hot,
+            {"name": "odd", "kind": "nis", "at_least": 9},
+            {"name": "gone", "kind": "level", "at_least": 1},
+        ],
+        [{**hot, "at_least": 30}, {"name": "odd", "kind": "level", "at_least": 9}],
+    )
+    former, spec = (ModelSpec.model_validate({**WAVY, "monitor": {"rules": one}}) for one in rules)
+    assert former.monitor is not None and spec.monitor is not None
+    place.alert(former, ("s1", "hot", "raised", 0), ("s2", "odd", "raised", 0), ("s2", "gone", "raised", 0))
+    place.alert(former, ("s3", "hot", "raised", 5), batch=1)
+    place.alert(spec, ("s4", "odd", "raised", 9))
+
+    def told() -> str:
+        return describe_model(str(place.root), spec)["monitor"]
+
+    assert told() == "raised: odd (1 key)"  # new rules without states: those of the former ones are no more
+    query = f"monitor-oven-rules-{former.monitor.definition('rules')}"
+    files, export = place.tables.files("_monitor/oven"), f"{query}-0"
+    kept = {"query": query, "batch": 0, "rules": [rule.model_dump() for rule in former.monitor.rules]}
+    files.write(f"export-{export}.json", json.dumps(kept).encode())
+    adopted = f"adopted-{spec.monitor.definition('rules')}.json"
+    files.write(adopted, json.dumps({"export": export}).encode())
+    # hot continues, with its alert up to the export; odd reads something else, so it is another rule
+    assert told() == "raised: hot (1 key), odd (1 key)"
+    place.alert(spec, ("s1", "hot", "cleared", 9))
+    assert told() == "raised: odd (1 key)"
