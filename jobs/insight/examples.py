@@ -194,9 +194,8 @@ def predict_line(
     for number, name in enumerate(names):
         mine = np.flatnonzero(generation_of == number)
         if name in specs:
-            found[:, mine] = predict_measurements(
-                root, *specs[name], rows.take(build_integers(mine)), quantity
-            )
+            part = rows.take(build_integers(mine))
+            found[:, mine] = predict_measurements(root, *specs[name], part, quantity)
     if not np.isfinite(found[0]).any():
         return line
     return line._replace(mean=found[0], deviation=np.sqrt(found[1]), is_predicted=True)

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core.errors import UserError
 from jobs.core.report import suggest_new_start
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
-from jobs.lineage.generations import (
-    SHADOW,
-    DeployedModel,
-    read_generations,
-    read_position,
-    suggest_rollback,
-)
+from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position, suggest_rollback
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED

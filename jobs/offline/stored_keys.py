@@ -144,12 +144,10 @@ def read_live_keys(
         rows = pa.table({"key": pa.nulls(0, pa.string())})
     rows = _sort_by_key(rows, spec, wanted, name)
     _refuse_unsure(rows, name)
-    partial = np.flatnonzero(~_find_whole(spec, kernel, rows))
-    if len(partial):
-        return (
-            f"the latest estimate of key {rows['key'][int(partial[0])].as_py()} has variances alone; land a row of each "
-            f"key, or name a snapshot with --snapshot"
-        )
+    short = np.flatnonzero(~_find_whole(spec, kernel, rows))
+    if len(short):
+        key = rows["key"][int(short[0])].as_py()
+        return f"{name} has variances alone of key {key}; land a row of each key, or name a snapshot with --snapshot"
     values = _compute_live_values(root, spec, learned, kernel, rows)
     count = np.ones(rows.num_rows, np.int64)
     columns, keys = _add_inputs(root, spec, rows, values, count, inputs)

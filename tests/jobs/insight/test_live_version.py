@@ -303,8 +303,7 @@ def test_a_file_of_forecasts_starts_from_a_snapshot_while_latest_rows_have_varia
         (SHORT, "its estimates have variances alone; write outputs: {covariance: full}"),
         (
             SLOPED,
-            "the latest estimate of key s0 has variances alone; land a row of each key, or name a snapshot with "
-            "--snapshot",
+            "oven-g0001 has variances alone of key s0; land a row of each key, or name a snapshot with --snapshot",
         ),
     ):
         assert read_live_keys(str(place.root), place.deploy(spec), [], None) == why
