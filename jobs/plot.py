@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jobs.lineage.catalog import Catalog
     from jobs.offline.estimate_series import DrawnSeries
 
+MOST_KEYS = 20
+"""Maximum number of keys that are drawn unless the user names others."""
 CROWDED = 3_000
 """Number of a key's rows from which a daily season would be an unreadable blot."""
 
@@ -54,7 +56,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
+    keys: Annotated[int, Option(min=1, max=MOST_KEYS, help="How many keys to draw, if none are named.")] = 3,
     quantity: Annotated[
         list[str] | None,
         Option(
@@ -74,7 +76,7 @@ def run(
     """
     from jobs.insight.status import describe_other_version
     from jobs.lineage.catalog import Catalog
-    from jobs.specs.loading import find_deployed_spec
+    from jobs.specs.loading import describe_broken_spec, find_deployed_spec
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.warehouse import Tables
 
@@ -101,9 +103,10 @@ def run(
     else:
         what = "live estimates" if which == "live" else "estimates of history"
         found = read_warehouse_series(catalog, name, spec, str(which), *chosen)
-        notes = list(filter(None, [describe_other_version(catalog, name, spec)]))
+        broken = describe_broken_spec(name, spec, settings.models)
+        notes = list(filter(None, [broken or describe_other_version(catalog, name, spec)]))
     found = found._replace(series=[one.newest(rows) for one in found.series])
-    notes += _list_left_out(found)
+    notes += _list_left_out(found, key, quantity)
     draw(path, found, f"{name} v{found.spec.version}: {what}", notes)
     drawn, seconds = sum(len(one.time) for one in found.series), round(perf_counter() - start, 3)
     data = {
@@ -123,17 +126,17 @@ def run(
     )
 
 
-def _list_left_out(found: DrawnSeries) -> list[str]:
-    """Return a sentence for keys, and one for quantities, that are left out of the picture."""
+def _list_left_out(found: DrawnSeries, keys: list[str] | None, quantities: list[str] | None) -> list[str]:
+    """Return a sentence for keys, and one for quantities, that are left out of the picture unless the user chose."""
     from jobs.state.kernel import list_quantities
 
-    notes, known = [], list_quantities(found.spec)
-    drawn = found.quantities[: found.drawn]
-    left = [one for one in known if one not in drawn]
-    if left:
+    notes, drawn, count = [], found.quantities[: found.drawn], len(found.series)
+    left = [one for one in list_quantities(found.spec) if one not in drawn]
+    if left and not quantities:
         notes.append(f"{', '.join(left)} not drawn: --quantity {left[0]}")
-    if len(found.series) < found.keys:
-        notes.append(f"{len(found.series):,} of {format_count(found.keys, 'key')}: --keys 20, or --key KEY")
+    if count < found.keys and not keys:
+        more = f"--keys {min(found.keys, MOST_KEYS)}, or " if count < MOST_KEYS else ""
+        notes.append(f"{count:,} of {format_count(found.keys, 'key')}: {more}--key KEY")
     return notes
 
 

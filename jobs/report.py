@@ -107,10 +107,12 @@ def _report_health(settings: Settings, model: str, keys: list[str], started: flo
     from jobs.insight.health import gather
     from jobs.insight.health_page import build_health_page, judge_health
     from jobs.insight.index import write_index, write_page
-    from jobs.specs.loading import find_deployed_spec
+    from jobs.specs.loading import describe_broken_spec, find_deployed_spec
 
     name, spec = find_deployed_spec(model, settings.models)
     health = gather(settings.warehouse, name, spec, keys)
+    broken = describe_broken_spec(name, spec, settings.models)
+    health = health._replace(other_version=broken or health.other_version)
     page = write_page(settings.warehouse, name, build_health_page(health))
     write_index(settings.warehouse, [name])
     colour, sentence = judge_health(health)

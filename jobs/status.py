@@ -61,13 +61,16 @@ def run(
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
     from jobs.insight.status import find_alarms, read_status
     from jobs.lineage.catalog import Catalog
-    from jobs.specs.loading import list_model_names, load_spec
+    from jobs.specs.loading import find_deployed_spec, list_model_names, load_spec
     from jobs.verification.runs import read_last_outcomes
 
-    names = [load_spec(model, settings.models).name] if model else list_model_names(settings.models)
     catalog = Catalog(warehouse)
     if model is None:
-        names = sorted({*names, *catalog.models})
+        names = sorted({*list_model_names(settings.models), *catalog.models})
+    else:
+        names = [find_deployed_spec(model, settings.models)[0]]
+        if names[0] not in catalog.models:
+            load_spec(model, settings.models)  # raises an error if there is no such model
     with ThreadPoolExecutor(_READERS) as readers:  # a store answers many questions in the time of one
         data = list(readers.map(partial(read_status, catalog, read_last_outcomes(warehouse)), names))
     advice = _list_advice(settings, catalog, names)
@@ -83,13 +86,14 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 def _list_advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
     from jobs.insight.status import advise, describe_other_version, measure_stream
-    from jobs.specs.loading import find_deployed_spec
+    from jobs.specs.loading import describe_broken_spec, find_deployed_spec
 
     found: list[str] = []
     cores = os.cpu_count() if settings.master.startswith("local") else None
     for name in names:
         spec = find_deployed_spec(name, settings.models)[1]
-        found += filter(None, [describe_other_version(catalog, name, spec)])
+        broken = describe_broken_spec(name, spec, settings.models)
+        found += filter(None, [broken or describe_other_version(catalog, name, spec)])
         found += advise(measure_stream(catalog, name, spec, cores), datetime.now(UTC))
     return found
 

@@ -174,22 +174,28 @@ def build_line(
 
 
 def predict_line(
-    root: str, line: EstimateLine, rows: pa.Table, specs: Mapping[str, tuple[ModelSpec, str | None]]
+    root: str,
+    line: EstimateLine,
+    rows: pa.Table,
+    specs: Mapping[str, tuple[ModelSpec, str | None]],
+    quantity: str,
 ) -> EstimateLine:
-    """Return the line with the predictions of the first measurement, or unchanged if no row can be predicted.
+    """Return the line with the predictions of a measurement, or unchanged if no row can be predicted.
 
     Args:
         root: the root of the warehouse.
         line: the line of the rows (`build_line`).
         rows: a key's estimates (`read_newest_rows`).
         specs: the spec of each generation, and the snapshot with its learned parameters.
+        quantity: the name of the measurement.
     """
     found = np.full((2, len(line.time)), np.nan)
     names, generation_of = find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
     for number, name in enumerate(names):
         mine = np.flatnonzero(generation_of == number)
         if name in specs:
-            found[:, mine] = predict_measurements(root, *specs[name], rows.take(build_integers(mine)))
+            part = rows.take(build_integers(mine))
+            found[:, mine] = predict_measurements(root, *specs[name], part, quantity)
     if not np.isfinite(found[0]).any():
         return line
     return line._replace(mean=found[0], deviation=np.sqrt(found[1]), is_predicted=True)

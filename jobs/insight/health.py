@@ -103,7 +103,7 @@ class Health(NamedTuple):
 
     spec: the spec of the live generation.
     specs: the spec of each generation.
-    other_version: a sentence if the deployed version is not live.
+    other_version: a sentence if the deployed version is not live, or if its spec cannot be read.
     without: the reason why NIS cannot be judged; empty if NIS is judged.
     """
 
@@ -413,6 +413,6 @@ def _read_examples(
     def line(mine: pa.Table) -> examples.EstimateLine:
         found = examples.build_line(mine, sums.degrees(mine, mine.num_rows), made_by, name)
         begun = {one: (made_by[one], known[one]) for one in made_by if one in known}
-        return examples.predict_line(root, found, mine, begun) if is_measured else found
+        return examples.predict_line(root, found, mine, begun, name) if is_measured else found
 
     return examples.make_examples(chosen, name, measured, [rows], line)

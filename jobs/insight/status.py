@@ -18,11 +18,11 @@ from jobs.core.settings import find_local_path
 from jobs.downstream.queries import list_given_up, read_downstream_status
 from jobs.insight.retention_plan import plan_retention
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position, suggest_rollback
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.quarantine import TABLE as QUARANTINE
-from jobs.storage.queries import open_queries
+from jobs.storage.queries import build_in_condition, open_queries
 from jobs.storage.tables import alerts, estimates, estimates_history, measurements, windows
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverIdentity
@@ -32,6 +32,7 @@ from jobs.verification.runs import DIFFERENT, format_difference, read_last_outco
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
+    from jobs.specs.monitor import Monitor
 
 
 ENDED = (RETIRED, REMOVED)
@@ -237,13 +238,35 @@ def _describe_alerts(warehouse: Tables, spec: ModelSpec) -> str | None:
                 f"no alert was raised yet; `kalman-pipeline monitor --model {spec.name}` reads new estimates"
             )
         newest = "row_number() OVER (PARTITION BY key, rule ORDER BY event_time DESC, batch_id DESC) AS place"
+        mine = _build_alerts_condition(warehouse, spec.name, spec.monitor)
         raised = queries.run(
-            f"SELECT rule, count(*) AS keys FROM (SELECT *, {newest} FROM alerts) "
+            f"SELECT rule, count(*) AS keys FROM (SELECT *, {newest} FROM alerts WHERE {mine}) "
             "WHERE place = 1 AND status = 'raised' GROUP BY rule ORDER BY rule"
         ).to_pylist()
-    rules = {rule.name for rule in spec.monitor.rules}
-    told = [f"{one['rule']} ({format_count(one['keys'], 'key')})" for one in raised if one["rule"] in rules]
+    told = [f"{one['rule']} ({format_count(one['keys'], 'key')})" for one in raised]
     return f"raised: {', '.join(told)}" if told else "no alert is raised now"
+
+
+def _build_alerts_condition(warehouse: Tables, model: str, monitor: Monitor) -> str:
+    """Return the SQL condition of the alerts of a monitor's rules, and of former rules whose states they continue.
+
+    A rule that continues does not raise its open alerts again, so the former rule's rows alone have them.
+    """
+    files, found, after = warehouse.files(f"_monitor/{model}"), dict[str, str](), ""
+    definition = monitor.definition("rules")
+    readings = {one.name: (one.kind, one.state, one.measurement) for one in monitor.rules}
+    while definition not in found:
+        rules = build_in_condition("rule", list(readings)) if readings else "false"
+        found[definition] = f"(definition = '{definition}' AND {rules}{after})"
+        adopted = files.read(f"adopted-{definition}.json")
+        content = adopted and files.read(f"export-{json.loads(adopted)['export']}.json")
+        if content:
+            export = json.loads(content)
+            former = {one["name"]: (one["kind"], one["state"], one["measurement"]) for one in export["rules"]}
+            readings = {name: one for name, one in readings.items() if former.get(name) == one}
+            definition = export["query"].rpartition("-")[2]
+            after = f" AND batch_id <= {export['batch']}"
+    return f"({' OR '.join(found.values())})"
 
 
 def describe_other_version(catalog: Catalog, model: str, deployed: ModelSpec | None) -> str | None:
@@ -251,7 +274,7 @@ def describe_other_version(catalog: Catalog, model: str, deployed: ModelSpec | N
     live = catalog.live(model)
     if live is None or deployed is None or deployed.fingerprint() == live.fingerprint:
         return None
-    new, old = deployed.version, live.model_version
+    new, old, known = deployed.version, live.model_version, catalog.generations(model)
     if new == old:
         return (
             f"the deployed spec of {model} is not that of the live {live.generation}, under the same version {old}: "
@@ -259,13 +282,11 @@ def describe_other_version(catalog: Catalog, model: str, deployed: ModelSpec | N
         )
     if new < old:
         return (
-            f"version {new} of {model} is deployed, and version {old} is live: deploy version {old} again, or run "
-            f"`kalman-pipeline rollback --model {model}`"
+            f"version {new} of {model} is deployed, and version {old} is live: deploy version {old} again"
+            f"{suggest_rollback(known, model, deployed.fingerprint())}"
         )
     shadows = [
-        one.generation
-        for one in catalog.generations(model)
-        if one.status == SHADOW and one.fingerprint == deployed.fingerprint()
+        one.generation for one in known if one.status == SHADOW and one.fingerprint == deployed.fingerprint()
     ]
     runs, verb = (f"runs as shadow {shadows[-1]}", "promote") if shadows else ("is deployed", "upgrade")
     return f"version {new} of {model} {runs}, and version {old} is live until `kalman-pipeline {verb} --model {model}`"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core.errors import UserError
 from jobs.core.report import suggest_new_start
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
-from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position
+from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position, suggest_rollback
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
@@ -155,6 +155,7 @@ class Deployed(NamedTuple):
     version.
     topic_id: id of the spec's topic; None if the spec has no topic, or if the id is unknown.
     shadow: name of the shadow that runs the spec's version; None if there is none.
+    rollback: the command, after "or", that makes a retired generation of the spec live; empty without one.
     """
 
     spec: ModelSpec
@@ -164,6 +165,7 @@ class Deployed(NamedTuple):
     commit_of: Callable[[int], str | None] = lambda version: None
     topic_id: str | None = None
     shadow: str | None = None
+    rollback: str = ""
 
 
 class Finding(NamedTuple):
@@ -324,7 +326,8 @@ def _build_deployed(
     known, fingerprint = read_generations(warehouse, model.name), model.spec.fingerprint()
     mine = (one.generation for one in known if (one.status, one.fingerprint) == (SHADOW, fingerprint))
     commit_of = partial(commit_id, warehouse, table)
-    return Deployed(model.spec, id_, latest, settings, commit_of, topic, next(mine, None))
+    rollback = suggest_rollback(known, model.name, fingerprint)
+    return Deployed(model.spec, id_, latest, settings, commit_of, topic, next(mine, None), rollback)
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
@@ -394,8 +397,7 @@ def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Findin
         yield Finding(
             REFUSED,
             f"the deployed spec is version {new}, older than the version {old} of {built_with.name}, so its "
-            f"state would change its meaning. Deploy version {old} again, or run `kalman-pipeline rollback --model "
-            f"{name}`",
+            f"state would change its meaning. Deploy version {old} again{deployed.rollback}",
         )
     elif new > old:
         then = f"`kalman-pipeline upgrade --model {name}`"

@@ -182,6 +182,12 @@ def find_predecessor(known: Sequence[Generation], live: Generation) -> str | Non
     return live.parent
 
 
+def suggest_rollback(known: Sequence[Generation], model: str, fingerprint: str) -> str:
+    """Return the command, after "or", that makes the last retired generation of a spec live; empty without one."""
+    mine = [one.generation for one in known if (one.status, one.fingerprint) == (RETIRED, fingerprint)]
+    return f", or run `kalman-pipeline rollback --model {model} --to {mine[-1]}`" if mine else ""
+
+
 def read_origin_manifest(warehouse: Tables, generation: Generation) -> Manifest:
     """Return the manifest of the snapshot from which a generation began.
 

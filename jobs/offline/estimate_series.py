@@ -342,9 +342,12 @@ def project_rows(
     """
     found = np.full((2, len(quantities), rows.num_rows), np.nan)
     names, generation_of = arrow.find_distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
-    for number, name in enumerate(names):
+    # A generation may have covariances in some rows and variances in others (`outputs.covariance`).
+    widths = arrow.measure_lists(rows[f"{prefix}covariance"].combine_chunks())
+    for number, width in sorted(set(zip(generation_of.tolist(), widths.tolist(), strict=True))):
+        name = names[number] if number < len(names) else ""
         if name in specs:
-            mine = np.flatnonzero(generation_of == number)
+            mine = np.flatnonzero((generation_of == number) & (widths == width))
             part = rows.take(arrow.build_integers(mine))
             mean, covariance = (
                 _convert_lists(part[f"{prefix}{one}"].combine_chunks()) for one in ("mean", "covariance")

@@ -31,6 +31,7 @@ from jobs.state.encoding.table_columns import split_keys
 from jobs.storage.table_rows import find_write_time, read_column_types, read_table
 from jobs.storage.tables import latest, measurements
 from jobs.storage.warehouse import Tables, find_home
+from kalman.evaluation.forecast import extract_variances
 from kalman.filters.own_parameters import FIELD, copy_key_parameters, find_key_parameters
 from kalman.filters.state_layout import locate_fields, unwrap_filter
 from kalman.filters.state_output import OUTPUT, follows_from_moments
@@ -143,6 +144,10 @@ def read_live_keys(
         rows = pa.table({"key": pa.nulls(0, pa.string())})
     rows = _sort_by_key(rows, spec, wanted, name)
     _refuse_unsure(rows, name)
+    short = np.flatnonzero(~_find_whole(spec, kernel, rows))
+    if len(short):
+        key = rows["key"][int(short[0])].as_py()
+        return f"{name} has variances alone of key {key}; land a row of each key, or name a snapshot with --snapshot"
     values = _compute_live_values(root, spec, learned, kernel, rows)
     count = np.ones(rows.num_rows, np.int64)
     columns, keys = _add_inputs(root, spec, rows, values, count, inputs)
@@ -159,6 +164,12 @@ def _find_missing_part(spec: ModelSpec, kernel: Filter, with_state: bool) -> str
     if spec.stream.new_keys == PRETRAINED and find_key_parameters(kernel).rows:
         return "parameters of new keys are in its checkpoint alone"
     return None
+
+
+def _find_whole(spec: ModelSpec, kernel: Filter, rows: pa.Table) -> NDArray[np.bool_]:
+    """Return for each of N rows whether it has all covariances, or whether the filter needs none."""
+    full = arrow.measure_lists(rows["covariance"].combine_chunks()) == len(spec.states) ** 2
+    return full | (not follows_from_moments(kernel))
 
 
 def _sort_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
@@ -221,28 +232,33 @@ def _compute_live_values(
     return copy_key_parameters(kernel, values, begin[locate_fields(kernel.fields)[FIELD]])
 
 
-def predict_measurements(root: str, spec: ModelSpec, snapshot: str | None, rows: pa.Table) -> Floats:
-    """Return mean and variance (2, N) of a key's first measurement in each row, predicted from the row before it.
+def predict_measurements(
+    root: str, spec: ModelSpec, snapshot: str | None, rows: pa.Table, quantity: str
+) -> Floats:
+    """Return mean and variance (2, N) of a key's measurement in each row, predicted from the row before it.
 
-    They are NaN where no row came before, or where the stored estimates do not suffice for a prediction.
+    They are NaN where no row came before, where the stored estimates do not suffice for a prediction, or where the spec
+    does not have the measurement.
 
     Args:
         root: the root of the warehouse.
         spec: the spec of the estimates.
         snapshot: the snapshot with the learned parameters; None means the values of the spec.
         rows: estimates of one key by one generation, in the order of time, which the column `time` has in microseconds.
+        quantity: the name of the measurement.
     """
     found = np.full((2, rows.num_rows), np.nan)
     covariance = rows["covariance"].combine_chunks()
     usable = np.array([None not in one and np.isfinite(one).all() for one in covariance.to_pylist()])
-    usable &= arrow.to_numpy(rows["flags"].combine_chunks().is_null())
-    before = np.maximum.accumulate(np.where(usable, np.arange(rows.num_rows), -1))[:-1]
-    known = np.flatnonzero(before >= 0)
+    applied = arrow.to_numpy(rows["flags"].combine_chunks().is_null())
+    before = np.maximum.accumulate(np.where(applied, np.arange(rows.num_rows), -1))[:-1]
     try:
         learned = find_learned_parameters(root, spec, snapshot or NONE)
         kernel = unwrap_filter(kalman.build(spec.definition(), learned.parameters))
         lacks = _find_missing_part(spec, kernel, OUTPUT in rows.column_names)
-        if kernel.controls or lacks is not None or not len(known):
+        usable &= _find_whole(spec, kernel, rows)
+        known = np.flatnonzero((before >= 0) & usable[before])
+        if kernel.controls or lacks is not None or not len(known) or quantity not in spec.measurement:
             return found
         origins = rows.take(arrow.build_integers(before[known]))
         values = _compute_live_values(root, spec, learned, kernel, origins)
@@ -252,7 +268,8 @@ def predict_measurements(root: str, spec: ModelSpec, snapshot: str | None, rows:
         ahead = kalman.forecast(kernel, states, dt[None])
     except (UserError, kalman.ModelError):
         return found
-    found[:, known + 1] = ahead.measurement_mean[0, 0], ahead.measurement_covariance[0, 0]
+    place, variance = spec.measurement.index(quantity), extract_variances(ahead.measurement_covariance)
+    found[:, known + 1] = ahead.measurement_mean[place, 0], variance[place, 0]
     return found
 
 

@@ -74,6 +74,18 @@ def find_deployed_spec(
     return spec.name, spec
 
 
+def describe_broken_spec(
+    model: str, found: ModelSpec | None, models_dir: str | Path | None = None
+) -> str | None:
+    """Return why the spec of a model was not `found` (`find_deployed_spec`); None if it was, or if it has no file."""
+    if found is None and _is_there(Path(models_dir or "models") / f"{model}.yaml"):
+        try:
+            load_spec(model, models_dir)
+        except SpecError as error:
+            return f"the spec of {model} cannot be read: {extract_first_line(error)}"
+    return None
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()

@@ -360,7 +360,7 @@ STORY: list[list[Row]] = [
     [of("upgrades/decision", "gives it the rows that land", "promote --model walk", only="--force")],
     [
         of(
-            *("lineage/compatibility", "older than the version {old}", STREAM),
+            *("lineage/generations", "or run `kalman-pipeline rollback", STREAM),
             lambda world: world.write(monitor=NIS, observation={"R": [[0.5]]}),
             prints="is version 1, older than the version 2",
         ),
@@ -433,7 +433,6 @@ REASONS = {
     ("jobs/insight/status.py", "--mode repartition --partitions"): "tests/jobs/upgrades/test_repartition.py",
     ("jobs/insight/status.py", "`kalman-pipeline stream --model {spec.name}`"): "tests/dags/test_pages.py",
     ("jobs/insight/status.py", "the deployed spec of"): "tests/jobs/lineage/test_compatibility.py",
-    ("jobs/insight/status.py", "or run `kalman-pipeline rollback"): HERE,
     ("jobs/insight/status.py", "no alert was raised yet"): "where to look",
     ("jobs/insight/status.py", "so readers open many"): "tests/jobs/insight/test_maintain.py",
     ("jobs/insight/status.py", "may be removed"): "tests/jobs/insight/test_maintain.py",

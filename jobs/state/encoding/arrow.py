@@ -83,6 +83,11 @@ def find_distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]
     return found, to_numpy(encoded.indices, len(found)).astype(np.int64)
 
 
+def measure_lists(column: pa.ListArray) -> NDArray[np.int64]:
+    """Return the length of each of N lists as (N,); 0 for a missing list."""
+    return to_numpy(load_compute().list_value_length(column).cast(pa.int64()))
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return whether a type is numeric: integer, floating-point or decimal."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)

@@ -24,7 +24,8 @@ from jobs.insight import health
 from jobs.insight.status import describe_model, describe_other_version
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.offline.stored_keys import predict_measurements, read_live_keys
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
@@ -93,14 +94,15 @@ class Place:
         (self.models / "oven.yaml").write_text(yaml.safe_dump(spec))
         return ModelSpec.model_validate(spec)
 
-    def stream(self, spec: dict[str, Any], after: int = 0) -> None:
-        """Write the estimates of the rows from an hour on as those of a generation."""
+    def stream(self, spec: dict[str, Any], after: int = 0, until: int = HOURS) -> None:
+        """Write the estimates of the rows from an hour on, and before another, as those of a generation."""
         self.deploy(spec)
         made, number = self.models.parent / "made.parquet", spec["version"]
         offline.run(self.settings, "oven", str(self.rows), str(made))
         found = _in_utc(pq.read_table(made))
-        first = np.datetime64("2024-05-01") + np.timedelta64(after, "h")
-        found = found.filter(pa.array(found["at"].cast(pa.timestamp("us")).to_numpy() >= first))
+        first, end = (np.datetime64("2024-05-01") + np.timedelta64(at, "h") for at in (after, until))
+        at = found["at"].cast(pa.timestamp("us")).to_numpy()
+        found = found.filter(pa.array((at >= first) & (at < end)))
         rows = pa.table(
             {
                 "key": found["site"],
@@ -116,8 +118,21 @@ class Place:
         write_deltalake(str(self.root / "estimates" / "oven"), rows, mode="append")
         newest = rows.filter(pc.equal(rows["event_time"], pc.max(rows["event_time"])))  # type: ignore[attr-defined]
         write_deltalake(
-            str(self.root / "latest" / "oven"), newest, mode="append", partition_by=["generation"]
+            str(self.root / "latest" / "oven"), newest, mode="overwrite", partition_by=["generation"]
         )
+
+    def alert(self, spec: ModelSpec, *alerts: tuple[str, str, str, int], batch: int = 0) -> None:
+        """Write alerts of a spec's rules: key, rule, status and event time."""
+        assert spec.monitor is not None
+        rows = {
+            "key": [key for key, *_ in alerts],
+            "rule": [rule for _, rule, *_ in alerts],
+            "status": [one for *_, one, _ in alerts],
+            "event_time": pa.array([at for *_, at in alerts], pa.timestamp("us", "UTC")),
+            "definition": [spec.monitor.definition("rules")] * len(alerts),
+            "batch_id": [batch] * len(alerts),
+        }
+        write_deltalake(str(self.root / "alerts" / "oven"), pa.table(rows), mode="append")
 
     def record(self, *known: tuple[dict[str, Any], str]) -> Catalog:
         """Write a generation, and the snapshot it began from, for each spec and status."""
@@ -200,6 +215,21 @@ def test_plot_and_report_do_without_the_file_of_the_spec(place: Place) -> None:
     (place.models / "oven.yaml").unlink()
     assert plot.run(place.settings, "oven", output=place.picture, keys=1).data["version"] == 1
     assert report.run(place.settings, "oven").data["rows"] == HOURS * KEYS
+    assert [one["model"] for one in status.run(place.settings, "oven").data["models"]] == ["oven"]
+    with pytest.raises(UserError, match="there is no model 'oben'"):
+        status.run(place.settings, "oben")
+
+
+def test_a_broken_spec_is_told_while_its_model_is_shown(place: Place) -> None:
+    (place.models / "oven.yaml").write_text("name: oven\nversion: two\n")
+    told = "the spec of oven cannot be read: "
+    for name in ("oven", None):
+        (said,) = status.run(place.settings, name).data["advice"]
+        assert said.startswith(f"{told}{place.models}/oven.yaml: time")
+    drawn = plot.run(place.settings, "oven", output=place.picture, keys=1)
+    assert drawn.data["version"] == 1 and any(line.startswith(f"note: {told}") for line in drawn.lines)
+    page = Path(report.run(place.settings, "oven").data["report"]).read_text()
+    assert "The spec of oven cannot be read: " in page
 
 
 def test_rows_from_before_a_hand_over_are_drawn_by_their_own_spec(place: Place) -> None:
@@ -226,6 +256,77 @@ def test_rows_from_before_a_hand_over_are_drawn_by_their_own_spec(place: Place) 
     assert sorted(one.lines[0].mean[0]) == pytest.approx(heat, rel=1e-12)
     assert np.isnan(one.lines[0].mean[1]).sum() == len(old) and len(new) == HOURS - 12
     plot.run(place.settings, "oven", output=place.picture, key=["s2"])
+
+
+SHORT: dict[str, Any] = {**SLOPED, "outputs": {"covariance": "diagonal"}}
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Place:
+    """The live version had covariances up to hour 12, then variances, and has covariances from hour 20 on."""
+    found = Place(tmp_path)
+    found.record((SLOPED, LIVE))
+    for spec, after, until in ((SLOPED, 0, 12), (SHORT, 12, 20), (SLOPED, 20, HOURS)):
+        found.stream(spec, after, until)
+    return found
+
+
+def test_rows_with_variances_are_drawn_beside_rows_with_covariances(mixed: Place, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    once = Place(whole)
+    once.stream(SLOPED)
+    found, expected = (
+        estimate_series.read_warehouse_series(place.record((SLOPED, LIVE)), "oven", None, "live", ["s1"], 1)
+        for place in (mixed, once)
+    )
+    for a, b in zip(found.series[0].lines[0], expected.series[0].lines[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    plot.run(mixed.settings, "oven", output=mixed.picture)
+    page = health.gather(str(mixed.root), "oven", None)
+    for one in page.examples:
+        (line,) = one.lines
+        # A row after one with variances alone is not predicted, and its neighbours are, as their NIS shows.
+        assert np.flatnonzero(np.isnan(line.mean)).tolist() == [0, *range(13, 21)]
+        np.testing.assert_allclose(
+            (((one.measured - line.mean) / line.deviation) ** 2)[21:], line.nis[21:], rtol=1e-9
+        )
+
+
+def test_a_file_of_forecasts_starts_from_a_snapshot_while_latest_rows_have_variances(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    place.record((SLOPED, LIVE))
+    place.stream(SHORT)
+    for spec, why in (
+        (SHORT, "its estimates have variances alone; write outputs: {covariance: full}"),
+        (
+            SLOPED,
+            "oven-g0001 has variances alone of key s0; land a row of each key, or name a snapshot with --snapshot",
+        ),
+    ):
+        assert read_live_keys(str(place.root), place.deploy(spec), [], None) == why
+    place.stream(SLOPED)
+    assert not isinstance(read_live_keys(str(place.root), place.deploy(SLOPED), [], None), str)
+
+
+def test_a_prediction_is_of_the_drawn_measurement_whatever_its_place(place: Place) -> None:
+    """Two versions name two measurements in another order."""
+    both: dict[str, Any] = {
+        **SLOPED,
+        "measurement": ["other", "heat"],
+        "observation": {"H": [[0.0, 1.0], [1.0, 0.0]], "R": [[4.0, 0.0], [0.0, 0.25]]},
+    }
+    rows = place.tables.columns("estimates/oven", ("key", "event_time", "mean", "covariance", "flags"))
+    rows = rows.filter(pc.equal(rows["key"], "s1")).sort_by("event_time")  # type: ignore[attr-defined]
+    rows = rows.append_column("time", rows["event_time"].cast(pa.timestamp("us")).cast(pa.int64()))
+    of = partial(predict_measurements, str(place.root))
+    one = of(ModelSpec.model_validate(SLOPED), None, rows, "heat")
+    two = of(ModelSpec.model_validate(both), None, rows, "heat")
+    assert np.isfinite(one[:, 1:]).all()
+    np.testing.assert_allclose(two, one, rtol=1e-12)
+    assert np.isnan(of(ModelSpec.model_validate(SLOPED), None, rows, "other")).all()
 
 
 def test_a_robust_version_is_drawn_over_its_measurements(tmp_path: Path) -> None:
@@ -260,11 +361,20 @@ def test_history_is_drawn_by_the_version_of_its_run(place: Place) -> None:
 
 
 def test_plot_says_what_it_leaves_out_and_how_to_see_it(place: Place) -> None:
-    drawn = plot.run(place.settings, "oven", output=place.picture, keys=1, quantity=["level"])
-    assert drawn.lines[2:] == [
-        "note: heat not drawn: --quantity heat",
-        "note: 1 of 5 keys: --keys 20, or --key KEY",
+    draw = partial(plot.run, place.settings, "oven", output=place.picture)
+    assert draw(keys=1).lines[2:] == ["note: 1 of 5 keys: --keys 5, or --key KEY"]
+    # What the user chose needs no advice, and no more keys can be drawn by number than --keys takes.
+    assert len(draw(key=["s1"], quantity=["level"]).lines) == 2
+    many = estimate_series.DrawnSeries(
+        ModelSpec.model_validate({**SLOPED, "measurement": ["größe"]}), ["level"], 1, [], 50
+    )
+    left = plot._list_left_out
+    assert left(many, None, None) == [
+        "größe not drawn: --quantity größe",
+        "0 of 50 keys: --keys 20, or --key KEY",
     ]
+    series: Any = [None] * 20
+    assert left(many._replace(series=series), None, ["level"]) == ["20 of 50 keys: --key KEY"]
     read = partial(
         estimate_series.read_warehouse_series, Catalog(place.tables), "oven", None, "live", ["s1"], 1
     )
@@ -321,7 +431,11 @@ def test_status_says_which_version_is_live(place: Place) -> None:
             [(SLOPED, RETIRED), (WAVY, LIVE)],
             SLOPED,
             "version 1 of oven is deployed, and version 2 is live: deploy version 2 again, or run `kalman-pipeline "
-            "rollback --model oven`",
+            "rollback --model oven --to oven-g0001`",
+        ),
+        *(
+            (known, SLOPED, "version 1 of oven is deployed, and version 2 is live: deploy version 2 again")
+            for known in ([(WAVY, LIVE)], [(SLOPED, REMOVED), (WAVY, LIVE)])
         ),
         (
             [(SLOPED, LIVE)],
@@ -343,25 +457,46 @@ def test_an_operator_reads_what_is_live_its_lag_and_the_alerts(place: Place) -> 
     rules = [{"name": name, "kind": "level", "at_least": 25} for name in ("hot", "hotter")]
     spec = ModelSpec.model_validate({**WAVY, "monitor": {"rules": rules}})
     assert describe_model(str(place.root), spec)["monitor"].startswith("no alert was raised yet; ")
-    alerts = [
+    place.alert(
+        spec,
         ("s1", "hot", "raised", 0),
         ("s1", "hot", "cleared", 1),
         ("s2", "hot", "raised", 0),
         ("s3", "hot", "raised", 2),
-    ]
-    write_deltalake(
-        str(place.root / "alerts" / "oven"),
-        pa.table(
-            {
-                "key": [key for key, *_ in alerts],
-                "rule": [rule for _, rule, *_ in alerts],
-                "status": [one for *_, one, _ in alerts],
-                "event_time": pa.array([at for *_, at in alerts], pa.timestamp("us", "UTC")),
-                "batch_id": [0] * len(alerts),
-            }
-        ),
     )
     told = describe_model(str(place.root), spec)
     assert told["live"] == "version 1 (generation oven-g0001)" and told["deployed"] == UPGRADE
     assert told["monitor"] == "raised: hot (2 keys)" and told["driver"] == "none runs now"
     assert json.dumps(told) and "lag" in told
+
+
+def test_alerts_of_former_rules_count_where_their_states_continue(place: Place) -> None:
+    hot = {"name": "hot", "kind": "level", "at_least": 25}
+    rules = (
+        [
+            hot,
+            {"name": "odd", "kind": "nis", "at_least": 9},
+            {"name": "gone", "kind": "level", "at_least": 1},
+        ],
+        [{**hot, "at_least": 30}, {"name": "odd", "kind": "level", "at_least": 9}],
+    )
+    former, spec = (ModelSpec.model_validate({**WAVY, "monitor": {"rules": one}}) for one in rules)
+    assert former.monitor is not None and spec.monitor is not None
+    place.alert(former, ("s1", "hot", "raised", 0), ("s2", "odd", "raised", 0), ("s2", "gone", "raised", 0))
+    place.alert(former, ("s3", "hot", "raised", 5), batch=1)
+    place.alert(spec, ("s4", "odd", "raised", 9))
+
+    def told() -> str:
+        return describe_model(str(place.root), spec)["monitor"]
+
+    assert told() == "raised: odd (1 key)"  # new rules without states: those of the former ones are no more
+    query = f"monitor-oven-rules-{former.monitor.definition('rules')}"
+    files, export = place.tables.files("_monitor/oven"), f"{query}-0"
+    kept = {"query": query, "batch": 0, "rules": [rule.model_dump() for rule in former.monitor.rules]}
+    files.write(f"export-{export}.json", json.dumps(kept).encode())
+    adopted = f"adopted-{spec.monitor.definition('rules')}.json"
+    files.write(adopted, json.dumps({"export": export}).encode())
+    # hot continues, with its alert up to the export; odd reads something else, so it is another rule
+    assert told() == "raised: hot (1 key), odd (1 key)"
+    place.alert(spec, ("s1", "hot", "cleared", 9))
+    assert told() == "raised: odd (1 key)"
