@@ -109,10 +109,8 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
     """Return lines about states, keys and parameters that the new version loses and gains."""
     change = data.get("change") or {}
     before, after = change.get("before") or {}, change.get("after") or {}
-    lost, gained = (
-        [name for name in before if name not in after],
-        [name for name in after if name not in before],
-    )
+    lost = [name for name in before if name not in after]
+    gained = [name for name in after if name not in before]
     rows = []
     if before or after:
         rows.append(("states", ", ".join(lost) or "none", ", ".join(gained) or "none"))
