@@ -28,25 +28,16 @@ def run(
     model: Model,
     since: Annotated[
         str | None,
-        Option(
-            "--from",
-            help="Estimate rows from this event time on (ISO 8601); by default from the first.",
-            show_default=False,
-        ),
+        Option("--from", help="Estimate rows from this event time on (ISO 8601); by default from the first."),
     ] = None,
     to: Annotated[
-        str | None,
-        Option(
-            help="Estimate rows before this event time (ISO 8601); by default to the last.",
-            show_default=False,
-        ),
+        str | None, Option(help="Estimate rows before this event time (ISO 8601); by default to the last.")
     ] = None,
     snapshot: Annotated[
         str | None,
         Option(
             help="Take learned parameters from this snapshot, and its states if it reflects exactly the rows before "
-            "--from; `none`: the spec's values. By default the newest such snapshot, else the newest good one.",
-            show_default=False,
+            "--from; `none`: the spec's values. By default the newest such snapshot, else the newest good one."
         ),
     ] = None,
     smooth: Annotated[
@@ -59,16 +50,11 @@ def run(
         str | None,
         Option(
             help="Read this in place of the measurements: a Delta table, by its name in the warehouse or its path; or "
-            "a file, a folder or a glob, as ingest reads them.",
-            show_default=False,
+            "a file, a folder or a glob, as ingest reads them."
         ),
     ] = None,
     output: Annotated[
-        str | None,
-        Option(
-            help="Delta table to write, by name or path; by default estimates_history/MODEL.",
-            show_default=False,
-        ),
+        str | None, Option(help="Delta table to write, by name or path; by default estimates_history/MODEL.")
     ] = None,
     to_version: Annotated[
         int | None, Option(min=0, help="Read the table at this Delta version; by default the newest.")

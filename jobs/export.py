@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def run(
     settings: Settings,
     model: Model,
-    generation: Annotated[
-        str | None, Option(help="A generation; by default the live one.", show_default=False)
-    ] = None,
+    generation: Annotated[str | None, Option(help="A generation; by default the live one.")] = None,
     batch: Annotated[int | None, Option(min=0, help="A committed micro-batch; by default the last.")] = None,
     needed: Annotated[bool, Option("--needed", help="Exit code 3 if nothing is live.")] = False,
     profile: Profile = False,

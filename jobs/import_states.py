@@ -29,8 +29,7 @@ def run(
         str,
         Option(
             help="A .csv or .parquet file, a folder of them, a glob, or a Delta table by its path or its name below "
-            "the warehouse: a row a key, with the key columns, event_time, mean and covariance.",
-            show_default=False,
+            "the warehouse: a row a key, with the key columns, event_time, mean and covariance."
         ),
     ],
     to_version: Annotated[

@@ -26,8 +26,7 @@ def run(
     settings: Settings,
     model: Model,
     snapshot: Annotated[
-        str | None,
-        Option(help="A snapshot; by default the newest of an earlier version.", show_default=False),
+        str | None, Option(help="A snapshot; by default the newest of an earlier version.")
     ] = None,
     to: Annotated[int | None, Option(min=1, help="A version; by default the spec's.")] = None,
     dry_run: Annotated[

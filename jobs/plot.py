@@ -30,41 +30,29 @@ def run(
     settings: Settings,
     model: Model,
     output: Annotated[
-        str | None,
-        Option(help="Where to draw: a .png or .html file; by default MODEL.png.", show_default=False),
+        str | None, Option(help="Where to draw: a .png or .html file; by default MODEL.png.")
     ] = None,
     input: Annotated[
         str | None,
-        Option(
-            help="An output file of `filter`; by default the live estimates, else those of history.",
-            show_default=False,
-        ),
+        Option(help="An output file of `filter`; by default the live estimates, else those of history."),
     ] = None,
     measured: Annotated[
-        str | None,
-        Option(help="With --input: the file that was filtered, for its measured values.", show_default=False),
+        str | None, Option(help="With --input: the file that was filtered, for its measured values.")
     ] = None,
     history: Annotated[
         bool, Option("--history", help="Draw the estimates of history, from `estimate`.")
     ] = False,
     key: Annotated[
         list[str] | None,
-        Option(
-            help="Draw this key (of several columns: a,b); may be repeated; by default the first ones.",
-            show_default=False,
-        ),
+        Option(help="Draw this key (of several columns: a,b); may be repeated; by default the first ones."),
     ] = None,
     keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
     quantity: Annotated[
         list[str] | None,
-        Option(
-            help="Draw this measurement or state; may be repeated; by default the first 3 measurements.",
-            show_default=False,
-        ),
+        Option(help="Draw this measurement or state; may be repeated; by default the first 3 measurements."),
     ] = None,
     rows: Annotated[
-        int | None,
-        Option(min=2, help="How many of each key's newest rows to draw; by default all.", show_default=False),
+        int | None, Option(min=2, help="How many of each key's newest rows to draw; by default all.")
     ] = None,
 ) -> Report:
     """Draw estimates of some keys with their bands, as a PNG or an HTML page. No Spark.

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 def run(
     settings: Settings,
     model: Annotated[
-        str | None,
-        Option(help="A model's name, or the path of its spec; without it: an index.", show_default=False),
+        str | None, Option(help="A model's name, or the path of its spec; without it: an index.")
     ] = None,
     key: Annotated[
-        list[str] | None,
-        Option(help="Show this key too, as the estimates name it; may be repeated.", show_default=False),
+        list[str] | None, Option(help="Show this key too, as the estimates name it; may be repeated.")
     ] = None,
     compare: Annotated[
         bool,
@@ -41,21 +39,14 @@ def run(
         ),
     ] = False,
     generation: Annotated[
-        str | None,
-        Option(
-            help="The new generation; by default the newest shadow, else the live one.", show_default=False
-        ),
+        str | None, Option(help="The new generation; by default the newest shadow, else the live one.")
     ] = None,
     against: Annotated[
-        str | None,
-        Option(help="The old generation; by default the new one's parent.", show_default=False),
+        str | None, Option(help="The old generation; by default the new one's parent.")
     ] = None,
     snapshot: Annotated[
         str | None,
-        Option(
-            help="In place of --generation: the newest generation that began from this snapshot.",
-            show_default=False,
-        ),
+        Option(help="In place of --generation: the newest generation that began from this snapshot."),
     ] = None,
     history: Annotated[
         bool,

@@ -34,7 +34,6 @@ def run(
         Option(
             min=1,
             help="With mode repartition: how many state partitions, if the spec has no stream.partitions.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[

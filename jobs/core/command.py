@@ -29,7 +29,7 @@ PROGRAM = "kalman-pipeline"
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
 _FLAGS = {"--json", "--quiet", "-q", "--debug"}
 
-Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
+Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.")]
 
 Trigger = Annotated[
     str,
@@ -42,8 +42,7 @@ Snapshot = Annotated[
     str | None,
     typer.Option(
         help="Take learned parameters from this snapshot; `none`: the spec's values. By default the spec's newest good "
-        "snapshot, if there is one.",
-        show_default=False,
+        "snapshot, if there is one."
     ),
 ]
 
