@@ -6,12 +6,11 @@ keys. A run that was killed is continued after its last commit (`jobs.batch.hist
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Profile, timed
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
@@ -76,7 +75,7 @@ def run(
     from jobs.storage.positions import parse_time
     from jobs.supervision.batch_profile import VerbProfiler
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     interval = Interval(
         None if since is None else parse_time(since, "--from"), None if to is None else parse_time(to, "--to")
@@ -88,10 +87,10 @@ def run(
         progress.follow(build_task_counter(warehouse))
         request = EstimateRequest(interval, snapshot, smooth, input, output, to_version)
         result = estimate(DeployedModel(spec, warehouse), request, progress.note)
-    return profiler.added_to(_report(spec, result, time.monotonic() - started))
+    return profiler.added_to(_report(spec, result))
 
 
-def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
+def _report(spec: ModelSpec, result: EstimateResult) -> Report:
     counts, start = result.counts, result.start
     of = "" if result.version is None else f" of version {result.version}"
     lines = [f"run {result.run}: {format_count(result.written, 'row')} estimated{of} -> {result.table}"]
@@ -110,7 +109,7 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
     lines += _explain_left_out(spec, result)
     if result.commits and not counts.rows:
         lines.append("warning: there are no rows in the interval")
-    lines += [_start_line(result), f"{seconds:.1f} s"]
+    lines.append(_start_line(result))
     data = {
         "model": spec.name,
         "model_version": spec.version,
@@ -128,7 +127,6 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
         "without_inputs": counts.without_inputs,
         "snapshot": None if start.manifest is None else start.manifest.snapshot_id,
         "began_from_states": start.before is not None,
-        "seconds": seconds,
     }
     return Report(lines, data)
 

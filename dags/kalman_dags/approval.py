@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.core.report import format_number
+from jobs.core.report import format_number, round_numbers
 from jobs.specs.migration import ANSWERS, Answer
 from kalman_dags.places import find_model_page, report_page
 
@@ -165,14 +165,8 @@ def _format_interval(gain: Mapping[str, Any]) -> str:
     return "none" if low is None or high is None else f"{low:+.3g} to {high:+.3g}"
 
 
-def _round_numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_round_numbers(one) for one in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def _format_value(value: Any) -> str:
-    text = "-" if value is None else str(_round_numbers(value))
+    text = "-" if value is None else str(round_numbers(value, 4))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
