@@ -48,7 +48,7 @@ def build(spec: ModelSpec) -> DAG:
             "--from": "{{ first(params, dag_run) }}",
             "--to": "{{ last(params, dag_run) }}",
         },
-        outlets=[dag_defaults.build_history_asset(spec.name)],
+        outlets=[dag_defaults.build_asset("history", spec.name)],
     )
 
 

@@ -46,7 +46,7 @@ def build(spec: ModelSpec) -> DAG:
         },
         verb="import_states",
         needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
-        outlets=[dag_defaults.build_snapshots_asset(spec.name)],
+        outlets=[dag_defaults.build_asset("snapshots", spec.name)],
     )
 
 

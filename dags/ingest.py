@@ -67,7 +67,7 @@ def build(spec: ModelSpec) -> DAG:
             f"spec of {spec.name}",
         ),
         outlets=[
-            dag_defaults.build_measurements_asset(spec.name),
+            dag_defaults.build_asset("measurements", spec.name),
             *([dag_defaults.build_interval_asset(spec.name)] if spec.airflow.ingest.schedule else []),
         ],
     )

@@ -49,7 +49,7 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         schedule=(
-            [dag_defaults.build_measurements_asset(spec.name)]
+            [dag_defaults.build_asset("measurements", spec.name)]
             if spec.airflow.pretrain.schedule == ON_LANDING
             else dag_defaults.build_interval_timetable(spec.airflow.pretrain.schedule)
         ),
@@ -63,7 +63,7 @@ def build(spec: ModelSpec) -> DAG:
             "--as-of": "{{ as_of(params, dag_run, triggering_asset_events) }}",
             "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
         },
-        outlets=[dag_defaults.build_snapshots_asset(spec.name)],
+        outlets=[dag_defaults.build_asset("snapshots", spec.name)],
     )
 
 

@@ -38,7 +38,7 @@ def build(spec: ModelSpec) -> DAG:
                 "Continue from the live generation's state, mapped back, not from the older checkpoint.",
             ),
         },
-        outlets=[dag_defaults.build_estimates_asset(spec.name)],
+        outlets=[dag_defaults.build_asset("estimates", spec.name)],
     )
 
 

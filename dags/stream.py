@@ -27,9 +27,9 @@ NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
 
 def schedule(spec: ModelSpec) -> Any:
     """Return the stream's schedule: on a new snapshot, and at its times or on landing, as the spec defines."""
-    snapshots, cron = dag_defaults.build_snapshots_asset(spec.name), spec.airflow.stream.schedule
+    snapshots, cron = dag_defaults.build_asset("snapshots", spec.name), spec.airflow.stream.schedule
     if spec.airflow.stream.on_landing:
-        return snapshots | dag_defaults.build_measurements_asset(spec.name)
+        return snapshots | dag_defaults.build_asset("measurements", spec.name)
     if cron is None:
         return [snapshots]
     return AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
@@ -57,13 +57,9 @@ def build(spec: ModelSpec) -> DAG:
             ),
         },
         schedule=schedule(spec),
-        kafka=spec.speaks_to_kafka,
-        finish_on_kill=True,
         # The first landing also starts pretrain, whose snapshot starts the stream again.
         too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
-        pool=dag_defaults.name_pool("stream", spec.name),
-        outlets=[dag_defaults.build_estimates_asset(spec.name)],
-        retries=5,
+        outlets=[dag_defaults.build_asset("estimates", spec.name)],
     )
 
 

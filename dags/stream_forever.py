@@ -27,5 +27,5 @@ for one in specs.list_continuous_specs("stream"):
         "stream",
         __doc__,
         f"Keep the estimates of {one.name} up to date, continuously",
-        outlets=[dag_defaults.build_estimates_asset(one.name)],
+        outlets=[dag_defaults.build_asset("estimates", one.name)],
     )

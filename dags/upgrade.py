@@ -142,7 +142,7 @@ def _catch_up(spec: ModelSpec, pool: dict[str, Any]) -> KalmanOperator:
         options={"--model": spec.name, "--trigger": "available-now"},
         wait_for_other=True,
         finish_on_kill=True,
-        outlets=[dag_defaults.build_estimates_asset(spec.name)],
+        outlets=[dag_defaults.build_asset("estimates", spec.name)],
         **pool,
     )
 
@@ -152,7 +152,7 @@ def _build_tasks(spec: ModelSpec) -> None:
     automatic = spec.upgrade.automatic
     # Without a person, too few rows to decide are a reason to wait, not a failure.
     flags = ["{{ forced(ti, params) }}", *(["--needed"] if automatic else [])]
-    live = {"outlets": [dag_defaults.build_estimates_asset(spec.name)]}
+    live = {"outlets": [dag_defaults.build_asset("estimates", spec.name)]}
     compares = ["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"]
     preview = _build_verb_task(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
     unless = ShortCircuitOperator(task_id="unless_dry_run", python_callable=goes_on)

@@ -26,16 +26,14 @@ def run(
     model: Annotated[
         list[str],
         Option(
-            help="A model's name, or the path of its spec; repeat it, or write a,b,c. The first is the reference.",
-            show_default=False,
+            help="A model's name, or the path of its spec; repeat it, or write a,b,c. The first is the reference."
         ),
     ],
     input: Annotated[
         str | None,
         Option(
             help="Rows: a .csv or .parquet file, a folder of them, or a glob; by default those that have landed for "
-            "the first model.",
-            show_default=False,
+            "the first model."
         ),
     ] = None,
     keys: Annotated[int, Option(min=1, help="How many keys to sample.")] = 200,

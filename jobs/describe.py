@@ -24,13 +24,11 @@ def run(
     file: Annotated[
         str,
         Argument(
-            help="A file, a folder or a glob: .csv, .json, .jsonl, .parquet or .orc, or as --model reads them.",
-            show_default=False,
+            help="A file, a folder or a glob: .csv, .json, .jsonl, .parquet or .orc, or as --model reads them."
         ),
     ],
     model: Annotated[
-        str | None,
-        Option(help="A model: read the file as its spec says, and do not guess.", show_default=False),
+        str | None, Option(help="A model: read the file as its spec says, and do not guess.")
     ] = None,
 ) -> Report:
     """Show how files are read: the first rows as written and as understood, and each column's role with its reason.

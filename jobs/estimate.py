@@ -6,12 +6,11 @@ keys. A run that was killed is continued after its last commit (`jobs.batch.hist
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Profile, timed
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count
@@ -22,31 +21,22 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
     since: Annotated[
         str | None,
-        Option(
-            "--from",
-            help="Estimate rows from this event time on (ISO 8601); by default from the first.",
-            show_default=False,
-        ),
+        Option("--from", help="Estimate rows from this event time on (ISO 8601); by default from the first."),
     ] = None,
     to: Annotated[
-        str | None,
-        Option(
-            help="Estimate rows before this event time (ISO 8601); by default to the last.",
-            show_default=False,
-        ),
+        str | None, Option(help="Estimate rows before this event time (ISO 8601); by default to the last.")
     ] = None,
     snapshot: Annotated[
         str | None,
         Option(
             help="Take learned parameters from this snapshot, and its states if it reflects exactly the rows before "
-            "--from; `none`: the spec's values. By default the newest such snapshot, else the newest good one.",
-            show_default=False,
+            "--from; `none`: the spec's values. By default the newest such snapshot, else the newest good one."
         ),
     ] = None,
     smooth: Annotated[
@@ -59,16 +49,11 @@ def run(
         str | None,
         Option(
             help="Read this in place of the measurements: a Delta table, by its name in the warehouse or its path; or "
-            "a file, a folder or a glob, as ingest reads them.",
-            show_default=False,
+            "a file, a folder or a glob, as ingest reads them."
         ),
     ] = None,
     output: Annotated[
-        str | None,
-        Option(
-            help="Delta table to write, by name or path; by default estimates_history/MODEL.",
-            show_default=False,
-        ),
+        str | None, Option(help="Delta table to write, by name or path; by default estimates_history/MODEL.")
     ] = None,
     to_version: Annotated[
         int | None, Option(min=0, help="Read the table at this Delta version; by default the newest.")
@@ -90,7 +75,7 @@ def run(
     from jobs.storage.positions import parse_time
     from jobs.supervision.batch_profile import VerbProfiler
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     interval = Interval(
         None if since is None else parse_time(since, "--from"), None if to is None else parse_time(to, "--to")
@@ -102,10 +87,10 @@ def run(
         progress.follow(build_task_counter(warehouse))
         request = EstimateRequest(interval, snapshot, smooth, input, output, to_version)
         result = estimate(DeployedModel(spec, warehouse), request, progress.note)
-    return profiler.added_to(_report(spec, result, time.monotonic() - started))
+    return profiler.added_to(_report(spec, result))
 
 
-def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
+def _report(spec: ModelSpec, result: EstimateResult) -> Report:
     counts, start = result.counts, result.start
     of = "" if result.version is None else f" of version {result.version}"
     lines = [f"run {result.run}: {format_count(result.written, 'row')} estimated{of} -> {result.table}"]
@@ -124,7 +109,7 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
     lines += _explain_left_out(spec, result)
     if result.commits and not counts.rows:
         lines.append("warning: there are no rows in the interval")
-    lines += [_start_line(result), f"{seconds:.1f} s"]
+    lines.append(_start_line(result))
     data = {
         "model": spec.name,
         "model_version": spec.version,
@@ -142,7 +127,6 @@ def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
         "without_inputs": counts.without_inputs,
         "snapshot": None if start.manifest is None else start.manifest.snapshot_id,
         "began_from_states": start.before is not None,
-        "seconds": seconds,
     }
     return Report(lines, data)
 

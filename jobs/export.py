@@ -7,12 +7,11 @@ The same micro-batch gives the same snapshot; a crash leaves nothing visible.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Monitor, Profile, command
+from jobs.core.command import Model, Monitor, Profile, timed
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
-    generation: Annotated[
-        str | None, Option(help="A generation; by default the live one.", show_default=False)
-    ] = None,
+    generation: Annotated[str | None, Option(help="A generation; by default the live one.")] = None,
     batch: Annotated[int | None, Option(min=0, help="A committed micro-batch; by default the last.")] = None,
     needed: Annotated[bool, Option("--needed", help="Exit code 3 if nothing is live.")] = False,
     profile: Profile = False,
@@ -50,7 +47,7 @@ def run(
     from jobs.streaming.exporting import export
     from jobs.supervision.batch_profile import VerbProfiler
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
 
@@ -63,14 +60,14 @@ def run(
                 "--monitor exports the rules' states at their last micro-batch: leave out the others"
             )
         _ = warehouse.spark  # PySpark's columns need a session
-        return _report_rules(warehouse, spec, time.monotonic() - started)
+        return _report_rules(warehouse, spec)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         source = read_named(warehouse, name, generation)
         manifest, made = export(DeployedModel(spec, warehouse), source, batch, progress.note)
-    return profiler.added_to(_report(manifest, made, time.monotonic() - started))
+    return profiler.added_to(_report(manifest, made))
 
 
-def _report_rules(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Report:
+def _report_rules(warehouse: Warehouse, spec: ModelSpec) -> Report:
     from jobs.downstream.rule_exports import export_rules
     from jobs.storage.tables import rule_states
 
@@ -85,10 +82,10 @@ def _report_rules(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Repo
         f"begin changed rules with it: `kalman-pipeline monitor --model {spec.name} --adopt {found.id}`"
     )
     data = {"model": spec.name, "export": found.id, "query": found.query, "batch": found.batch}
-    return Report(lines, {**data, "keys": found.keys, "made": found.made, "seconds": seconds})
+    return Report(lines, {**data, "keys": found.keys, "made": found.made})
 
 
-def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
+def _report(manifest: Manifest, made: bool) -> Report:
     from jobs.storage.positions import describe
 
     where = describe(manifest.position)
@@ -97,7 +94,6 @@ def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {where}"]
     if not made:
         lines.append("it had already been committed")
-    lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
         {
@@ -111,7 +107,6 @@ def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
             "rows": manifest.rows,
             "version": manifest.version,
             "position": manifest.position,
-            "seconds": seconds,
         },
     )
 

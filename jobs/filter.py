@@ -34,19 +34,17 @@ def run(
         str,
         Option(
             help="Rows to filter: a .csv, .json, .jsonl, .parquet or .orc file, or with line_pattern a .txt or .log "
-            "file; a folder of them, or a glob.",
-            show_default=False,
+            "file; a folder of them, or a glob."
         ),
     ],
-    output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.")],
     smooth: Annotated[
         bool, Option("--smooth", help="Also smooth: estimate each row's state from all rows of its key.")
     ] = False,
     inputs: Annotated[
         str | None,
         Option(
-            help="Of a model with inputs: a .csv or .parquet file with one row per key, a folder of them, or a glob.",
-            show_default=False,
+            help="Of a model with inputs: a .csv or .parquet file with one row per key, a folder of them, or a glob."
         ),
     ] = None,
     snapshot: Snapshot = None,

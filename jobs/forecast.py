@@ -35,16 +35,14 @@ def run(
         str | None,
         Option(
             help="Forecast from the rows of a .csv or .parquet file, a folder of them, or a glob. By default from the "
-            "live stream's state, or the newest snapshot.",
-            show_default=False,
+            "live stream's state, or the newest snapshot."
         ),
     ] = None,
     output: Annotated[
         str | None,
         Option(
             help="Where to write: a .csv or .parquet file, without Spark; or a Delta table, in the warehouse or at a "
-            "path. By default the table forecasts/MODEL.",
-            show_default=False,
+            "path. By default the table forecasts/MODEL."
         ),
     ] = None,
     steps: Annotated[int | None, Option(min=1, help="How many steps ahead of each key's newest row.")] = None,
@@ -69,8 +67,7 @@ def run(
         Option(
             help="Of a model with control: a .csv or .parquet file of future rows, a folder of them, or a glob, with "
             "key, time and control columns. "
-            "Its rows are the steps unless --every is given.",
-            show_default=False,
+            "Its rows are the steps unless --every is given."
         ),
     ] = None,
     inputs: Annotated[
@@ -78,23 +75,18 @@ def run(
         Option(
             help="Of a model with inputs: a .csv or .parquet file with one row per key, a folder of them, or a glob. "
             "A table takes them from the "
-            "table of inputs.",
-            show_default=False,
+            "table of inputs."
         ),
     ] = None,
     snapshot: Annotated[
         str | None,
         Option(
             help="Without --input: forecast from the state of this snapshot, or `newest`, in place of the live "
-            "stream's. With it: take learned parameters from this snapshot; `none`: the spec's values.",
-            show_default=False,
+            "stream's. With it: take learned parameters from this snapshot; `none`: the spec's values."
         ),
     ] = None,
     key: Annotated[
-        list[str] | None,
-        Option(
-            help="Without --input: this key, as the estimates have it; may be repeated.", show_default=False
-        ),
+        list[str] | None, Option(help="Without --input: this key, as the estimates have it; may be repeated.")
     ] = None,
     all_columns: Annotated[
         bool,
@@ -104,8 +96,7 @@ def run(
         str | None,
         Option(
             help="Id of the run: its rows in the table are replaced. By default it follows from the state and the "
-            "options.",
-            show_default=False,
+            "options."
         ),
     ] = None,
 ) -> Report:

@@ -6,12 +6,11 @@ gives the same snapshot; a killed run leaves nothing visible.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Profile, timed
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from jobs.upgrades.migration.importing import Imported
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
@@ -29,8 +28,7 @@ def run(
         str,
         Option(
             help="A .csv or .parquet file, a folder of them, a glob, or a Delta table by its path or its name below "
-            "the warehouse: a row a key, with the key columns, event_time, mean and covariance.",
-            show_default=False,
+            "the warehouse: a row a key, with the key columns, event_time, mean and covariance."
         ),
     ],
     to_version: Annotated[
@@ -58,7 +56,7 @@ def run(
     from jobs.supervision.batch_profile import VerbProfiler
     from jobs.upgrades.migration.importing import import_states
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     warehouse = open_warehouse(settings, f"import {spec.name}", build_short_command_conf())
     table = need_measurements(warehouse, spec.name)
@@ -69,10 +67,10 @@ def run(
     with Progress(f"import {spec.name}", None, quiet=settings.quiet) as progress:
         runtime = ModelRuntime.of(warehouse, spec, {})
         found = import_states(warehouse, runtime, input, position, dry_run, progress.note)
-    return profiler.added_to(_report(spec, found, time.monotonic() - started))
+    return profiler.added_to(_report(spec, found))
 
 
-def _report(spec: ModelSpec, found: Imported, seconds: float) -> Report:
+def _report(spec: ModelSpec, found: Imported) -> Report:
     manifest, bad = found.manifest, sum(found.left_out.values())
     lines = []
     if bad:
@@ -90,7 +88,6 @@ def _report(spec: ModelSpec, found: Imported, seconds: float) -> Report:
         )
         if not found.made:
             lines.append("an earlier run had committed it: the same table gives the same snapshot")
-    lines.append(f"{seconds:.1f} s")
     data = {
         "model": spec.name,
         "model_version": spec.version,
@@ -101,7 +98,6 @@ def _report(spec: ModelSpec, found: Imported, seconds: float) -> Report:
         "left_out_keys": found.some,
         "made": found.made,
         "dry_run": manifest is None,
-        "seconds": seconds,
     }
     return Report(lines, data)
 

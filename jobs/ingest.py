@@ -29,10 +29,7 @@ def run(
     model: Model,
     input: Annotated[
         list[str] | None,
-        Option(
-            help="A file, a folder or a glob; may be repeated. Without any: the source of the spec.",
-            show_default=False,
-        ),
+        Option(help="A file, a folder or a glob; may be repeated. Without any: the source of the spec."),
     ] = None,
     trigger: Annotated[
         str, Option(help="available-now, or a number: look again every so many seconds, until stopped.")

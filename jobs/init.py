@@ -30,57 +30,41 @@ QUICK = (8, 300)
 @command
 def run(
     settings: Settings,
-    input: Annotated[
-        str,
-        Option(
-            help="A .csv, .json, .jsonl, .parquet or .orc file, a folder, or a glob.",
-            show_default=False,
-        ),
-    ],
+    input: Annotated[str, Option(help="A .csv, .json, .jsonl, .parquet or .orc file, a folder, or a glob.")],
     name: Annotated[
-        str | None,
-        Option(help="The model's name; by default the name of the file or folder.", show_default=False),
+        str | None, Option(help="The model's name; by default the name of the file or folder.")
     ] = None,
     output: Annotated[
-        str | None,
-        Option(
-            help="Where to write the spec; by default NAME.yaml in the folder of models.", show_default=False
-        ),
+        str | None, Option(help="Where to write the spec; by default NAME.yaml in the folder of models.")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace the spec if it is there already.")] = False,
     time: Annotated[
         str | None,
         Option(
-            help="The column of the time, or those that make it, as in DATE,TIME; by default it is found.",
-            show_default=False,
+            help="The column of the time, or those that make it, as in DATE,TIME; by default it is found."
         ),
     ] = None,
     time_format: Annotated[
         str | None,
         Option(
-            help="The format of the time, such as %d.%m.%Y or epoch_seconds, as in a spec; by default it is found.",
-            show_default=False,
+            help="The format of the time, such as %d.%m.%Y or epoch_seconds, as in a spec; by default it is found."
         ),
     ] = None,
     time_zone: Annotated[str, Option(help="The time zone of times without an offset.")] = "UTC",
     key: Annotated[
-        list[str] | None,
-        Option(help="A key column; may be repeated; by default they are found.", show_default=False),
+        list[str] | None, Option(help="A key column; may be repeated; by default they are found.")
     ] = None,
     key_from_name: Annotated[
-        str | None,
-        Option(help="The file's name is a key: what to call its column.", show_default=False),
+        str | None, Option(help="The file's name is a key: what to call its column.")
     ] = None,
     no_key: Annotated[
         bool, Option("--no-key", help="All rows of all files are one series; by default it is found.")
     ] = False,
     measurement: Annotated[
-        list[str] | None,
-        Option(help="A measured column; may be repeated; by default the first four.", show_default=False),
+        list[str] | None, Option(help="A measured column; may be repeated; by default the first four.")
     ] = None,
     structure: Annotated[
-        str | None,
-        Option(help="Take this structure whatever the ranking, such as 'season robust'.", show_default=False),
+        str | None, Option(help="Take this structure whatever the ranking, such as 'season robust'.")
     ] = None,
     keys: Annotated[int, Option(min=1, help="How many keys to fit the structures on.")] = 32,
     rows: Annotated[int, Option(min=50, help="How many of the last rows of each key to fit on.")] = 400,
@@ -88,8 +72,7 @@ def run(
         bool, Option("--quick", help=f"Fit on {QUICK[0]} keys and {QUICK[1]} rows of each: a first look.")
     ] = False,
     picture: Annotated[
-        str | None,
-        Option(help="Where to draw what was found; by default beside the spec, as .png.", show_default=False),
+        str | None, Option(help="Where to draw what was found; by default beside the spec, as .png.")
     ] = None,
     no_picture: Annotated[bool, Option("--no-picture", help="Draw nothing.")] = False,
 ) -> Report:

@@ -24,8 +24,7 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="A .csv, .json, .jsonl or .parquet file with one row per key, a folder, or a glob: the whole table.",
-            show_default=False,
+            help="A .csv, .json, .jsonl or .parquet file with one row per key, a folder, or a glob: the whole table."
         ),
     ],
 ) -> Report:

@@ -10,18 +10,17 @@ must stay readable. OPTIMIZE with VACUUM would break that.
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, command
+from jobs.core.command import Model, timed
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
@@ -51,18 +50,14 @@ def run(
     from jobs.spark.session import open_warehouse
     from jobs.specs.loading import load_spec
 
-    started = time.monotonic()
     spec = load_spec(model, settings.models)
     title, with_estimates = f"maintain {spec.name}", estimates or spec.retention.estimates
     warehouse = open_warehouse(settings, title, build_short_command_conf())
     with Progress(title, None, quiet=settings.quiet) as progress:
         work = Maintenance(DeployedModel(spec, warehouse), dry_run, with_estimates, progress.note)
         work.run()
-    seconds = time.monotonic() - started
-    return Report(
-        [*format_result(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
-        {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
-    )
+    lines = format_result(spec.name, work.result, dry_run)
+    return Report(lines, {"model": spec.name, "dry_run": dry_run, **work.result})
 
 
 if __name__ == "__main__":

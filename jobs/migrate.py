@@ -7,12 +7,11 @@ visible.
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Profile, timed
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
     snapshot: Annotated[
-        str | None,
-        Option(help="A snapshot; by default the newest of an earlier version.", show_default=False),
+        str | None, Option(help="A snapshot; by default the newest of an earlier version.")
     ] = None,
     to: Annotated[int | None, Option(min=1, help="A version; by default the spec's.")] = None,
     dry_run: Annotated[
@@ -51,7 +49,7 @@ def run(
     from jobs.supervision.batch_profile import VerbProfiler
     from jobs.upgrades.migration.migrating import migrate, select_source_snapshot
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     target = spec.version if to is None else to
     warehouse = open_warehouse(settings, f"migrate {spec.name}", build_short_command_conf())
@@ -60,17 +58,11 @@ def run(
         manifest, change, is_new = migrate(
             DeployedModel(spec, warehouse), source, target, dry_run, progress.note
         )
-    seconds = time.monotonic() - started
-    return profiler.added_to(_report(source, manifest, change, target, is_new, seconds))
+    return profiler.added_to(_report(source, manifest, change, target, is_new))
 
 
 def _report(
-    source: Manifest,
-    manifest: Manifest | None,
-    change: dict[str, Any],
-    target: int,
-    is_new: bool,
-    seconds: float,
+    source: Manifest, manifest: Manifest | None, change: dict[str, Any], target: int, is_new: bool
 ) -> Report:
     from jobs.upgrades.migration.apply import format_change
 
@@ -85,7 +77,6 @@ def _report(
         )
         if not is_new:
             lines.append("an earlier run had committed it: the same inputs give the same snapshot")
-    lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
         {
@@ -98,7 +89,6 @@ def _report(
             "dry_run": manifest is None,
             "change": change,
             "parameters": None if manifest is None else manifest.parameters,
-            "seconds": seconds,
         },
     )
 

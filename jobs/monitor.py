@@ -32,8 +32,7 @@ def run(
         str | None,
         Option(
             help="Start changed rules from an export of the former rules' states (`export --monitor`), with the "
-            "estimates after it.",
-            show_default=False,
+            "estimates after it."
         ),
     ] = None,
 ) -> Report:

@@ -18,7 +18,6 @@ from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.lineage.catalog import Catalog
     from jobs.offline.estimate_series import DrawnSeries
 
 MOST_KEYS = 20
@@ -32,41 +31,29 @@ def run(
     settings: Settings,
     model: Model,
     output: Annotated[
-        str | None,
-        Option(help="Where to draw: a .png or .html file; by default MODEL.png.", show_default=False),
+        str | None, Option(help="Where to draw: a .png or .html file; by default MODEL.png.")
     ] = None,
     input: Annotated[
         str | None,
-        Option(
-            help="An output file of `filter`; by default the live estimates, else those of history.",
-            show_default=False,
-        ),
+        Option(help="An output file of `filter`; by default the live estimates, else those of history."),
     ] = None,
     measured: Annotated[
-        str | None,
-        Option(help="With --input: the file that was filtered, for its measured values.", show_default=False),
+        str | None, Option(help="With --input: the file that was filtered, for its measured values.")
     ] = None,
     history: Annotated[
         bool, Option("--history", help="Draw the estimates of history, from `estimate`.")
     ] = False,
     key: Annotated[
         list[str] | None,
-        Option(
-            help="Draw this key (of several columns: a,b); may be repeated; by default the first ones.",
-            show_default=False,
-        ),
+        Option(help="Draw this key (of several columns: a,b); may be repeated; by default the first ones."),
     ] = None,
     keys: Annotated[int, Option(min=1, max=MOST_KEYS, help="How many keys to draw, if none are named.")] = 3,
     quantity: Annotated[
         list[str] | None,
-        Option(
-            help="Draw this measurement or state; may be repeated; by default the first 3 measurements.",
-            show_default=False,
-        ),
+        Option(help="Draw this measurement or state; may be repeated; by default the first 3 measurements."),
     ] = None,
     rows: Annotated[
-        int | None,
-        Option(min=2, help="How many of each key's newest rows to draw; by default all.", show_default=False),
+        int | None, Option(min=2, help="How many of each key's newest rows to draw; by default all.")
     ] = None,
 ) -> Report:
     """Draw estimates of some keys with their bands, as a PNG or an HTML page. No Spark.
@@ -76,6 +63,7 @@ def run(
     """
     from jobs.insight.status import describe_other_version
     from jobs.lineage.catalog import Catalog
+    from jobs.offline.estimate_series import LIVE, choose_estimates, read_file_series, read_warehouse_series
     from jobs.specs.loading import describe_broken_spec, find_deployed_spec
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.warehouse import Tables
@@ -90,19 +78,18 @@ def run(
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
         raise UserError("--measured goes with --input: the warehouse has the measurements")
-    which = None if input is not None else _choose_estimates(catalog, name, history)
+    which = "" if input is not None else choose_estimates(catalog, name, history)
     try:
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
-    from jobs.offline.estimate_series import read_file_series, read_warehouse_series
 
     chosen, notes = (key or [], keys, quantity or []), []
     if input is not None and spec is not None:
         what, found = Path(input).name, read_file_series(spec, parse_path(input), measured, *chosen)
     else:
-        what = "live estimates" if which == "live" else "estimates of history"
-        found = read_warehouse_series(catalog, name, spec, str(which), *chosen)
+        what = "live estimates" if which == LIVE else "estimates of history"
+        found = read_warehouse_series(catalog, name, spec, which, *chosen)
         broken = describe_broken_spec(name, spec, settings.models)
         notes = list(filter(None, [broken or describe_other_version(catalog, name, spec)]))
     found = found._replace(series=[one.newest(rows) for one in found.series])
@@ -152,22 +139,6 @@ def _check_target(output: str) -> Path:
     if not path.parent.is_dir():
         raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
     return path
-
-
-def _choose_estimates(catalog: Catalog, model: str, history: bool) -> str:
-    """Return the estimates of a warehouse to draw: live ones if there are any, else those of the history.
-
-    Raises:
-        UserError: the model has no estimates.
-    """
-    from jobs.offline.estimate_series import HISTORY, LIVE, need_estimates
-    from jobs.storage.tables import estimates, estimates_history
-
-    tables = catalog.warehouse
-    none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))
-    which = HISTORY if history or none_live else LIVE
-    need_estimates(catalog, model, which)
-    return which
 
 
 if __name__ == "__main__":

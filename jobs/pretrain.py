@@ -7,17 +7,15 @@ committed. Nothing is visible before the manifest's commit.
 from __future__ import annotations
 
 import json
-import math
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Profile, timed
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, format_count
+from jobs.core.report import Report, convert_to_json, format_count, round_numbers
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
@@ -79,7 +77,7 @@ def run(
     from jobs.storage.tables import need_columns, need_measurements
     from jobs.supervision.batch_profile import VerbProfiler
 
-    started, profiler = time.monotonic(), VerbProfiler(profile)
+    profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
     window = _parse_window(learn_from, learn_to)
@@ -94,7 +92,7 @@ def run(
     if history:
         with Progress(title, None, quiet=settings.quiet) as progress:
             offers = new_keys.offer_history_states(deployed, to_version, progress.note)
-        return profiler.added_to(_report_offers(spec, offers, time.monotonic() - started))
+        return profiler.added_to(_report_offers(spec, offers))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(title, None, quiet=settings.quiet) as progress:
@@ -112,7 +110,7 @@ def run(
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             apart = DeployedModel(spec, warehouse.work_in_tasks())  # its rows are frames of Spark
             offers = new_keys.offer(apart, table, cut.version, progress.note)
-    report = _report(spec, found, told, offers, time.monotonic() - started)
+    report = _report(spec, found, told, offers)
     return profiler.added_to(_add_estimates(report, results))
 
 
@@ -137,18 +135,14 @@ def _add_estimates(report: Report, results: list[EstimateResult]) -> Report:
     )
     line = f"estimates of the rows that it reflects: {done}, run {made.run} -> {made.table}"
     data = {"run": made.run, "table": made.table, "made": made.commits > 0, "rows": made.written}
-    return replace(
-        report,
-        lines=[*report.lines[:-1], line, *report.lines[-1:]],
-        data={**report.data, "estimates": data},
-    )
+    return replace(report, lines=[*report.lines, line], data={**report.data, "estimates": data})
 
 
-def _report_offers(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
+def _report_offers(spec: ModelSpec, offers: list[Offer]) -> Report:
     from jobs.batch import new_keys
 
     return Report(
-        [*new_keys.format_offers(offers), f"{seconds:.1f} s"],
+        new_keys.format_offers(offers),
         {
             "model": spec.name,
             "model_version": spec.version,
@@ -156,14 +150,11 @@ def _report_offers(spec: ModelSpec, offers: list[Offer], seconds: float) -> Repo
             "keys": sum(one.manifest.key_count for one in offers),
             "rows": sum(one.manifest.rows for one in offers),
             "keys_offered": sum(one.keys for one in offers),
-            "seconds": seconds,
         },
     )
 
 
-def _report(
-    spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, offers: list[Offer], seconds: float
-) -> Report:
+def _report(spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, offers: list[Offer]) -> Report:
     from jobs.batch import new_keys
 
     manifest, learned, made, notes = found
@@ -178,7 +169,6 @@ def _report(
     if not made:
         lines.append("it had already been committed: the same inputs give the same snapshot")
     lines += new_keys.format_offers(offers)
-    lines.append(f"{seconds:.1f} s")
     errors = None if learned is None else learned.errors
     data = {
         "model": spec.name,
@@ -193,7 +183,7 @@ def _report(
         "cut": manifest.cut,
         "inputs": manifest.inputs,
         "parameters": manifest.parameters,
-        "standard_errors": None if errors is None else _round_numbers(errors, 17),
+        "standard_errors": convert_to_json(errors),
         "log_likelihood": None if learned is None else learned.log_likelihood,
         "converged": None if told is None else told.outcomes["converged"] == told.total,
         "outcome": None if learned is None else learned.outcome.name.lower(),
@@ -201,7 +191,6 @@ def _report(
         "learned": None if told is None else told.data,
         "held_out": None if learned is None else learned.held_out,
         "notes": list(notes),
-        "seconds": seconds,
     }
     return Report(lines, data)
 
@@ -226,7 +215,7 @@ def _format_learned(learned: LearningResult) -> list[str]:
     from kalman.models.groups import GROUPS
 
     values = ", ".join(
-        f"{name} = {json.dumps(_round_numbers(value, 6))}" + _format_error(learned, name)
+        f"{name} = {json.dumps(round_numbers(value, 6))}" + _format_error(learned, name)
         for name, value in learned.parameters.items()
         if name != GROUPS
     )
@@ -259,17 +248,8 @@ def _format_error(learned: LearningResult, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""
-    error = json.dumps(_round_numbers(learned.errors[name], 3))
+    error = json.dumps(convert_to_json(round_numbers(learned.errors[name], 3)))
     return "" if error == "null" else f" (standard error {error})"
-
-
-def _round_numbers(value: Any, digits: int) -> Any:
-    """Round numbers to so many digits; a number that is not finite becomes None."""
-    if isinstance(value, dict):
-        return {name: _round_numbers(item, digits) for name, item in cast(dict[str, Any], value).items()}
-    if isinstance(value, list):
-        return [_round_numbers(item, digits) for item in cast(list[Any], value)]
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

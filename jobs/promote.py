@@ -20,9 +20,7 @@ from jobs.core.settings import Settings
 def run(
     settings: Settings,
     model: Model,
-    generation: Annotated[
-        str | None, Option(help="A shadow; by default the newest.", show_default=False)
-    ] = None,
+    generation: Annotated[str | None, Option(help="A shadow; by default the newest.")] = None,
     behind: Annotated[
         bool, Option("--behind", help="Promote the shadow even if it lags the live generation.")
     ] = False,

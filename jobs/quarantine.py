@@ -172,13 +172,11 @@ def _report_replay(model: str, late: str, outcome: ReplayOutcome, before: int) -
     )
 
 
-Reason = Annotated[
-    str | None, Option(help="Only rows whose reason starts with this, such as late.", show_default=False)
-]
+Reason = Annotated[str | None, Option(help="Only rows whose reason starts with this, such as late.")]
 Since = Annotated[
     str | None, Option(help="Only rows rejected since a time (ISO 8601), or for a duration such as 2d.")
 ]
-Ids = Annotated[list[str] | None, Option("--id", help="Only this row; may be repeated.", show_default=False)]
+Ids = Annotated[list[str] | None, Option("--id", help="Only this row; may be repeated.")]
 
 
 @answer
@@ -196,7 +194,7 @@ def show(
     id: Ids = None,
     limit: Annotated[int, Option(min=1, help="Rows to show at most.")] = 20,
     output: Annotated[
-        str | None, Option(help="Write all the rows to this file, as JSON lines to mend.", show_default=False)
+        str | None, Option(help="Write all the rows to this file, as JSON lines to mend.")
     ] = None,
 ) -> Report:
     """Show held rows, with their payload and where they came from."""
@@ -212,10 +210,7 @@ def replay(
     id: Ids = None,
     edited: Annotated[
         str | None,
-        Option(
-            help="Land the rows of this file, as `show --output` wrote it, with their payloads mended.",
-            show_default=False,
-        ),
+        Option(help="Land the rows of this file, as `show --output` wrote it, with their payloads mended."),
     ] = None,
 ) -> Report:
     """Land held rows that fit the spec as it is now, each at most once."""

@@ -6,12 +6,11 @@ The files are `reports/<model>/health.html`, `reports/<model>/<new generation>.h
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import command
+from jobs.core.command import timed
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 
-@command
+@timed
 def run(
     settings: Settings,
     model: Annotated[
-        str | None,
-        Option(help="A model's name, or the path of its spec; without it: an index.", show_default=False),
+        str | None, Option(help="A model's name, or the path of its spec; without it: an index.")
     ] = None,
     key: Annotated[
-        list[str] | None,
-        Option(help="Show this key too, as the estimates name it; may be repeated.", show_default=False),
+        list[str] | None, Option(help="Show this key too, as the estimates name it; may be repeated.")
     ] = None,
     compare: Annotated[
         bool,
@@ -41,21 +38,14 @@ def run(
         ),
     ] = False,
     generation: Annotated[
-        str | None,
-        Option(
-            help="The new generation; by default the newest shadow, else the live one.", show_default=False
-        ),
+        str | None, Option(help="The new generation; by default the newest shadow, else the live one.")
     ] = None,
     against: Annotated[
-        str | None,
-        Option(help="The old generation; by default the new one's parent.", show_default=False),
+        str | None, Option(help="The old generation; by default the new one's parent.")
     ] = None,
     snapshot: Annotated[
         str | None,
-        Option(
-            help="In place of --generation: the newest generation that began from this snapshot.",
-            show_default=False,
-        ),
+        Option(help="In place of --generation: the newest generation that began from this snapshot."),
     ] = None,
     history: Annotated[
         bool,
@@ -70,7 +60,6 @@ def run(
     Raises:
         UserError: there are no estimates, or no two generations to compare; or options that do not go together.
     """
-    started = time.monotonic()
     if snapshot is not None and history:
         raise UserError("--history names a run, and --snapshot a generation: give one of them")
     if snapshot is not None and generation is not None:
@@ -85,8 +74,8 @@ def run(
             raise UserError("--model is missing: without it there is only the index of all reports")
         return _report_index(settings)
     if not comparing:
-        return _report_health(settings, model, key or [], started)
-    return _report_comparison(settings, model, (generation, against, snapshot), history, started)
+        return _report_health(settings, model, key or [])
+    return _report_comparison(settings, model, (generation, against, snapshot), history)
 
 
 def _report_index(settings: Settings) -> Report:
@@ -103,7 +92,7 @@ def _report_index(settings: Settings) -> Report:
     )
 
 
-def _report_health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
+def _report_health(settings: Settings, model: str, keys: list[str]) -> Report:
     from jobs.insight.health import gather
     from jobs.insight.health_page import build_health_page, judge_health
     from jobs.insight.index import write_index, write_page
@@ -117,13 +106,11 @@ def _report_health(settings: Settings, model: str, keys: list[str], started: flo
     write_index(settings.warehouse, [name])
     colour, sentence = judge_health(health)
     degrees, scored = float(health.over_time.degrees.sum()), float(health.over_time.scored.sum())
-    seconds = time.monotonic() - started
     return Report(
         [
             f"{name}: {format_count(health.rows, 'row')} of {format_count(len(health.keys.key), 'key')}",
             sentence,
             f"report: {page}",
-            f"{seconds:.1f} s",
         ],
         {
             "model": name,
@@ -138,17 +125,12 @@ def _report_health(settings: Settings, model: str, keys: list[str], started: flo
             "fates": [one._asdict() for one in health.fates],
             "shown": [one.key for one in health.examples],
             "report": page,
-            "seconds": seconds,
         },
     )
 
 
 def _report_comparison(
-    settings: Settings,
-    model: str,
-    named: tuple[str | None, str | None, str | None],
-    history: bool,
-    started: float,
+    settings: Settings, model: str, named: tuple[str | None, str | None, str | None], history: bool
 ) -> Report:
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
     from jobs.insight.comparison_page import compare
@@ -167,14 +149,12 @@ def _report_comparison(
         learned = {one.generation: _read_learned(warehouse, one) for one in (new, old)}
         progress.note(f"comparing {new.generation} with {old.generation}")
         comparison, page = compare(warehouse, spec, old, new)
-    seconds = time.monotonic() - started
     return Report(
         [
             f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
             *(f"parameters of {name}: {text}" for name, (text, _) in learned.items() if text),
             *format_comparison(comparison),
             f"report: {page}",
-            f"{seconds:.1f} s",
         ],
         {
             "model": spec.name,
@@ -187,7 +167,6 @@ def _report_comparison(
             "reasons": comparison.reasons,
             "comparison": comparison.numbers,
             "report": page,
-            "seconds": seconds,
         },
     )
 

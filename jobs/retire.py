@@ -15,9 +15,7 @@ from jobs.core.settings import Settings
 def run(
     settings: Settings,
     model: Model,
-    generation: Annotated[
-        str | None, Option(help="A shadow; by default the only one.", show_default=False)
-    ] = None,
+    generation: Annotated[str | None, Option(help="A shadow; by default the only one.")] = None,
 ) -> Report:
     """Retire a shadow generation that must not take over. Idempotent.
 

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 def run(
     settings: Settings,
     model: Model,
-    to: Annotated[
-        str | None,
-        Option(help="A retired generation; by default the previous one.", show_default=False),
-    ] = None,
+    to: Annotated[str | None, Option(help="A retired generation; by default the previous one.")] = None,
     last_state: Annotated[
         bool,
         Option(

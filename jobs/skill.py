@@ -28,8 +28,7 @@ def run(
         str | None,
         Option(
             help="Forecast with the learned parameters of this snapshot; `none`: with the spec's values. By default "
-            "those of the snapshot from which each generation began.",
-            show_default=False,
+            "those of the snapshot from which each generation began."
         ),
     ] = None,
     history: Annotated[

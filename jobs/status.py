@@ -27,15 +27,12 @@ NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 @answer
 def run(
     settings: Settings,
-    model: Annotated[str | None, Option(help="Only this model.", show_default=False)] = None,
+    model: Annotated[str | None, Option(help="Only this model.")] = None,
     watch: Annotated[bool, Option("--watch", help="Refresh the table until Ctrl-C.")] = False,
     every: Annotated[float, Option(min=0.5, help="With --watch: seconds between refreshes.")] = 5.0,
     alarm_after: Annotated[
         str | None,
-        Option(
-            help="Fail if a stream has rows to read but has read none for this long, such as 10m.",
-            show_default=False,
-        ),
+        Option(help="Fail if a stream has rows to read but has read none for this long, such as 10m."),
     ] = None,
 ) -> Report:
     """Show models, snapshots, generations, positions, lag and the last error.

@@ -25,10 +25,7 @@ def run(
     settings: Settings,
     model: Annotated[
         list[str],
-        Option(
-            help="A model's name, or the path of its spec; several share one Spark application.",
-            show_default=False,
-        ),
+        Option(help="A model's name, or the path of its spec; several share one Spark application."),
     ],
     trigger: Trigger = AVAILABLE_NOW,
     adopt: Annotated[
@@ -49,18 +46,16 @@ def run(
         ),
     ] = False,
     generation: Annotated[
-        str | None,
-        Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
+        str | None, Option(help="Drive this generation, such as a shadow, not the live one.")
     ] = None,
     metrics_port: Annotated[
-        int | None,
-        Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
+        int | None, Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[
         str, Option(help="Address for --metrics-port; 0.0.0.0: every address of this machine.")
     ] = "127.0.0.1",
     metrics_file: Annotated[
-        str | None, Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False)
+        str | None, Option(help="Write Prometheus metrics to this file, for a collector.")
     ] = None,
     profile: Profile = False,
 ) -> Report:

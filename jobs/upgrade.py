@@ -6,23 +6,18 @@ describes the modes and when to choose each.
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, command
+from jobs.core.command import Model, timed
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
-if TYPE_CHECKING:
-    from jobs.specs.model_spec import ModelSpec
-    from jobs.upgrades.context import Outcome
 
-
-@command
+@timed
 def run(
     settings: Settings,
     model: Model,
@@ -34,7 +29,6 @@ def run(
         Option(
             min=1,
             help="With mode repartition: how many state partitions, if the spec has no stream.partitions.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
@@ -92,7 +86,6 @@ def run(
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES, upgrade
 
-    started = time.monotonic()
     if mode not in MODES:
         raise UserError(f"--mode {mode}: choose one of {', '.join(MODES)}")
     if mode == STATELESS and not lose_state:
@@ -133,17 +126,10 @@ def run(
         outcome = upgrade(context, mode)
         if not dry_run:
             live_rows.refresh_live_table(warehouse, spec.name)
-    return _report(spec, mode, outcome, needed, started)
-
-
-def _report(spec: ModelSpec, mode: str, outcome: Outcome, needed: bool, started: float) -> Report:
     lines, data = outcome
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
-    return Report(
-        [*lines, f"{time.monotonic() - started:.1f} s"],
-        {"model": spec.name, "to": spec.version, "mode": mode, **data, "seconds": time.monotonic() - started},
-    )
+    return Report(lines, {"model": spec.name, "to": spec.version, "mode": mode, **data})
 
 
 if __name__ == "__main__":

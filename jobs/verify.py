@@ -30,22 +30,15 @@ def run(
     keys: Annotated[
         list[str] | None, Option("--key", help="Verify this key, as the estimates name it; may be repeated.")
     ] = None,
-    seed: Annotated[
-        str | None, Option(help="Seed of the choice of keys; by default the date.", show_default=False)
-    ] = None,
-    since: Annotated[
-        str | None,
-        Option(help="Compare estimates from this event time on (ISO 8601).", show_default=False),
-    ] = None,
+    seed: Annotated[str | None, Option(help="Seed of the choice of keys; by default the date.")] = None,
+    since: Annotated[str | None, Option(help="Compare estimates from this event time on (ISO 8601).")] = None,
     tolerance: Annotated[
         float, Option(min=0.0, help="Accepted relative difference of numbers; 0: equal to the bit.")
     ] = 0.0,
     run_id: Annotated[
-        str | None, Option(help="Name of the run; a killed run of this name continues.", show_default=False)
+        str | None, Option(help="Name of the run; a killed run of this name continues.")
     ] = None,
-    metrics_file: Annotated[
-        str | None, Option(help="Write the outcome as Prometheus metrics there.", show_default=False)
-    ] = None,
+    metrics_file: Annotated[str | None, Option(help="Write the outcome as Prometheus metrics there.")] = None,
     chunk_rows: Annotated[
         int, Option(min=1, help="How many rows to recompute and record at a time.")
     ] = 5_000_000,

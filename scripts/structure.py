@@ -118,7 +118,8 @@ def long_functions(path: Path, longest: int = LONGEST, whole: bool = False) -> l
 
 def is_command(one: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function is a verb: its parameters are options that a user sees."""
-    return any(isinstance(name, ast.Name) and name.id in ("command", "answer") for name in one.decorator_list)
+    names = [name.id for name in one.decorator_list if isinstance(name, ast.Name)]
+    return bool({"command", "timed", "answer"}.intersection(names))
 
 
 def wide_functions(path: Path, most: int = MOST_PARAMETERS, whole: bool = False) -> list[tuple[str, int]]:

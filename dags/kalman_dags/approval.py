@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.core.report import format_number
+from jobs.core.report import format_number, round_numbers
 from jobs.specs.migration import ANSWERS, Answer
 from kalman_dags.places import find_model_page, report_page
 
@@ -109,10 +109,8 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
     """Return lines about states, keys and parameters that the new version loses and gains."""
     change = data.get("change") or {}
     before, after = change.get("before") or {}, change.get("after") or {}
-    lost, gained = (
-        [name for name in before if name not in after],
-        [name for name in after if name not in before],
-    )
+    lost = [name for name in before if name not in after]
+    gained = [name for name in after if name not in before]
     rows = []
     if before or after:
         rows.append(("states", ", ".join(lost) or "none", ", ".join(gained) or "none"))
@@ -167,14 +165,8 @@ def _format_interval(gain: Mapping[str, Any]) -> str:
     return "none" if low is None or high is None else f"{low:+.3g} to {high:+.3g}"
 
 
-def _round_numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_round_numbers(one) for one in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def _format_value(value: Any) -> str:
-    text = "-" if value is None else str(_round_numbers(value))
+    text = "-" if value is None else str(round_numbers(value, 4))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

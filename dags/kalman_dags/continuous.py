@@ -26,7 +26,7 @@ def build_following_dag(
         description: the description of the DAG.
         does: the verb in the form's sentence about the present estimates.
     """
-    cron = specs.select_section(spec, verb).schedule
+    times = dag_defaults.build_times_timetable(specs.select_section(spec, verb).schedule)
     adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)
     adopt = dag_defaults.build_text_field(
         "Adopt",
@@ -38,14 +38,8 @@ def build_following_dag(
         module_doc,
         description,
         timeout=timedelta(days=1),
-        schedule=dag_defaults.build_times_timetable(cron)
-        if cron
-        else [dag_defaults.build_estimates_asset(spec.name)],
+        schedule=times or [dag_defaults.build_asset("estimates", spec.name)],
         params={"trigger": dag_defaults.trigger(does), **({"adopt": adopt} if adopts else {})},
-        kafka=spec.speaks_to_kafka,
-        finish_on_kill=True,
-        pool=dag_defaults.name_pool(verb, spec.name),
-        retries=5,
     )
 
 

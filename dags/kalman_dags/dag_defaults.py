@@ -46,30 +46,19 @@ def restrict_text(param: Param) -> Param:
     return param
 
 
-def build_snapshots_asset(model: str) -> Asset:
-    """Return the asset whose events report new snapshots of a model."""
-    return Asset(name=f"kalman_snapshots__{model}", uri=f"kalman://snapshots/{model}", group="kalman")
+def build_asset(kind: str, model: str) -> Asset:
+    """Return the asset whose events report that something of a model has been written.
 
-
-def build_measurements_asset(model: str) -> Asset:
-    """Return the asset whose events report landed measurements of a model."""
-    return Asset(name=f"kalman_measurements__{model}", uri=f"kalman://measurements/{model}", group="kalman")
+    kind: `measurements` have landed, a snapshot is among `snapshots`, the stream's `estimates` have caught up, or an
+        interval of `history` has been estimated.
+    """
+    return Asset(name=f"kalman_{kind}__{model}", uri=f"kalman://{kind}/{model}", group="kalman")
 
 
 def build_interval_asset(model: str) -> Asset:
     """Return the asset whose events have the landed intervals as partitions, so that missing intervals are visible."""
     name = f"kalman_measurements_by_interval__{model}"
     return Asset(name=name, uri=f"kalman://measurements/{model}{BY_INTERVAL}", group="kalman")
-
-
-def build_estimates_asset(model: str) -> Asset:
-    """Return the asset whose events report that a model's stream has caught up."""
-    return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
-
-
-def build_history_asset(model: str) -> Asset:
-    """Return the asset whose events report that an interval of a model's history has been estimated."""
-    return Asset(name=f"kalman_history__{model}", uri=f"kalman://history/{model}", group="kalman")
 
 
 def read_airflow_root() -> str:

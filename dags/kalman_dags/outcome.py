@@ -11,18 +11,8 @@ from typing import Any, NamedTuple
 from kalman_dags.places import report_page
 
 FACTS = (
-    *("snapshot", "snapshots", "generation", "run", "version", "position", "cut", "keys", "rows"),
-    *(
-        "forecasts",
-        "quarantined",
-        "late",
-        "log_likelihood",
-        "converged",
-        "answer",
-        "good",
-        "promoted",
-        "report",
-    ),
+    *("snapshot", "snapshots", "generation", "run", "version", "position", "cut", "keys", "rows", "late"),
+    *("forecasts", "quarantined", "log_likelihood", "converged", "answer", "good", "promoted", "report"),
 )
 """The numbers and names of a report that are written to the extra of an asset's event, if the report has them."""
 

@@ -11,6 +11,7 @@ from airflow.sdk import DAG, Param
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
+from kalman_dags.specs import DRIVEN
 
 
 def verb_dag(
@@ -36,8 +37,12 @@ def verb_dag(
         params: the fields of the form, by name. A field is an option of the verb with the same name, unless the task's
             options or flags name that option.
         macros: functions for templates.
-        task: arguments of the `KalmanOperator`; the option `--model` is added to its options.
+        task: arguments of the `KalmanOperator`; the option `--model` is added to its options. A verb of `DRIVEN` has
+            its own pool, more retries, and the time to finish a micro-batch.
     """
+    if name in DRIVEN:
+        pool = dag_defaults.name_pool(name, spec.name)
+        task = {"kafka": spec.speaks_to_kafka, "finish_on_kill": True, "pool": pool, "retries": 5, **task}
     options, flags = {"--model": spec.name, **task.pop("options", {})}, list(task.pop("flags", ()))
     for field, param in (params or {}).items():
         option = f"--{field.replace('_', '-')}"

@@ -512,9 +512,8 @@ def _run_id(
     """Return the run's id, which is the same for the same states and the same requested forecasts."""
     asked: list[Any] = [
         source.manifest.snapshot_id,
-        wanted.horizon[
-            : None if wanted.horizon.calendar else -1
-        ],  # as before there were steps by the calendar
+        # Without the calendar the id is that of earlier releases.
+        wanted.horizon[: None if wanted.horizon.calendar else -1],
         wanted.probability,
         sorted(wanted.keys),
         None if future is None else future.digest,

@@ -142,11 +142,9 @@ def _list_found_readings(found: Columns) -> list[ColumnReading]:
     readings: list[ColumnReading] = []
     for name in [*table.source.columns, *table.partial]:
         if name in roles.time.columns:
-            role, why, otherwise = (
-                "time",
-                _format_time(found.spec),
-                (roles.time.note or "").partition("; ")[2],
-            )
+            role = "time"
+            why = _format_time(found.spec)
+            otherwise = (roles.time.note or "").partition("; ")[2]
             setting = "time, time_format, time_zone; --time, --time-format, --time-zone"
         elif name in keys.columns:
             role, why, otherwise = "key", keys.why, _format_keys(others)
@@ -156,10 +154,8 @@ def _list_found_readings(found: Columns) -> list[ColumnReading]:
             otherwise = "a key" if name in roles.keys else ""
             setting = "measurement, missing_values; --measurement"
         else:
-            role, why = (
-                "left out",
-                roles.refused.get(name, f"there are {len(numbers)} measurements without it"),
-            )
+            role = "left out"
+            why = roles.refused.get(name, f"there are {len(numbers)} measurements without it")
             otherwise = "a key" if name in roles.keys else "" if name in table.partial else "a measurement"
             option = "--key" if name in roles.keys else "--measurement"
             setting = f"{option} {shlex.quote(name)}" if otherwise else ""

@@ -77,7 +77,8 @@ def find_keys(table: InputTable, roles: Roles, wishes: Wishes) -> Keys:
     if wishes.key or wishes.key_from_name is not None:
         return _build_given_keys(table, roles, wishes)
     file, name = table.file, _choose_free_name(table)
-    candidates = _sort_candidates(table, roles)
+    # Columns with a typical key name come first.
+    candidates = sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
     within = _compute_repeats(file, roles)
     per_file = _find_file_constant(table, roles, candidates)
     if within <= FEW:
@@ -168,11 +169,6 @@ def _are_consecutive(table: InputTable, roles: Roles) -> bool:
 
 def _build_keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Keys:
     return Keys(columns, from_name, why, code, int(code.max()) + 1)
-
-
-def _sort_candidates(table: InputTable, roles: Roles) -> list[str]:
-    """Return the columns that may be keys; columns with a typical key name come first."""
-    return sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
 
 
 def _encode_column(table: InputTable, name: str) -> Ints:

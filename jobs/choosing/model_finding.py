@@ -126,7 +126,7 @@ def find(input: str, wishes: Wishes) -> ModelFinding:
             )
         season = _find_season(rows, series, rhythm)
     if season is not None:
-        most = _count_fit_rows(season, rhythm, wishes.rows)
+        most = int(min(max(wishes.rows, 4.0 * season.period / rhythm.step), 2.5 * wishes.rows))
         series = sample_series(rows, parsed.keys, wishes.keys, most) or series
     unit = float(UNIT_US[rhythm.unit])
     with watch.step("fit and rank"):
@@ -199,11 +199,6 @@ def _find_season(rows: kalman.SortedRows, series: SampledSeries, rhythm: Rhythm)
         if found is not None:
             return found
     return None
-
-
-def _count_fit_rows(season: Season, rhythm: Rhythm, rows: int) -> int:
-    """Return the number of rows per key for fitting: enough for four periods, but at most 2.5 times `rows`."""
-    return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
 
 
 def _take_sampled(rows: kalman.SortedRows, series: SampledSeries) -> kalman.SortedRows:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.choosing.samples import FEWEST, SplitRows, fit, mark_held_out, sample_rows, score_held_out
 from jobs.core.errors import UserError
-from jobs.landing.checking import ParsedRows, parse
+from jobs.landing.checking import parse
 from jobs.landing.raw_rows import RawRows
 from jobs.offline.filtering import order_accepted_rows
 from jobs.specs.model_spec import ModelSpec
@@ -296,7 +296,7 @@ def compare(
     held = mark_held_out(found.number, count, seen)
     scores = []
     for spec, one in zip(specs, parsed, strict=True):
-        taken = _sort_rows(one, found.number, places)
+        taken = kalman.SortedRows(found.number, one.time[places], one.y[:, places], one.u[:, places])
         sample = SplitRows(taken, count, held, spec.unit_us)
         try:
             definition = spec.definition()
@@ -309,10 +309,6 @@ def compare(
     except ValueError as error:
         raise UserError(f"{', '.join(names)}: {error}") from error
     return ModelComparison(ranking, parsed[0].keys, int((~common.accepted).sum()))
-
-
-def _sort_rows(rows: ParsedRows, key: np.ndarray, places: np.ndarray) -> kalman.SortedRows:
-    return kalman.SortedRows(key, rows.time[places], rows.y[:, places], rows.u[:, places])
 
 
 def read_landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, rows: int) -> RawRows:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
@@ -29,7 +31,7 @@ PROGRAM = "kalman-pipeline"
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
 _FLAGS = {"--json", "--quiet", "-q", "--debug"}
 
-Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
+Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.")]
 
 Trigger = Annotated[
     str,
@@ -42,8 +44,7 @@ Snapshot = Annotated[
     str | None,
     typer.Option(
         help="Take learned parameters from this snapshot; `none`: the spec's values. By default the spec's newest good "
-        "snapshot, if there is one.",
-        show_default=False,
+        "snapshot, if there is one."
     ),
 ]
 
@@ -69,16 +70,22 @@ class Command(Generic[P]):
     """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
 
     The first paragraph of the function's docstring is the command's help. If `announced` is true, the command first
-    describes its work in one line on standard error, because minutes may pass before the report.
+    describes its work in one line on standard error, because minutes may pass before the report. If `timed` is true,
+    the report ends with the seconds that the verb took.
     """
 
-    def __init__(self, function: Callable[P, Report], announced: bool = True) -> None:
-        self.function, self.announced = function, announced
+    def __init__(self, function: Callable[P, Report], announced: bool = True, timed: bool = False) -> None:
+        self.function, self.announced, self.timed = function, announced, timed
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> Report:
         """Run the verb."""
-        return self.function(*args, **options)
+        began, report = time.monotonic(), self.function(*args, **options)
+        if not self.timed:
+            return report
+        seconds = time.monotonic() - began
+        lines, data = [*report.lines, f"{seconds:.1f} s"], {**report.data, "seconds": seconds}
+        return replace(report, lines=lines, data=data)
 
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Add the verb to an application as a command."""
@@ -120,7 +127,7 @@ class Command(Generic[P]):
                 print(
                     escape_unprintable(self.format_announcement(name, options)), file=sys.stderr, flush=True
                 )
-            _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
+            _execute(lambda: self(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 
         callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
         callback.__annotations__ = {each.name: each.annotation for each in [context, *options]}
@@ -150,6 +157,11 @@ class Actions:
 def command(function: Callable[P, Report]) -> Command[P]:
     """Make a command of a verb's function: the first parameter is `settings`, every other parameter is an option."""
     return Command(function)
+
+
+def timed(function: Callable[P, Report]) -> Command[P]:
+    """Make a command, as `command` does, whose report ends with the seconds that the verb took."""
+    return Command(function, timed=True)
 
 
 def answer(function: Callable[P, Report]) -> Command[P]:

@@ -34,6 +34,15 @@ def format_number(value: float | None, form: str, otherwise: str = "–") -> str
     return otherwise if value is None else format(value, form)
 
 
+def round_numbers(value: Any, digits: int) -> Any:
+    """Round all fractional numbers in a value, which may be nested, to so many significant digits."""
+    if isinstance(value, Mapping):
+        return {name: round_numbers(item, digits) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [round_numbers(item, digits) for item in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
 def format_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first names of a list as text, such as `a, b, c and 6 others`."""
     if len(names) <= most + 1:

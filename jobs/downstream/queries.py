@@ -298,7 +298,6 @@ def format_driver(one: dict[str, Any]) -> str:
         return "lost" if beat is None else f"lost, last seen {beat.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     if "ended" not in one:
         return "none"
-    ended = (
-        "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]
-    )  # rows have come since
+    # After `caught up`, rows may have come since.
+    ended = "ended" if one["ended"] == CAUGHT_UP and one["rows_behind"] else one["ended"]
     return f"none ({ended})" + (f": {one['last_error']}" if one["last_error"] else "")

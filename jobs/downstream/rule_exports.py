@@ -346,10 +346,8 @@ def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list
         query = find_query(spec.name, folder)
         if query is None or query.part != "rules":
             continue
-        checkpoint, note = (
-            Checkpoint(warehouse, query.checkpoint),
-            _open_files(warehouse, spec.name).read(f"{query.name}.json"),
-        )
+        checkpoint = Checkpoint(warehouse, query.checkpoint)
+        note = _open_files(warehouse, spec.name).read(f"{query.name}.json")
         last, rules = checkpoint.find_last_commit(), None if note is None else json.loads(note).get("rules")
         if last is not None:
             found.append((checkpoint.committed_at(last), query, rules))

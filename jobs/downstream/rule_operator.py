@@ -273,11 +273,9 @@ def build_rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
     """Return the plan of the rules, and the readings of the estimates as packets by bucket (`PACKED`)."""
-    rules, functions, names = (
-        build_rules(monitor),
-        build_function_rules(spec, monitor),
-        list_function_readings(monitor),
-    )
+    rules = build_rules(monitor)
+    functions = build_function_rules(spec, monitor)
+    names = list_function_readings(monitor)
     ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
     used = [find_rule_reading(spec, rule) for rule in monitor.rules]
     read = []

@@ -393,9 +393,8 @@ class _Calls:
 
     def __init__(self, rule: FunctionRule) -> None:
         self.rule = rule
-        self.function = (
-            rule.function.function
-        )  # looked up before any call, so that a missing function does not count as a failure at a row
+        # Looked up before any call, so that a missing function does not count as a failure at a row.
+        self.function = rule.function.function
         self.events: list[Events] = []
         self.failures = 0
 

@@ -126,10 +126,8 @@ def gather(
         numbers = {**keys.numbers, "gain": course.gain(keys.scored)._asdict()}
         if is_same_model(warehouse, spec, old, new):
             numbers["unequal_rows"] = count_unequal_rows(rows)
-        by_key, gain = (
-            {side: select_version_sums(keys.sums, letter) for letter, side in SIDES.items()},
-            keys.sums["gain"],
-        )
+        by_key = {side: select_version_sums(keys.sums, letter) for letter, side in SIDES.items()}
+        gain = keys.sums["gain"]
         versions = read_origin_manifest(warehouse, old).model_spec(), spec
         numbers["moved"] = moved = find_moved_keys(rows, *versions)
         by_gain = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]

@@ -82,10 +82,8 @@ def build_moments_sql(projection: StateProjection) -> tuple[str, str]:
 
     A column `covariance` has all n * n covariances or, for some versions, the n variances alone.
     """
-    n, weights = (
-        len(projection.weights),
-        [(at, float(one)) for at, one in enumerate(projection.weights) if one],
-    )
+    n = len(projection.weights)
+    weights = [(at, float(one)) for at, one in enumerate(projection.weights) if one]
     mean = " + ".join([*(f"{one!r} * mean[{at + 1}]" for at, one in weights), repr(float(projection.offset))])
     whole = " + ".join(f"{a * b!r} * covariance[{i * n + j + 1}]" for i, a in weights for j, b in weights)
     single = (

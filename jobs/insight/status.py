@@ -129,65 +129,49 @@ def find_alarms(models: Sequence[dict[str, Any]], after: float, now: datetime) -
     """
     found: list[str] = []
     for model in models:
-        sentences = [
-            describe_stream_alarm(one, after, now) for one in model["generations"] if one["status"] in RUNNING
-        ]
-        sentences += [describe_query_alarm(one, after, now) for one in model["followers"]]
+        streams = [one for one in model["generations"] if one["status"] in RUNNING]
+        sentences = [_describe_alarm(one, after, now) for one in [*streams, *model["followers"]]]
         sentences += model["given_up"]
         sentences.append(describe_difference(model.get("verification")))
         found += [f"{model['model']}: {one}" for one in sentences if one is not None]
     return found
 
 
-def describe_stream_alarm(generation: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return the alarm of a generation's stream; None if there is no alarm."""
-    name, running = generation["generation"], generation["driver"] is not None
-    if not running and generation["last_error"]:
-        return f"the driver of {name} ended with an error: {generation['last_error']}"
-    waiting, seconds = generation["rows_behind"], generation["seconds_behind"]
-    if not waiting or seconds is None:
+def _describe_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
+    """Return the alarm of a generation's stream, or of a model's monitor or forecast skill; None if there is none."""
+    if "follower" in one:
+        name, stops, what = f"its {one['follower']}", f"its {one['follower']}", "estimates"
+    else:
+        name, stops, what = one["generation"], f"the driver of {one['generation']}", "rows"
+    driver, last, seconds = one["driver"], one["last_batch_at"], one["seconds_behind"]
+    if driver is None and one["last_error"]:
+        return f"{stops} ended with an error: {one['last_error']}"
+    if not one["rows_behind"] or seconds is None:
         return None
-    last: datetime | None = generation["last_batch_at"]
-    since = now - timedelta(seconds=seconds)  # no row waited before this time
-    quiet = (now - (since if last is None else max(since, last))).total_seconds()
-    if quiet <= after:
-        return None
-    runs = "its driver is lost" if generation["driver_lost"] else _describe_runner(generation["driver"])
-    batches = (
-        "it has committed no micro-batch yet"
-        if last is None
-        else f"its last micro-batch ended {last.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    )
-    return (
-        f"{name} makes no progress: {waiting:,} rows have waited for {format_span(quiet)}; {batches}; {runs}"
-    )
-
-
-def describe_query_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return the alarm of a model's monitor or forecast skill; None if there is no alarm."""
-    name = one["follower"]
-    if one["driver"] is None and one["last_error"]:
-        return f"its {name} ended with an error: {one['last_error']}"
-    waiting, seconds = one["rows_behind"], one["seconds_behind"]
-    if not waiting or seconds is None:
-        return None
-    last: datetime | None = one["last_batch_at"]
     quiet = seconds if last is None else min(seconds, (now - last).total_seconds())
     if quiet <= after:
         return None
-    runs = _describe_runner(one["driver"])
-    return f"its {name} makes no progress: {waiting:,} estimates have waited for {format_span(quiet)}; {runs}"
+    runs = "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
+    if one["driver_lost"]:
+        runs = "its driver is lost"
+    batches = (
+        "it has committed no micro-batch yet"
+        if last is None
+        else f"its last micro-batch ended {_format_time(last)}"
+    )
+    waiting = f"{one['rows_behind']:,} {what} have waited for {format_span(quiet)}"
+    return f"{name} makes no progress: {waiting}; {batches}; {runs}"
 
 
-def _describe_runner(driver: dict[str, Any] | None) -> str:
-    return "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
+def _format_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_difference(last: dict[str, Any] | None) -> str | None:
     """Return the alarm of a model's last verification; None if it found no difference."""
     if last is None or last["outcome"] != DIFFERENT:
         return None
-    at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    at = _format_time(last["recorded_at"])
     first = format_difference(json.loads(last["first_difference"])) if last["first_difference"] else ""
     return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
 
@@ -219,7 +203,7 @@ def describe_model(root: str, spec: ModelSpec) -> dict[str, str]:
         "live": _format_live(catalog.live(spec.name)),
         "deployed": describe_other_version(catalog, spec.name, spec) or f"version {spec.version}, as live",
         "lag": lag,
-        "last micro-batch": "none yet" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "last micro-batch": "none yet" if at is None else _format_time(at),
         "driver": "none runs now" if driver is None else f"process {driver['pid']} on {driver['host']}",
         "monitor": _describe_alerts(warehouse, spec),
         "error": one["last_error"],

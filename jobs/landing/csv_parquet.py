@@ -64,10 +64,8 @@ def list_stored_parts(path: Path) -> list[FilePart]:
     for one in _list_files(path):
         with limit_memory(one), _open_file(one) as file:
             if isinstance(file, orc.ORCFile):
-                full, sizes = (
-                    ROWS_A_PART,
-                    [file.nrows / file.nstripes] * file.nstripes if file.nstripes else [],
-                )
+                full = ROWS_A_PART
+                sizes = [file.nrows / file.nstripes] * file.nstripes if file.nstripes else []
             else:
                 groups = range(file.num_row_groups)
                 full, sizes = PIECE_BYTES, [file.metadata.row_group(at).total_byte_size for at in groups]

@@ -376,9 +376,8 @@ def _flatten_fields(spec: ModelSpec) -> dict[str, Any]:
 def _find_verdict(name: str, same: bool) -> str:
     rule = _RULE_OF.get(name)
     verdict = MIGRATION if rule is None else rule.verdict
-    return (
-        ALLOWED if same and verdict == MIGRATION else verdict
-    )  # for example, if `form: covariance` spells out the default
+    # For example, if `form: covariance` spells out the default.
+    return ALLOWED if same and verdict == MIGRATION else verdict
 
 
 def _check_meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:

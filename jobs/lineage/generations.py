@@ -109,10 +109,8 @@ def read_live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
 
 def no_live_estimates_error(warehouse: Tables, model: str, exit_code: int = INPUT_ERROR) -> UserError:
     """Return the error that a model has no live estimates, with what makes some."""
-    none, stream = (
-        f"model {model} has no live estimates in {warehouse.root}",
-        f"`kalman-pipeline stream --model {model}`",
-    )
+    none = f"model {model} has no live estimates in {warehouse.root}"
+    stream = f"`kalman-pipeline stream --model {model}`"
     live = {"model": model, "status": LIVE}
     if not warehouse.has_rows("generations", live):
         return UserError(f"{none}: make them with {stream}", exit_code)

@@ -39,22 +39,23 @@ from jobs.storage.warehouse import Tables
 LIVE, HISTORY = "live", "history"
 
 
-def need_estimates(catalog: Catalog, model: str, which: str) -> str:
-    """Return the table of a model's live estimates, or of the estimates of its history.
+def choose_estimates(catalog: Catalog, model: str, history: bool) -> str:
+    """Return the estimates to draw: `LIVE` if there are any and `history` is false, else `HISTORY`.
 
     Raises:
-        UserError: the table does not exist; the message names the command that makes it.
+        UserError: the model has no such estimates; the message names the command that makes them.
     """
-    name = (estimates if which == LIVE else estimates_history)(model)
-    root = catalog.warehouse.root
-    if catalog.warehouse.exists(name):
-        return name
-    if which == HISTORY:
+    tables, none_live = catalog.warehouse, not catalog.warehouse.exists(estimates(model))
+    if (history or none_live) and tables.exists(estimates_history(model)):
+        return HISTORY
+    if history:
         raise UserError(
-            f"model {model} has no estimates of history in {root}: make them with "
+            f"model {model} has no estimates of history in {tables.root}: make them with "
             f"`kalman-pipeline estimate --model {model}`"
         )
-    raise no_live_estimates_error(catalog.warehouse, model)
+    if none_live:
+        raise no_live_estimates_error(tables, model)
+    return LIVE
 
 
 Floats = NDArray[np.float64]
@@ -76,7 +77,7 @@ class QuantityEstimates(NamedTuple):
 class KeySeries(NamedTuple):
     """The estimates of one key, in the order of time.
 
-    key: the text of the key.
+    key: the text of the key; empty while the rows are of several keys, in any order.
     time: (N,) datetime64[us].
     lines: the estimate, and the smoothed estimate if there is one.
     nis: (N,), NaN if missing.
@@ -91,12 +92,14 @@ class KeySeries(NamedTuple):
     flagged: NDArray[np.bool_]
     measured: Floats
 
+    def take(self, at: slice | NDArray[np.int64], key: str) -> KeySeries:
+        """Return some rows as the series of a key."""
+        lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
+        return KeySeries(key, self.time[at], lines, self.nis[at], self.flagged[at], self.measured[:, at])
+
     def newest(self, rows: int | None) -> KeySeries:
         """Return the series with only its newest `rows` rows; None means all rows."""
-        at = slice(None if rows is None else -rows, None)
-        lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
-        measured, flagged = self.measured[:, at], self.flagged[at]
-        return KeySeries(self.key, self.time[at], lines, self.nis[at], flagged, measured)
+        return self.take(slice(None if rows is None else -rows, None), self.key)
 
 
 class DrawnSeries(NamedTuple):
@@ -139,7 +142,7 @@ def read_warehouse_series(
         UserError: there are no such estimates, keys or quantities, or the warehouse cannot be read without Spark.
     """
     tables, root = catalog.warehouse, catalog.warehouse.root
-    name = need_estimates(catalog, model, which)
+    name = (estimates if which == LIVE else estimates_history)(model)
     spec = catalog.live_spec(model, deployed)
     if spec is None:
         raise UserError(f"{name}: there is no spec to read it by: deploy the spec of {model}")
@@ -158,18 +161,16 @@ def read_warehouse_series(
         specs = _read_history_specs(catalog, model, deployed, table)
         spec = max(specs.values(), key=lambda one: one.version, default=spec)
     quantities, drawn = _choose_quantities(spec, wanted)
-    estimates = _Estimates(
-        np.array(table["key"].to_pylist(), dtype=object),
-        _convert_to_micros(table["event_time"].combine_chunks()),
-        [
-            project_rows(table, prefix, specs, quantities)
-            for prefix in ("", SMOOTHED)
-            if f"{prefix}mean" in table.column_names
-        ],
-        arrow.to_numpy(table["nis"].combine_chunks(), np.nan),
-        arrow.to_numpy(table["flags"].combine_chunks().is_valid()),
-    )
-    series = _build_series(spec, estimates, chosen, _read_measured(tables, spec, chosen), name)
+    lines = [
+        project_rows(table, prefix, specs, quantities)
+        for prefix in ("", SMOOTHED)
+        if f"{prefix}mean" in table.column_names
+    ]
+    time, flags = (table[one].combine_chunks() for one in ("event_time", "flags"))
+    nis = arrow.to_numpy(table["nis"].combine_chunks(), np.nan)
+    rows = _build_rows(spec, _convert_to_micros(time), lines, nis, flags)
+    key = np.array(table["key"].to_pylist(), dtype=object)
+    series = _split_keys(spec, key, rows, chosen, _read_measured(tables, spec, chosen), name)
     return DrawnSeries(spec, quantities, drawn, series, len(have))
 
 
@@ -233,14 +234,11 @@ def read_file_series(
             f"{', '.join(spec.states)}: give a file that `kalman-pipeline filter --model {spec.name} --input FILE "
             f"--output {shlex.quote(str(path))}` wrote"
         )
-    flag = source.columns.get("flag", pa.nulls(source.rows))
-    estimates = _Estimates(
-        names,
-        times,
+    lines, nis = (
         [line] if smoothed is None else [line, smoothed],
         _parse_numbers(source, ["nis"], str(path))[0],
-        arrow.to_numpy(flag.is_valid()),
     )
+    estimates = _build_rows(spec, times, lines, nis, source.columns.get("flag", pa.nulls(source.rows)))
     values = None
     if measured is not None:
         rows = read_rows(spec, measured)
@@ -248,18 +246,9 @@ def read_file_series(
         good = parsed.accepted
         values = _Measured(_list_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
     have = list(dict.fromkeys(names.tolist()))
-    series = _build_series(spec, estimates, _format_keys(spec, keys) or have[:count], values, str(path))
+    chosen = _format_keys(spec, keys) or have[:count]
+    series = _split_keys(spec, names, estimates, chosen, values, str(path))
     return DrawnSeries(spec, quantities, drawn, series, len(have))
-
-
-class _Estimates(NamedTuple):
-    """Estimates of N rows in any order: text of the key, microseconds, lines, NIS, and whether the row has a flag."""
-
-    key: NDArray[np.object_]
-    time: NDArray[np.int64]
-    lines: list[QuantityEstimates]
-    nis: Floats
-    flagged: NDArray[np.bool_]
 
 
 class _Measured(NamedTuple):
@@ -281,16 +270,29 @@ def _format_json(values: Sequence[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
-def _build_series(
-    spec: ModelSpec, estimates: _Estimates, keys: Sequence[str], measured: _Measured | None, where: str
+def _build_rows(
+    spec: ModelSpec, time: NDArray[np.int64], lines: list[QuantityEstimates], nis: Floats, flags: pa.Array
+) -> KeySeries:
+    """Return the estimates of N rows of all keys, with times in microseconds, without measured values."""
+    unknown = np.full((len(spec.measurement), len(time)), np.nan)
+    return KeySeries("", time.astype("datetime64[us]"), lines, nis, arrow.to_numpy(flags.is_valid()), unknown)
+
+
+def _split_keys(
+    spec: ModelSpec,
+    key_of: NDArray[np.object_],
+    rows: KeySeries,
+    keys: Sequence[str],
+    measured: _Measured | None,
+    where: str,
 ) -> list[KeySeries]:
-    """Return the estimates as one series per key."""
+    """Return the estimates as one series per key, with the measured values; key_of: (N,) the key of each row."""
     if not keys:
         raise UserError(f"{where}: has no estimates")
     found: list[KeySeries] = []
-    has_mean = np.asarray(~np.isnan(estimates.lines[0].mean).all(axis=0))
+    has_mean = np.asarray(~np.isnan(rows.lines[0].mean).all(axis=0))
     for key in keys:
-        mine = np.flatnonzero(estimates.key == key)
+        mine = np.flatnonzero(key_of == key)
         if not len(mine):
             raise UserError(f"{where}: has no estimates of key {key}")
         mine = mine[has_mean[mine]]
@@ -299,17 +301,13 @@ def _build_series(
                 f"{where}: its estimates of key {key} are not of version {spec.version} of {spec.name}: deploy the "
                 f"version that made them"
             )
-        mine = mine[np.argsort(estimates.time[mine], kind="stable")]
-        time = estimates.time[mine]
-        y = np.full((len(spec.measurement), len(mine)), np.nan)
+        one = rows.take(mine[np.argsort(rows.time[mine], kind="stable")], key)
         if measured is not None:
-            known = np.flatnonzero(measured.key == key)
+            known, time = np.flatnonzero(measured.key == key), one.time.astype(np.int64)
             last = dict(zip(measured.time[known].tolist(), known.tolist(), strict=True))
             there = np.flatnonzero(np.isin(time, measured.time[known]))
-            y[:, there] = measured.y[:, [last[at] for at in time[there].tolist()]]
-        lines = [QuantityEstimates(one.mean[:, mine], one.deviation[:, mine]) for one in estimates.lines]
-        nis, flagged = estimates.nis[mine], estimates.flagged[mine]
-        found.append(KeySeries(key, time.astype("datetime64[us]"), lines, nis, flagged, y))
+            one.measured[:, there] = measured.y[:, [last[at] for at in time[there].tolist()]]
+        found.append(one)
     return found
 
 

@@ -148,6 +148,5 @@ def find_key_inputs(
 def convert_key_texts(column: pa.Array) -> pa.Array:
     """Return the values of a key column as texts."""
     texts = column.cast(pa.string())
-    return arrow.load_compute().coalesce(
-        texts, arrow.repeat_text("", len(texts))
-    )  # `fill_null` imports pandas
+    # `fill_null` imports pandas.
+    return arrow.load_compute().coalesce(texts, arrow.repeat_text("", len(texts)))

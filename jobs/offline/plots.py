@@ -237,9 +237,8 @@ def draw_funnel(
     ax.set_xlabel("measured components of the key")
     ax.set_xscale("log")
     for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-        set_formatter(
-            LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5))
-        )  # labels 60, 100, 200 instead of powers of ten
+        # Labels 60, 100, 200 instead of powers of ten.
+        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)

@@ -235,9 +235,8 @@ class _OpenPart:
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             self._nulls[name] += column.null_count
             if pa.types.is_floating(column.type) and _has_nan(column):
-                self._not_numbers.add(
-                    name
-                )  # Parquet's bounds ignore NaN, but Spark orders NaN above all other values
+                # Parquet's bounds ignore NaN, but Spark orders NaN above all other values.
+                self._not_numbers.add(name)
         assert self._writer is not None
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 

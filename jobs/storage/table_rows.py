@@ -89,10 +89,8 @@ def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, 
     else:
         return _select_none(files), _select_none(files)
     if pa.types.is_timestamp(least.type):
-        least, greatest = (
-            least.cast(UTC_MICROSECONDS),
-            _compute.add(greatest.cast(UTC_MICROSECONDS), pa.scalar(_ROUNDED_US, pa.duration("us"))),
-        )
+        least = least.cast(UTC_MICROSECONDS)
+        greatest = _compute.add(greatest.cast(UTC_MICROSECONDS), pa.scalar(_ROUNDED_US, pa.duration("us")))
     wanted = pa.array(list(value) if "in" in compare else [value]).cast(least.type)
     first, last = (_compute.min_max(wanted)[side] for side in ("min", "max"))
     below, above = _compute.less(greatest, first), _compute.greater(least, last)
@@ -173,9 +171,8 @@ def list_live_files(log: DeltaTable) -> pa.Table:
     found = to_arrow(log.get_add_actions(flatten=True))
     names: Any = found["path"].cast(pa.string())
     if any("%" in path for path in names.to_pylist()):
-        names = pa.array(
-            [unquote(path) for path in names.to_pylist()], pa.string()
-        )  # only for such paths, because `pa.array` imports pandas
+        # Only for such paths, because `pa.array` imports pandas.
+        names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())
     return found.set_column(found.column_names.index("path"), "path", names)
 
 

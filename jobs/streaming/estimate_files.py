@@ -127,9 +127,8 @@ class EstimateWriter(DelegatingProcessor):
             for writer in writers.values():
                 writer.abandon()
             if isinstance(problem, Exception):
-                remove(
-                    folder, complete
-                )  # the attempt has failed, and after a full disk the next attempt needs the space
+                # The attempt has failed, and after a full disk the next attempt needs the space.
+                remove(folder, complete)
             raise
 
 

@@ -209,9 +209,8 @@ def _compare_missing_rows(
     ):
         return None
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
-    estimated = warehouse.read(table).filter(
-        mine & F.col("flags").isNull()
-    )  # a flagged row does not change the state of its key
+    # A flagged row does not change the state of its key.
+    estimated = warehouse.read(table).filter(mine & F.col("flags").isNull())
     # Newly pretrained keys bring rows that this generation has not estimated, so each key is compared.
     if (
         Checkpoint(warehouse, generation.checkpoint).sources() == 1

@@ -122,9 +122,8 @@ def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
     of an earlier release, which wrote files directly in their final place.
     """
     names = files.names(place)
-    of_plan = re.compile(
-        rf"part-\d+-{plan}(?![0-9a-f]).*"
-    )  # the random id in Spark's file name may begin with the same characters
+    # The random id in Spark's file name may begin with the same characters.
+    of_plan = re.compile(rf"part-\d+-{plan}(?![0-9a-f]).*")
     others = [name for name in names if name.startswith("part-") and not of_plan.fullmatch(name)]
     if others:
         files.remove(f"{place}/{_DONE}")

@@ -240,10 +240,8 @@ class _Check(NamedTuple):
         applied, unrecorded = self._find_applied_rows()
         attempt, compared, ends, taken = self._choose_best(applied)
         undecided = self._find_undecided_keys(applied, compared, ends)
-        compared, ends = (
-            _clear_differences(compared, undecided[rows.code[applied]]),
-            ends and _clear_differences(ends, undecided),
-        )
+        compared = _clear_differences(compared, undecided[rows.code[applied]])
+        ends = ends and _clear_differences(ends, undecided)
         explained = self._find_numerics_keys(taken)
         numerics = compared.differ & explained[rows.code[applied]]
         compared = compared._replace(differ=compared.differ & ~numerics)
@@ -321,11 +319,9 @@ class _Check(NamedTuple):
         compared, ends = self._compare_both(applied, attempt)
         offered, better = self._build_offered_states(begin), np.zeros(len(self.keys), bool)
         if offered is not begin:
-            other, size, code = (
-                self._filter_applied(applied, offered),
-                len(self.keys),
-                self.rows.code[applied],
-            )
+            other = self._filter_applied(applied, offered)
+            size = len(self.keys)
+            code = self.rows.code[applied]
             also, other_ends = self._compare_both(applied, other)
             wrong, wrong_too = (
                 np.bincount(code[one.differ], minlength=size)

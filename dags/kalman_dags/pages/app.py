@@ -143,7 +143,7 @@ def one_report(model: Readable, name: str) -> Response:
     found = reports.read(model, name)
     if found is None:
         raise HTTPException(404, "there is no such report")
-    return Response(found.content, media_type=found.media_type, headers=GUARD)
+    return Response(found[0], media_type=found[1], headers=GUARD)
 
 
 def _find_root(request: Request) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from dags.kalman_dags.places import find_warehouse_root
 from jobs.core.settings import find_local_path
@@ -12,13 +11,6 @@ from jobs.storage.files import REPORTS, open_files
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
-
-
-class ReportFile(NamedTuple):
-    """The content and media type of a report."""
-
-    content: bytes
-    media_type: str
 
 
 def list_report_names(model: str) -> list[str]:
@@ -29,8 +21,8 @@ def list_report_names(model: str) -> list[str]:
     return [name for name in found if name.endswith(".html") and _NAME.fullmatch(name)]
 
 
-def read(model: str, name: str) -> ReportFile | None:
-    """Return a report; None if it does not exist, or if the name cannot be a report's name.
+def read(model: str, name: str) -> tuple[bytes, str] | None:
+    """Return the content and the media type of a report; None if there is none, or the name cannot be a report's.
 
     The name comes from an address that anybody can write. So it must be a plain name without a folder, and a file is
     not read if a link leads to it from the reports folder.
@@ -42,9 +34,9 @@ def read(model: str, name: str) -> ReportFile | None:
     try:
         if folder is None:
             content = open_files(f"{find_warehouse_root()}/{REPORTS}/{model}").read(name)
-            return None if content is None else ReportFile(content, kind)
+            return None if content is None else (content, kind)
         base = (folder / REPORTS).resolve()
         path = (base / model / name).resolve(strict=True)
-        return ReportFile(path.read_bytes(), kind) if path.is_relative_to(base) and path.is_file() else None
+        return (path.read_bytes(), kind) if path.is_relative_to(base) and path.is_file() else None
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -47,10 +47,8 @@ def list_waiting_runs(dag_ids: Sequence[str]) -> list[WaitingRun]:
             found.append(WaitingRun(run.dag_id, run.run_id, reason, remedy))
     for one in tried:
         if one.state == "scheduled" and one.pool not in pools:
-            reason, remedy = (
-                f"there is no pool {one.pool}",
-                f"airflow pools set {one.pool} 1 '' --include-deferred",
-            )
+            reason = f"there is no pool {one.pool}"
+            remedy = f"airflow pools set {one.pool} 1 '' --include-deferred"
             found.append(WaitingRun(one.dag_id, one.run_id, reason, remedy))
         elif one.state == "scheduled" and pools[one.pool]["open"] <= 0:
             holders = sorted({other.dag_id for other in tried if _holds(other, one.pool)})

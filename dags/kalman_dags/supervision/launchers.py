@@ -111,6 +111,7 @@ class ClusterLauncher:
             **store_variables(root),
             LAUNCH_VARIABLE: token,
         }
+        words = [f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"]
         jars = [*list_jars(), *(fetch_optional_jars("kafka") if work.kafka else []), *store_jars(root)]
         return KalmanHook(
             own_session=False,
@@ -118,9 +119,7 @@ class ClusterLauncher:
             conf={**build_spark_conf(), **build_store_conf(root), **build_cluster_conf(variables)},
             jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
-            application_args=[
-                *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
-            ],
+            application_args=words,
             spark_binary=str(Path(build_spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
             # Otherwise the provider looks for a driver's exit code in Kubernetes, and treats a missing code as a
             # failure.

@@ -42,10 +42,8 @@ def explain_shape(row: Mapping[str, Any]) -> str:
 
     row: members of the payload of the rejected row.
     """
-    line, said = (
-        str(row.get(CORRUPT) or ""),
-        re.fullmatch(r"([0-9]+), the header ([0-9]+)", str(row.get(FIELDS))),
-    )
+    line = str(row.get(CORRUPT) or "")
+    said = re.fullmatch(r"([0-9]+), the header ([0-9]+)", str(row.get(FIELDS)))
     if said is None:
         return _QUOTE_IT
     count, wanted = int(said[1]), int(said[2])

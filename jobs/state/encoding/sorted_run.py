@@ -122,10 +122,9 @@ class SortedRun:
         held = np.ones(size, bool)
         held[at] = False
         route[at], route[held] = new.arrays["route"], base.route
-        rows[at], rows[held] = (
-            pack_rows(base.layout, new),
-            base.rows,
-        )  # copies checksums even if they are wrong
+        # Copies checksums even if they are wrong.
+        rows[at] = pack_rows(base.layout, new)
+        rows[held] = base.rows
         if base.text is not None and new.text is not None:
             base._check_offsets(base._offsets[:-1], base._offsets[1:])
             order = np.empty(size, np.int64)
@@ -146,9 +145,8 @@ class SortedRun:
         if len(numbers) == blocks:
             return np.arange(self.size)
         start = np.searchsorted(self.route, _compute_lowest_route(numbers, blocks))
-        highest = _compute_lowest_route(numbers + 1, blocks) - np.uint64(
-            1
-        )  # after the last block, 0 - 1 gives a number with all bits set
+        # After the last block, 0 - 1 gives a number with all bits set.
+        highest = _compute_lowest_route(numbers + 1, blocks) - np.uint64(1)
         stop = np.searchsorted(self.route, highest, "right")
         self._check_ends(start, stop)
         return _join_ranges(start, stop)

@@ -14,6 +14,7 @@ import numpy as np
 
 import kalman
 from jobs.core.errors import UserError
+from jobs.core.report import round_numbers
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.migration.state_map import StateMap, build_state_map, has_unchanged_units
 from jobs.upgrades.migration.versions import MigrationStep
@@ -319,12 +320,4 @@ def format_value(value: Any) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    return json.dumps(_round_value(value))
-
-
-def _round_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _round_value(item) for name, item in cast(Mapping[str, Any], value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_round_value(item) for item in cast(Sequence[Any], value)]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return json.dumps(round_numbers(value, DIGITS))

@@ -253,10 +253,8 @@ def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         n = len(rekey.target.states)
         times = part.column("event_time")
         time = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
-        mean, covariance = (
-            build_matrix(part.column("mean"), n, "mean"),
-            build_matrix(part.column("covariance"), n * n, "covariance"),
-        )
+        mean = build_matrix(part.column("mean"), n, "mean")
+        covariance = build_matrix(part.column("covariance"), n * n, "covariance")
         new = merge_states(rekey, np.cumsum(starts) - 1, time, mean, covariance)
         mean, covariance, extras = rekey.target.snapshot(rekey.target.from_moments(*new))
         count, likelihood = (part.column(name).to_numpy() for name in ("state_index", "log_likelihood"))

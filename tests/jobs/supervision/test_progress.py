@@ -190,11 +190,13 @@ def test_an_alarm_needs_waiting_rows_or_an_error(changes: dict[str, Any], said: 
         ({"rows_behind": 5, "seconds_behind": 9e5, "last_batch_at": NOW - timedelta(seconds=500)}, None),
         (
             {"rows_behind": 5000, "seconds_behind": 1500.0},
-            "walk: its skill makes no progress: 5,000 estimates have waited for 25 min; process 7 on a runs it",
+            "walk: its skill makes no progress: 5,000 estimates have waited for 25 min; its last micro-batch ended "
+            "2024-05-01 07:00:00 UTC; process 7 on a runs it",
         ),
         (
-            {"rows_behind": 5, "seconds_behind": 9e5, "driver": None},
-            "walk: its skill makes no progress: 5 estimates have waited for 5 h; no driver runs it",
+            {"rows_behind": 5, "seconds_behind": 9e5, "driver": None, "driver_lost": True},
+            "walk: its skill makes no progress: 5 estimates have waited for 5 h; its last micro-batch ended "
+            "2024-05-01 07:00:00 UTC; its driver is lost",
         ),
         ({"driver": None, "last_error": "boom"}, "walk: its skill ended with an error: boom"),
         ({"last_error": "boom"}, None),  # one runs again
