@@ -361,6 +361,15 @@ def test_one_late_row_does_not_move_a_keys_day(walk: tuple[Path, Path], tmp_path
     assert pd.read_csv(tmp_path / "out.csv")["at"].str[:10].tolist() == ["2024-01-01", "2024-02-01"]
 
 
+def test_a_short_file_says_which_forecasts_have_a_flag(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    walk[0].write_text(WALK.replace("variance: 2.0", "variance: 1.0e+308"))
+    (tmp_path / "in.csv").write_text("site,id,at,a\ns,1,2024-01-01T00:00,1\n")
+    report = forecast(*walk, tmp_path / "out.csv", steps=2, every="1h", all_columns=False)
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert report.data["flagged"] == 1 and out["flag"].fillna("").tolist() == ["", "overflow"]
+    assert "mean_x" not in out
+
+
 def test_four_weeks_are_no_month(walk: tuple[Path, Path], tmp_path: Path) -> None:
     at = pd.date_range("2024-01-01", periods=12, freq="28D")
     pd.DataFrame({"site": "s", "id": 1, "at": at, "a": 1.0}).to_csv(tmp_path / "in.csv", index=False)
