@@ -106,10 +106,9 @@ def run(
         UserError: the model, the state, the input, the output or the times cannot be used; nothing is written then.
     """
     from jobs.offline.horizon import ForecastRequest, parse_horizon
-    from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()
-    spec = load_checked_spec(model, settings.models)
+    spec, notes = _find_spec(settings, model, input is None and snapshot is None)
     horizon = parse_horizon(spec, steps, until, every, probability, future, input is not None)
     request = ForecastRequest(
         horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run, all_columns
@@ -123,13 +122,34 @@ def run(
         if output is None:
             raise UserError("--output: name a .csv or .parquet file for the forecasts of --input")
         return _forecast_rows(settings, spec, input, request, every is None, start)
-    if to_file:
-        return _forecast_snapshot(settings, spec, request, start)
-    if inputs is not None:
+    if inputs is not None and not to_file:
         raise UserError(
             f"--inputs: a table of forecasts takes the inputs from {spec.inputs_table}: leave it out"
         )
-    return _forecast_table(settings, spec, request, start)
+    done = (_forecast_snapshot if to_file else _forecast_table)(settings, spec, request, start)
+    return Report([*done.lines, *notes], done.data)
+
+
+def _find_spec(settings: Settings, model: str, is_live: bool) -> tuple[ModelSpec, list[str]]:
+    """Return the live spec if it is asked for and there is one, with notes on the deployed spec; else the deployed one.
+
+    Raises:
+        UserError: nothing is live, and the deployed spec cannot be used.
+    """
+    from jobs.insight.status import describe_other_version
+    from jobs.lineage.catalog import Catalog
+    from jobs.specs.loading import find_deployed_spec
+    from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
+
+    if is_live:
+        name, deployed = find_deployed_spec(model, settings.models)
+        catalog = Catalog(Tables(settings.warehouse))
+        live = catalog.live_spec(name, deployed) if catalog.live(name) else None
+        if live is not None:
+            note = describe_other_version(catalog, name, deployed)
+            return live, [] if note is None else [f"note: {note}"]
+    return load_checked_spec(model, settings.models), []
 
 
 def _forecast_rows(
@@ -164,15 +184,11 @@ def _forecast_rows(
 def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of the live stream or of a snapshot into a file, without Spark."""
     from jobs.core.times import now
-    from jobs.lineage.catalog import Catalog
     from jobs.offline.ahead import forecast_ahead, read_future, write_forecasts
     from jobs.offline.filtering import check_target
     from jobs.offline.stored_keys import read_live_keys, read_snapshot_keys
-    from jobs.storage.warehouse import Tables
 
     assert request.output is not None
-    if request.snapshot is None:
-        spec = Catalog(Tables(settings.warehouse)).live_spec(spec.name, spec) or spec
     target, keys = Path(request.output), request.keys
     check_target(target, Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot
@@ -236,7 +252,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
         f"{format_count(written.keys, 'key')} "
         f"in {data['seconds']:.2f} s -> {done.table}"
     )
-    return Report([head, *report_lines(done, spec)], data)
+    step = request.horizon.calendar
+    steps = [] if step is None else [f"a step is {step}"]
+    return Report([head, *steps, *report_lines(done, spec)], data)
 
 
 def _build_data(

@@ -36,7 +36,7 @@ from jobs.downstream.rule_operator import (
     update_bucket,
 )
 from jobs.downstream.rules import NEVER
-from jobs.downstream.windows import Windows
+from jobs.downstream.windows import Windows, align_readings
 from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.model_runtime import ship
@@ -64,8 +64,14 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
         UserError: the model has no history.
     """
     rows = read_history(warehouse, spec.name, list_read_columns(spec, monitor))
+    specs, unknown = _read_run_specs(warehouse, spec, rows)
+    rows = align_readings(rows, spec, specs)
     table = estimates_history(spec.name)
-    lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
+    lines = [
+        f"the spec of version {one} is unknown: its rows are read by version {spec.version}"
+        for one in unknown
+    ]
+    data = {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
     if monitor.windows:
         name = windows_history(spec.name)
         found = Windows(warehouse, spec, monitor, "").complete(rows)
@@ -81,6 +87,17 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
         lines.append(f"{format_count(raised, 'alert')} raised and {cleared:,} cleared -> {name}")
         data |= {"raised": raised, "cleared": cleared}
     return Report(lines, data)
+
+
+def _read_run_specs(
+    warehouse: Warehouse, spec: ModelSpec, rows: DataFrame
+) -> tuple[dict[str, ModelSpec], list[int]]:
+    """Return the spec of each run by another version in a history, and the versions without a known spec."""
+    runs: Any = rows.select("generation", "model_version").distinct().collect()
+    others = {run: version for run, version in runs if version != spec.version}
+    known = {one.model_version: one for one in manifests.read_manifests(warehouse, spec.name)}
+    specs = {run: known[at].model_spec(spec.folder) for run, at in others.items() if at in known}
+    return specs, sorted({*others.values()} - {*known})
 
 
 def read_history(warehouse: Warehouse, model: str, columns: Collection[str]) -> DataFrame:

@@ -19,7 +19,7 @@ from jobs.downstream.views import combine_conditions
 from jobs.snapshots.model_runtime import ship_named
 from jobs.spark.warehouse import Warehouse, format_ddl, set_transaction
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.monitor import Monitor, Window
+from jobs.specs.monitor import Monitor, Reading, Window
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_rows import convert_time
 from jobs.storage.tables import windows, windows_open
@@ -48,17 +48,22 @@ def align_readings(estimates: DataFrame, spec: ModelSpec, specs: Mapping[str, Mo
         specs: the spec of each generation.
     """
     wanted, nothing = spec.readings.by_name, F.lit(None).cast("double")
+    others: dict[tuple[tuple[str, Reading], ...], list[str]] = {}
     for generation, made_by in specs.items():
-        there = made_by.readings.by_name
-        if there == wanted:
-            continue
-        for column in {one.column for one in wanted.values() if one.index is not None} & {*estimates.columns}:
-            place = {one.index: there.get(name) for name, one in wanted.items() if one.column == column}
-            parts = (place.get(at) for at in range(1 + max(at or 0 for at in place)))
+        if made_by.readings.by_name != wanted:
+            others.setdefault(tuple(made_by.readings.by_name.items()), []).append(generation)
+    aligned: dict[str, Column] = {}
+    for column in {one.column for one in wanted.values() if one.index is not None} & {*estimates.columns}:
+        names = {one.index: name for name, one in wanted.items() if one.column == column}
+        cases: Any = F
+        for layout, made in others.items():
+            place = dict(layout)
+            parts = (place.get(names.get(at, "")) for at in range(1 + max(at or 0 for at in names)))
             values = F.array(*(nothing if one is None else F.get(column, F.lit(one.index)) for one in parts))
-            mine = F.when(F.col("generation") == generation, values).otherwise(F.col(column))
-            estimates = estimates.withColumn(column, mine)
-    return estimates
+            cases = cases.when(F.col("generation").isin(made), values)
+        if others:
+            aligned[column] = cases.otherwise(F.col(column))
+    return estimates.withColumns(aligned) if aligned else estimates
 
 
 ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"

@@ -355,7 +355,10 @@ def forecast_keys(
     keys = ForecastKeys(
         list(map(convert_key_texts, columns.values())), states, rows.u[len(spec.control) :, places]
     )
-    typical = _find_usual_step(sorted_rows, spec)
+    typical = horizon.calendar or _find_usual_step(sorted_rows, spec)
+    if isinstance(typical, CalendarStep):
+        typical = typical.follow_rows(sorted_rows.key, sorted_rows.time, rows.key[places])
+        horizon = horizon._replace(calendar=horizon.calendar and typical)
     return forecast_ahead(spec, kernel, keys, horizon, future, typical), columns
 
 
@@ -399,7 +402,8 @@ def write_forecasts(
         spec: the spec of the model.
         found: the forecasts.
         keys: for each key column, its values for the keys that were forecast.
-        request: the request; without `all_columns` the file has the columns `BRIEF` alone beside key, time and step.
+        request: the request; without `all_columns` the file has the columns `BRIEF` alone beside key, time and step,
+            and `flag` if a row has one.
 
     Raises:
         UserError: a key column has the name of an output column, or the file cannot be written.
@@ -413,7 +417,7 @@ def write_forecasts(
         new = build_list_columns(path, field, values, rows.flag == 0, parts)
         clashes |= columns.keys() & new.keys()
         columns |= new
-    if request.all_columns:
+    if request.all_columns or rows.flag.any():
         columns["flag"] = arrow.build_texts(list(np.array(kalman.FLAGS, dtype=object)[rows.flag]))
     if clashes:
         raise UserError(

@@ -18,6 +18,10 @@ SHORTEST, LONGEST = 28 * DAY, 31 * DAY
 """The shortest and the longest month, in microseconds."""
 MOST = 0.9
 """The share of a file's steps that must be by the calendar."""
+LAST = 30
+"""The day from 0 that stands for the last day of any month."""
+ROWS = 12
+"""The number of a key's last rows that show its day of the month."""
 _MONTHS = {"mo": 1, "q": 3, "y": 12}
 _TEXT = re.compile(r"([1-9][0-9]{0,3})(mo|q|y)")
 _functions = cast(Any, pc)
@@ -26,28 +30,44 @@ _functions = cast(Any, pc)
 class CalendarStep(NamedTuple):
     """A step of some months in a time zone.
 
-    ends: whether steps lead from one end of a month to another. None means: if the newest row is at the end of a month.
+    days: (K,) the day of the month of each key, from 0; a month that lacks it has its last day instead. None means the
+        day of the newest row, and a month's last day leads to last days.
     """
 
     months: int
     zone: str
-    ends: bool | None = None
+    days: Ints | None = None
 
     def add(self, last: Ints, count: int) -> Ints:
-        """Return the times (S, K) of 1 to `count` steps after times (K,), in microseconds.
-
-        A day that a month lacks becomes the month's last day.
-        """
+        """Return the times (S, K) of 1 to `count` steps after times (K,), in microseconds."""
         month, day, clock = _split(_to_local(last, self.zone))
         later = month + self.months * np.arange(1, count + 1)[:, None]
-        final = _count_days(later) - 1
-        ends = day == _count_days(month) - 1 if self.ends is None else np.full(len(last), self.ends)
-        day = np.where(ends, final, np.minimum(day, final))
+        days = np.where(day == _count_days(month) - 1, LAST, day) if self.days is None else self.days
+        day = np.minimum(days, _count_days(later) - 1)
         return _to_utc((later.astype("M8[D]") + day).astype("M8[us]").astype(np.int64) + clock, self.zone)
 
+    def follow_rows(self, key: Ints, time: Ints, wanted: Ints) -> CalendarStep:
+        """Return the step with the day of the month of each wanted key, from its last rows.
+
+        A newest row before the month's last day has this day. Otherwise it is the latest day of the key's last rows, or
+        the last day if all of them are at the end of a month.
+
+        Args:
+            key: (N,) codes of keys; the rows are ordered by key and time.
+            time: (N,) microseconds.
+            wanted: (K,) codes of the keys; each has a row.
+        """
+        first, stop = np.searchsorted(key, wanted), np.searchsorted(key, wanted, "right")
+        rows = np.maximum(stop - 1 - np.arange(ROWS)[:, None], first)
+        month, day, _ = _split(_to_local(time[rows.ravel()], self.zone))
+        at_end, day = (one.reshape(rows.shape) for one in (day == _count_days(month) - 1, day))
+        latest = np.where(at_end.all(axis=0), LAST, day.max(axis=0))
+        return self._replace(days=np.where(at_end[0], latest, day[0]))
+
     def __str__(self) -> str:
-        """Return the step in words."""
-        return f"{self.months} month{'s'[: self.months > 1]} of the calendar"
+        """Return the step in words, with the rule for the day if no rows give it."""
+        rule = ", from one month's last day to the next" if self.days is None else ""
+        return f"{self.months} month{'s'[: self.months > 1]} of the calendar{rule}"
 
 
 def parse_calendar_step(text: str, zone: str) -> CalendarStep | None:
@@ -68,9 +88,7 @@ def find_calendar_step(before: Ints, after: Ints, zone: str) -> CalendarStep | N
     same = (day == other) | (at_end & (other > day)) | (ends & (day > other))
     if (same & (clock == hour)).mean() < MOST:
         return None
-    share = (at_end & ends).mean()
-    months = int(np.median((later - month).astype(np.int64)))
-    return CalendarStep(months, zone, True if share >= MOST else False if share <= 1 - MOST else None)
+    return CalendarStep(int(np.median((later - month).astype(np.int64))), zone)
 
 
 def _split(local: Ints) -> tuple[NDArray[np.datetime64], Ints, Ints]:

@@ -83,3 +83,24 @@ def test_windows_and_alerts_over_history_are_those_over_the_live_estimates(tmp_p
     at_end = int((rows["at"].max() - times.max() > limit).sum())
     assert (found["raised"], found["cleared"]) == (inside + at_end, inside)
     assert len(table(pipeline, "alerts_history", ALERT[:4])) == len(alerts) + 2 * inside + at_end
+
+
+def test_each_run_over_history_is_read_by_the_version_that_made_it(tmp_path: Path) -> None:
+    old = random_walk_spec(
+        states=["slope", "level"],
+        process={"kind": "explicit", "F": np.eye(2).tolist(), "Q": np.eye(2).tolist()},
+        observation={"H": [[0.0, 1.0]] * 2, "R": np.eye(2).tolist()},
+        initial={"mean": [100.0, 0.0], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+    )
+    rule = {"name": "high", "kind": "level", "at_least": 50.0, "clear_below": 50.0}
+    new = random_walk_spec(version=2, monitor={"rules": [rule]})
+    pipeline = Pipeline(tmp_path, old)
+    days = random_rows(2, keys=2, rows=10)
+    pipeline.land(*days)
+    pipeline.pretrain()
+    estimate.run(pipeline.settings, "walk")
+    pipeline.write_spec(new)
+    estimate.run(pipeline.settings, "walk", since=str(days[1]["at"].min()))
+    found = monitor.run(pipeline.settings, "walk", history=True)
+    assert found.data["raised"] == 0  # the level, not the slope of version 1, which is 100
+    assert not any("unknown" in line for line in found.lines)

@@ -253,6 +253,11 @@ def test_a_rule_reads_no_other_state_of_the_live_version(spark: SparkSession) ->
         [0.0, 4.0, 8.0],
     ]
     assert align_readings(estimates, made_by["g1"], {"g1": made_by["g1"]}) is estimates
+    # The plan has one case for each column and layout, whatever the number of generations.
+    many = {f"h{at}": made_by["g1"] for at in range(40)} | made_by
+    aligned: Any = align_readings(estimates, made_by["g2"], many)
+    plan = aligned._jdf.queryExecution().analyzed().toString()
+    assert (plan.count("CASE WHEN"), plan.count("Project")) == (2, 1)
 
 
 def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:

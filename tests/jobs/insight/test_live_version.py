@@ -408,6 +408,23 @@ def test_a_file_of_forecasts_starts_from_the_live_version(place: Place, tmp_path
     assert "mean_slope" in out.read_text() and "wave_a" not in out.read_text()
 
 
+def test_a_forecast_asks_for_what_the_live_version_needs(place: Place, tmp_path: Path) -> None:
+    out = tmp_path / "ahead.csv"
+    ask = partial(forecast.run, place.settings, "oven", output=str(out), steps=2, every="1mo")
+    explicit = {"kind": "explicit", "F": np.eye(2).tolist(), "Q": np.eye(2).tolist(), "B": [[1.0], [0.0]]}
+    place.deploy({**SLOPED, "version": 2, "control": ["wind"], "process": explicit,
+                  "observation": {"H": [[1.0, 0.0]], "R": [[0.25]]}})  # fmt: skip
+    made = ask()
+    assert made.data["forecasts"] == 2 * KEYS
+    assert made.lines[-1].startswith("note: version 2 of oven is deployed, and version 1 is live until")
+    # No rows of a file give the day of the month, so that the report names the rule.
+    assert "a step is 1 month of the calendar, from one month's last day to the next" in "".join(made.lines)
+    (place.models / "oven.yaml").unlink()
+    assert ask().data["version"] == 1
+    with pytest.raises(UserError, match="there is no model 'oven'"):
+        ask(snapshot="newest")
+
+
 def test_status_says_which_version_is_live(place: Place) -> None:
     found = status.run(place.settings, "oven")
     assert (

@@ -333,6 +333,43 @@ def test_a_step_of_months_may_be_asked_for(walk: tuple[Path, Path], tmp_path: Pa
         forecast(*walk, out, steps=1, every="1m")
 
 
+@pytest.mark.parametrize("every", [None, "1mo"])
+def test_each_key_goes_on_at_the_day_of_its_rows(
+    walk: tuple[Path, Path], tmp_path: Path, every: str | None
+) -> None:
+    months = pd.period_range("2021-01", "2022-02", freq="M")
+    days = {1: 28, 2: 30, 3: 31, 4: 28}  # the last key has one row alone, which may be a month's end
+    rows = [
+        (key, f"{month}-{min(day, month.days_in_month)}")
+        for key, day in days.items()
+        for month in (months[-1:] if key == 4 else months)
+    ]
+    lines = "".join(f"s,{key},{at},1\n" for key, at in rows)
+    (tmp_path / "in.csv").write_text("site,id,at,a\n" + lines)
+    report = forecast(*walk, tmp_path / "out.csv", steps=3, every=every)
+    out = pd.read_csv(tmp_path / "out.csv")
+    found = {key: one["at"].str[5:10].tolist() for key, one in out.groupby("id")}
+    ends = ["03-31", "04-30", "05-31"]
+    assert found == {1: ["03-28", "04-28", "05-28"], 2: ["03-30", "04-30", "05-30"], 3: ends, 4: ends}
+    assert report.data["step"] == "1 month of the calendar"
+
+
+def test_one_late_row_does_not_move_a_keys_day(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    rows = [f"s,1,2023-{month:02d}-{17 if month == 3 else 1:02d},1\n" for month in range(1, 13)]
+    (tmp_path / "in.csv").write_text("site,id,at,a\n" + "".join(rows))
+    forecast(*walk, tmp_path / "out.csv", steps=2, every="1mo")
+    assert pd.read_csv(tmp_path / "out.csv")["at"].str[:10].tolist() == ["2024-01-01", "2024-02-01"]
+
+
+def test_a_short_file_says_which_forecasts_have_a_flag(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    walk[0].write_text(WALK.replace("variance: 2.0", "variance: 1.0e+308"))
+    (tmp_path / "in.csv").write_text("site,id,at,a\ns,1,2024-01-01T00:00,1\n")
+    report = forecast(*walk, tmp_path / "out.csv", steps=2, every="1h", all_columns=False)
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert report.data["flagged"] == 1 and out["flag"].fillna("").tolist() == ["", "overflow"]
+    assert "mean_x" not in out
+
+
 def test_four_weeks_are_no_month(walk: tuple[Path, Path], tmp_path: Path) -> None:
     at = pd.date_range("2024-01-01", periods=12, freq="28D")
     pd.DataFrame({"site": "s", "id": 1, "at": at, "a": 1.0}).to_csv(tmp_path / "in.csv", index=False)
