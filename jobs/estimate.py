@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from jobs.core.command import Model, Profile, timed
-from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count
 from jobs.core.settings import Settings
@@ -72,16 +71,11 @@ def run(
     from jobs.spark.job_labels import build_task_counter
     from jobs.spark.session import open_warehouse
     from jobs.state.kernel import load_checked_spec
-    from jobs.storage.positions import parse_time
     from jobs.supervision.batch_profile import VerbProfiler
 
     profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
-    interval = Interval(
-        None if since is None else parse_time(since, "--from"), None if to is None else parse_time(to, "--to")
-    )
-    if interval.first is not None and interval.last is not None and interval.first >= interval.last:
-        raise UserError("--from must be before --to")
+    interval = Interval.parse(since, to, ("--from", "--to"))
     warehouse = open_warehouse(settings, f"estimate {spec.name}", build_short_rows_conf())
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
         progress.follow(build_task_counter(warehouse))

@@ -247,14 +247,9 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
         "inputs_version": done.inputs,
         "seconds": round(perf_counter() - start, 3),
     }
-    head = (
-        f"{spec.name} v{origin.spec.version}: {format_count(written.forecasts, 'forecast')} of "
-        f"{format_count(written.keys, 'key')} "
-        f"in {data['seconds']:.2f} s -> {done.table}"
-    )
     step = request.horizon.calendar
     steps = [] if step is None else [f"a step is {step}"]
-    return Report([head, *steps, *report_lines(done, spec)], data)
+    return Report([_format_head(data), *steps, *report_lines(done, spec)], data)
 
 
 def _build_data(
@@ -279,16 +274,19 @@ def _build_data(
     }
 
 
+def _format_head(data: dict[str, Any]) -> str:
+    return (
+        f"{data['model']} v{data['version']}: {format_count(data['forecasts'], 'forecast')} of "
+        f"{format_count(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}"
+    )
+
+
 def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
     if data["step"]:
         bounds += f"; a step is {data['step']}"
         bounds += ", as usual between two rows of a key" if is_median else ""
-    lines = [
-        f"{data['model']} v{data['version']}: {format_count(data['forecasts'], 'forecast')} of "
-        f"{format_count(data['keys'], 'key')} in {data['seconds']:.2f} s -> {data['output']}",
-        bounds,
-    ]
+    lines = [_format_head(data), bounds]
     if data["keys_past"]:
         why = "without a future row" if through_rows else "with rows after --until"
         lines.append(f"omitted {format_count(data['keys_past'], 'key')} {why}")

@@ -21,7 +21,6 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateResult
     from jobs.batch.learning import LearningResult
     from jobs.batch.new_keys import Offer
@@ -65,6 +64,7 @@ def run(
         UserError: no measurements, no such version, nothing to learn from.
     """
     from jobs.batch import new_keys
+    from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import estimate_reflected
     from jobs.batch.pretraining import pretrain_snapshot, summarize_learning
     from jobs.lineage.generations import DeployedModel
@@ -80,7 +80,7 @@ def run(
     profiler = VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
-    window = _parse_window(learn_from, learn_to)
+    window = Interval.parse(learn_from, learn_to, ("--learn-from", "--learn-to"))
     if history and estimates:
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
@@ -112,18 +112,6 @@ def run(
             offers = new_keys.offer(apart, table, cut.version, progress.note)
     report = _report(spec, found, told, offers)
     return profiler.added_to(_add_estimates(report, results))
-
-
-def _parse_window(learn_from: str | None, learn_to: str | None) -> Interval:
-    """Return the window of the options. Raises UserError if it is empty."""
-    from jobs.batch.batch_filter import Interval
-    from jobs.storage.positions import parse_time
-
-    first = None if learn_from is None else parse_time(learn_from, "--learn-from")
-    last = None if learn_to is None else parse_time(learn_to, "--learn-to")
-    if first is not None and last is not None and first >= last:
-        raise UserError("--learn-from must be before --learn-to")
-    return Interval(first, last)
 
 
 def _add_estimates(report: Report, results: list[EstimateResult]) -> Report:

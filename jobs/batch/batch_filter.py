@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
+from jobs.core.errors import UserError
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, build_state_rows
 from jobs.specs.model_spec import ModelSpec
@@ -19,6 +20,7 @@ from jobs.state.encoding.routing import make_routing
 from jobs.state.encoding.rows import KeyedRows, RowFormat, build_bucket_worker, pack_rows
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
+from jobs.storage.positions import parse_time
 from kalman.filters.rounded import find_storage_dtype
 from kalman.mixtures.building import FAMILIES
 from kalman.types import Filter
@@ -38,6 +40,19 @@ class Interval(NamedTuple):
 
     first: int | None = None
     last: int | None = None
+
+    @classmethod
+    def parse(cls, first: str | None, last: str | None, options: tuple[str, str]) -> Interval:
+        """Return the interval of two times (ISO 8601) from a command's options.
+
+        Raises:
+            UserError: a text is not a time, or the interval is empty.
+        """
+        given = zip((first, last), options, strict=True)
+        found = cls(*(None if text is None else parse_time(text, option) for text, option in given))
+        if found.first is not None and found.last is not None and found.first >= found.last:
+            raise UserError(f"{options[0]} must be before {options[1]}")
+        return found
 
     def holds(self, time: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mark the times (N,) that are in the interval."""
@@ -120,14 +135,11 @@ def compute_final_states(
 
 
 def build_bucket_filter(
-    kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
+    kernel: Filter, batch: Batch
 ) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
-    """Return the function that filters a bucket's rows, from given initial states (size, K) or from the model's.
-
-    beside: names of additional outputs (`RowFilter`).
-    """
+    """Return the function that filters a bucket's rows, from given initial states (size, K) or from the model's."""
     layout = build_state_layout(batch.rows.kind, kernel.size, find_storage_dtype(kernel))
-    row_filter = RowFilter(kernel, batch.unit, beside)
+    row_filter = RowFilter(kernel, batch.unit)
 
     def step(keyed: KeyedRows, begin: NDArray[np.float64] | None) -> StepResult:
         return filter_step(row_filter, layout, layout.empty(), keyed, begin=begin, idle=batch.idle)

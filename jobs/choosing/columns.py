@@ -20,10 +20,10 @@ from jobs.choosing.times import HINT, TimeColumn, convert_to_times, find_parts, 
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
 from jobs.core.times import load_zone
+from jobs.landing.file_parts import check_columns
 from jobs.landing.values.number_reading import ABSENT, NUMERIC, build_rules, parse_numbers
 from jobs.specs.column_names import find_time_part
 from jobs.specs.model_spec import DEFAULT_MISSING
-from jobs.specs.problems import suggest_word
 from jobs.state.encoding import arrow
 
 Floats = NDArray[np.float64]
@@ -280,10 +280,7 @@ def _find_last_resort(table: InputTable, time: TimeColumn, refused: Mapping[str,
 def _check_there(table: InputTable, name: str) -> None:
     if name in table.partial:
         raise UserError(f"column '{name}' {table.partial[name]}")
-    if name not in table.source.columns:
-        names = list(table.source.columns)
-        hint = suggest_word(name, names) or f"columns are {', '.join(names[:20])}"
-        raise UserError(f"{table.files[0]}: there is no column '{name}'; {hint}")
+    check_columns(table.files[0], list(table.source.columns), [name])
 
 
 def _find_time(table: InputTable, wishes: Wishes) -> TimeColumn:

@@ -138,14 +138,14 @@ def _show_thresholds(content: ComparisonContent) -> str:
     numbers, limits = content.comparison.numbers, content.limits
     keys = numbers["keys"]
     worse = None if not keys else numbers["keys_worse"] / keys
-    loss = numbers["log_likelihood_a_row"]
     rows: list[tuple[str, str, str, str]] = [
         ("rows compared", "", f"{numbers['rows']:,}", f"at least {limits['rows']:,} (upgrade.rows)"),
         ("keys compared", "", f"{keys:,}", f"at least {limits['keys']:,} (upgrade.keys)"),
-        (
+        _compare_sides(
+            numbers,
+            "log_likelihood_a_row",
             "log-likelihood per row",
-            format_number(loss["old"], ".6g"),
-            format_number(loss["new"], ".6g"),
+            ".6g",
             f"at most {limits['loss']:g} less than the old, beyond the noise (upgrade.loss)",
         ),
         (
@@ -170,12 +170,7 @@ def _show_thresholds(content: ComparisonContent) -> str:
             ".1%",
             _format_limit(limits["bias_outside"], "upgrade.bias_outside"),
         ),
-        (
-            "flagged rows",
-            f"{numbers['flagged']['old']:,}",
-            f"{numbers['flagged']['new']:,}",
-            "no more than the old",
-        ),
+        _compare_sides(numbers, "flagged", "flagged rows", ",", "no more than the old"),
     ]
     return format_section(
         "Thresholds",

@@ -104,19 +104,17 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
                 label=one.label,
             )
             continue
-        ax.errorbar(
-            convert_dates(one.time),
-            one.ratio,
-            yerr=one.error,
-            fmt=".",
-            color=one.colour,
-            elinewidth=0.8,
-            markersize=4,
-        )
+        _draw_errors(ax, one.time, one.ratio, one.error, one.colour)
         # Leave room for the legend above the error bars.
         ax.set_ylim(0, 1.12 * compute_axis_end(one.ratio + one.error, least=2.0))
     _draw_hand_overs(ax, first_rows or {})
     finish_nis(ax, convert_dates(courses[-1].time), courses[-1].degrees)
+
+
+def _draw_errors(
+    ax: Axes, time: NDArray[np.int64], value: Floats, error: Floats, colour: str = ESTIMATE
+) -> None:
+    ax.errorbar(convert_dates(time), value, error, fmt=".", color=colour, elinewidth=0.8, markersize=4)
 
 
 @render_for_page
@@ -149,15 +147,7 @@ def draw_coverage(ax: Axes, health: Health) -> None:
     seen = one.scored > 0
     share = one.inside[seen] / one.scored[seen]
     low, high = compute_wilson_interval(one.inside[seen], one.scored[seen])
-    ax.errorbar(
-        convert_dates(one.time[seen]),
-        100 * share,
-        yerr=100 * np.array([share - low, high - share]),
-        fmt=".",
-        color=ESTIMATE,
-        elinewidth=0.8,
-        markersize=4,
-    )
+    _draw_errors(ax, one.time[seen], 100 * share, 100 * np.array([share - low, high - share]))
     draw_expected(ax, 100 * PROBABILITY)
     _draw_hand_overs(ax, health.first_rows)
     ax.set_ylim(min(80.0, 100 * float(low.min()) - 2), 101)

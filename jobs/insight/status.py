@@ -18,7 +18,15 @@ from jobs.core.settings import find_local_path
 from jobs.downstream.queries import list_given_up, read_downstream_status
 from jobs.insight.retention_plan import plan_retention
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, read_position, suggest_rollback
+from jobs.lineage.generations import (
+    LIVE,
+    REMOVED,
+    RETIRED,
+    SHADOW,
+    find_shadow,
+    read_position,
+    suggest_rollback,
+)
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.quarantine import TABLE as QUARANTINE
@@ -269,10 +277,8 @@ def describe_other_version(catalog: Catalog, model: str, deployed: ModelSpec | N
             f"version {new} of {model} is deployed, and version {old} is live: deploy version {old} again"
             f"{suggest_rollback(known, model, deployed.fingerprint())}"
         )
-    shadows = [
-        one.generation for one in known if one.status == SHADOW and one.fingerprint == deployed.fingerprint()
-    ]
-    runs, verb = (f"runs as shadow {shadows[-1]}", "promote") if shadows else ("is deployed", "upgrade")
+    shadow = find_shadow(known, deployed)
+    runs, verb = (f"runs as shadow {shadow}", "promote") if shadow else ("is deployed", "upgrade")
     return f"version {new} of {model} {runs}, and version {old} is live until `kalman-pipeline {verb} --model {model}`"
 
 

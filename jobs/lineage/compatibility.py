@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core.errors import UserError
 from jobs.core.report import suggest_new_start
 from jobs.lineage.generation_checkpoint import ReachedCommits, find_half_written_batch
-from jobs.lineage.generations import SHADOW, DeployedModel, read_generations, read_position, suggest_rollback
+from jobs.lineage.generations import (
+    DeployedModel,
+    find_shadow,
+    read_generations,
+    read_position,
+    suggest_rollback,
+)
 from jobs.spark.kafka import read_topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
@@ -323,11 +329,10 @@ def _build_deployed(
 ) -> Deployed:
     warehouse, table = model.warehouse, measurements(model.name)
     id_, latest = warehouse.table_id(table), warehouse.latest_version(table)
-    known, fingerprint = read_generations(warehouse, model.name), model.spec.fingerprint()
-    mine = (one.generation for one in known if (one.status, one.fingerprint) == (SHADOW, fingerprint))
-    commit_of = partial(commit_id, warehouse, table)
-    rollback = suggest_rollback(known, model.name, fingerprint)
-    return Deployed(model.spec, id_, latest, settings, commit_of, topic, next(mine, None), rollback)
+    known, commit_of = read_generations(warehouse, model.name), partial(commit_id, warehouse, table)
+    rollback = suggest_rollback(known, model.name, model.spec.fingerprint())
+    shadow = find_shadow(known, model.spec)
+    return Deployed(model.spec, id_, latest, settings, commit_of, topic, shadow, rollback)
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:

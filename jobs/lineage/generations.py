@@ -102,6 +102,12 @@ def select_live(known: Iterable[Generation]) -> Generation | None:
     return next((one for one in known if one.status == LIVE), None)
 
 
+def find_shadow(known: Iterable[Generation], spec: ModelSpec) -> str | None:
+    """Return the name of the newest shadow that runs a spec, or None."""
+    mine = [one.generation for one in known if (one.status, one.fingerprint) == (SHADOW, spec.fingerprint())]
+    return mine[-1] if mine else None
+
+
 def read_live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
     """Return the lineage of a model's live estimates (`trace_live_lineage`)."""
     return trace_live_lineage(read_generations(warehouse, model))

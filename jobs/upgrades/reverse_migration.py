@@ -127,7 +127,6 @@ def find_target(known: list[Generation], live: Generation, name: str | None) -> 
     Raises:
         UserError: there is no such generation, or the named generation does not have an earlier version.
     """
-    by_name = {one.generation: one for one in known}
     if name is None:
         others = (one for one in walk_ancestors(known, live) if one.model_version != live.model_version)
         ancestor = next(others, None)
@@ -138,10 +137,7 @@ def find_target(known: list[Generation], live: Generation, name: str | None) -> 
             )
         # A live generation that came from a later version is the result of an earlier attempt.
         return ancestor if ancestor.model_version < live.model_version else None
-    found = by_name.get(name)
-    if found is None:
-        have = ", ".join(by_name)
-        raise UserError(f"model {live.model} has no generation {name} (it has {have})")
+    found = generations.select_named(known, live.model, name)
     if found.fingerprint == live.fingerprint:
         return None
     if found.status not in (RETIRED, REMOVED):
