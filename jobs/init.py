@@ -197,7 +197,7 @@ def _format_structures(found: ModelFinding) -> list[str]:
         *(f"  {name}: not compared: {reason}" for name, reason in found.choice.failed.items()),
         explain_choice(found),
         *_format_fit(found),
-        *filtered.fit.lines,
+        *([] if _list_warnings(found) else filtered.fit.lines),
     ]
 
 
@@ -234,9 +234,13 @@ def _list_warnings(found: ModelFinding) -> list[str]:
         for what, bad in faults.items()
         if bad.any() and bad.sum() >= MANY * count
     ]
-    others = [one.name for one in found.choice.ranking.scores if one.name not in found.choice.names]
-    step = f"--structure {shlex.quote(others[0])}" if others else "other states"
-    text = f"Next: give {step} and another --name, and `compare` both, or edit the process (docs/models.md)"
+    others = [one.name for one in found.choice.ranking.equals if one.name not in found.choice.names]
+    other = (
+        f"give --structure {shlex.quote(others[0])} and another --name, and `compare` both, or "
+        if others
+        else ""
+    )
+    text = f"Next: {other}edit the process (docs/models.md)"
     return [f"warning: the model does not fit: {'; '.join(why)}. {text}"] * bool(why)
 
 

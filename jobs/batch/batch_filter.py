@@ -135,11 +135,14 @@ def compute_final_states(
 
 
 def build_bucket_filter(
-    kernel: Filter, batch: Batch
+    kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
 ) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
-    """Return the function that filters a bucket's rows, from given initial states (size, K) or from the model's."""
+    """Return the function that filters a bucket's rows, from given initial states (size, K) or from the model's.
+
+    beside: names of additional outputs (`RowFilter`).
+    """
     layout = build_state_layout(batch.rows.kind, kernel.size, find_storage_dtype(kernel))
-    row_filter = RowFilter(kernel, batch.unit)
+    row_filter = RowFilter(kernel, batch.unit, beside)
 
     def step(keyed: KeyedRows, begin: NDArray[np.float64] | None) -> StepResult:
         return filter_step(row_filter, layout, layout.empty(), keyed, begin=begin, idle=batch.idle)
