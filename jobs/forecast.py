@@ -197,6 +197,7 @@ def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastReq
         found = read_live_keys(settings.warehouse, spec, keys, request.inputs)
     if found is None or isinstance(found, str):
         why, found = found, read_snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
+    why = why or found.why
     future = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
     write_forecasts(target, spec, forecasts, found.columns, request)

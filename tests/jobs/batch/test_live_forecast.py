@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from demo.delta_log import rows_of
-from jobs import forecast, inputs
+from jobs import forecast, inputs, upgrade
 from jobs.core.errors import UserError
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec, streaming
 from tests.jobs.support.processes import Driver, files
@@ -129,6 +129,18 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     history = pipeline.warehouse.spark.sql(f"DESCRIBE HISTORY delta.`{settings.warehouse}/forecasts/walk`")
     newest: Any = history.orderBy("version", ascending=False).first()
     assert json.loads(newest["userMetadata"])["run"] == "nightly"
+
+    # A generation has no latest states before its first row: a file starts from its snapshot, as the table does.
+    pipeline.write_spec(random_walk_spec(version=2, sinks={"latest": True}))
+    upgrade.run(settings, "walk", mode="retrain")
+    first = forecast.run(settings, "walk", output=str(out), key=keys, **ahead)
+    whole = forecast.run(settings, "walk", key=keys, output="promoted", **ahead).data
+    assert first.data["forecasts"] == whole["forecasts"] == 6 and first.data["generation"] is None
+    assert first.data["snapshot"] == whole["snapshot"] != before
+    why = f"no row has come since {generation[:-1]}2 began from this snapshot"
+    assert f"not from the live stream: {why}" in first.lines
+    with pytest.raises(UserError, match=r"--key 999: snapshot .* has no state of it"):
+        forecast.run(settings, "walk", key=["999"], output=str(out), **ahead)
 
 
 PUSHED: dict[str, Any] = {
