@@ -97,8 +97,8 @@ class KeySeries(NamedTuple):
     def take(self, at: slice | NDArray[np.int64], key: str) -> KeySeries:
         """Return some rows as the series of a key."""
         lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
-        time, nis, flagged, version = (one[at] for one in (self.time, self.nis, self.flagged, self.version))
-        return KeySeries(key, time, lines, nis, flagged, self.measured[:, at], version)
+        flagged, version = self.flagged[at], self.version[at]
+        return KeySeries(key, self.time[at], lines, self.nis[at], flagged, self.measured[:, at], version)
 
     def newest(self, rows: int | None) -> KeySeries:
         """Return the series with only its newest `rows` rows; None means all rows."""
