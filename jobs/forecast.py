@@ -197,6 +197,7 @@ def _forecast_snapshot(settings: Settings, spec: ModelSpec, request: ForecastReq
         found = read_live_keys(settings.warehouse, spec, keys, request.inputs)
     if found is None or isinstance(found, str):
         why, found = found, read_snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
+    why = why or found.why
     future = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
     write_forecasts(target, spec, forecasts, found.columns, request)
@@ -236,6 +237,7 @@ def _forecast_table(settings: Settings, spec: ModelSpec, request: ForecastReques
         "keys_past": done.past,
         "forecasts": written.forecasts,
         "flagged": written.flagged,
+        "unbounded": written.unbounded,
         "probability": request.probability,
         "snapshot": origin.manifest.snapshot_id,
         "generation": origin.generation,
@@ -269,6 +271,7 @@ def _build_data(
         "step": format_step(step) if isinstance(step, int) else None if step is None else str(step),
         "probability": request.probability,
         "flagged": found.flagged,
+        "unbounded": found.unbounded,
         **more,
         "seconds": round(perf_counter() - start, 3),
     }
@@ -282,6 +285,8 @@ def _format_head(data: dict[str, Any]) -> str:
 
 
 def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
+    from jobs.offline.ahead import format_flawed
+
     bounds = f"bounds hold {100 * data['probability']:g} %"
     if data["step"]:
         bounds += f"; a step is {data['step']}"
@@ -290,9 +295,7 @@ def _format_lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> 
     if data["keys_past"]:
         why = "without a future row" if through_rows else "with rows after --until"
         lines.append(f"omitted {format_count(data['keys_past'], 'key')} {why}")
-    if data["flagged"]:
-        lines.append(f"flagged {data['flagged']:,}")
-    return lines
+    return [*lines, *format_flawed(data["flagged"], data["unbounded"])]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def run(
         notes = list(filter(None, [broken or describe_other_version(catalog, name, spec)]))
     found = found._replace(series=[one.newest(rows) for one in found.series])
     notes += _list_left_out(found, key, quantity)
-    draw(path, found, f"{name} v{found.spec.version}: {what}", notes)
+    draw(path, found, f"{name} {found.versions}: {what}", notes)
     drawn, seconds = sum(len(one.time) for one in found.series), round(perf_counter() - start, 3)
     data = {
         "model": name,

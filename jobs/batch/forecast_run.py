@@ -31,7 +31,14 @@ from jobs.lineage.generation_checkpoint import refuse_damaged
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.generations import read_origin_manifest as origin_of
 from jobs.lineage.inputs_table import INPUTS, InputsTable
-from jobs.offline.ahead import ForecastKeys, Future, forecast_ahead, list_forecasts, read_future
+from jobs.offline.ahead import (
+    ForecastKeys,
+    Future,
+    forecast_ahead,
+    format_flawed,
+    list_forecasts,
+    read_future,
+)
 from jobs.offline.horizon import ForecastRequest, Horizon
 from jobs.offline.stored_keys import refuse_absent_keys
 from jobs.snapshots import manifests
@@ -50,6 +57,7 @@ from jobs.spark.local_frame import Make
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import write_made_rows
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.state.encoding.arrow import build_integers, build_lists, build_matrix, build_vectors
 from jobs.state.encoding.estimates import build_table_batch, find_flag_names
 from jobs.state.encoding.keys import KeyKind, build_key_text
@@ -340,11 +348,14 @@ _RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
 
 
 class WrittenForecasts(NamedTuple):
-    """The numbers of a run's forecasts, keys and flagged rows, and the newest row of any key (microseconds)."""
+    """The numbers of a run's forecasts, keys, flagged rows and rows with an infinite bound of a measurement, and the
+    newest row of any key (microseconds).
+    """
 
     forecasts: int
     keys: int
     flagged: int
+    unbounded: int
     newest: int | None
 
 
@@ -397,10 +408,10 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
 
 
 class _ForecastSums:
-    """The numbers of forecasts, keys and flagged rows that a task has written, and the newest row of any key."""
+    """The numbers of `WrittenForecasts` that a task has written."""
 
     def __init__(self) -> None:
-        self._sums = {"forecasts": 0, "keys": 0, "flagged": 0}
+        self._sums = {"forecasts": 0, "keys": 0, "flagged": 0, "unbounded": 0}
         self._newest: list[int] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -408,6 +419,9 @@ class _ForecastSums:
         self._sums["forecasts"] += rows.num_rows
         self._sums["keys"] += int(np.count_nonzero(rows.column("step").to_numpy() == 1))
         self._sums["flagged"] += rows.num_rows - rows.column("flag").null_count
+        upper, functions = rows.column("measurement_upper"), cast(Any, pc)
+        place = functions.list_parent_indices(upper).to_numpy()
+        self._sums["unbounded"] += len(np.unique(place[np.isinf(arrow.to_numpy(upper.flatten(), np.nan))]))
         if rows.num_rows:
             self._newest.append(int(rows.column("made_at").view(pa.int64()).to_numpy().max()))
 
@@ -450,10 +464,9 @@ def replace_run(
         if _OURS in str(error):
             raise UserError(said) from error
         raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
-    forecasts, keys, flagged = (sum(one[name] for one in sums) for name in ("forecasts", "keys", "flagged"))
-    return WrittenForecasts(
-        forecasts, keys, flagged, max((one["newest"] for one in sums if "newest" in one), default=None)
-    )
+    total = {name: sum(one[name] for one in sums) for name in _ForecastSums().numbers()}
+    newest = max((one["newest"] for one in sums if "newest" in one), default=None)
+    return WrittenForecasts(**total, newest=newest)
 
 
 def _count_steps(states: StateRows, horizon: Horizon) -> int:
@@ -537,6 +550,5 @@ def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
         )
     if done.past:
         lines.append(f"omitted {format_count(done.past, 'key')} without a time in the horizon")
-    if done.written.flagged:
-        lines.append(f"flagged {done.written.flagged:,}")
+    lines += format_flawed(done.written.flagged, done.written.unbounded)
     return [*lines, f"run {done.run}: a repeated run replaces these rows ({RUN} = '{done.run}')"]

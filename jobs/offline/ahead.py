@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
+from jobs.core.report import format_count
 from jobs.landing.checking import ParsedRows, parse
 from jobs.landing.file_parts import check_columns
 from jobs.landing.file_rows import read_all
@@ -216,6 +217,23 @@ class Ahead(NamedTuple):
     def flagged(self) -> int:
         """Return the number of forecasts with a flag."""
         return int((self.expected.flag != 0)[self.wanted].sum())
+
+    @property
+    def unbounded(self) -> int:
+        """Return the number of forecasts with an infinite bound of a measurement."""
+        infinite = np.isinf(extract_variances(self.expected.measurement_covariance)).any(axis=0)
+        return int(infinite[self.wanted].sum())
+
+
+def format_flawed(flagged: int, unbounded: int) -> list[str]:
+    """Return a line on the forecasts with a flag, and one on those with infinite bounds, if there are any."""
+    lines = [f"flagged {flagged:,}"] if flagged else []
+    if unbounded:
+        lines.append(
+            f"warning: the bounds of {format_count(unbounded, 'forecast')} are infinite: the state of the key is "
+            f"diffuse until enough rows come"
+        )
+    return lines
 
 
 class ForecastColumn(NamedTuple):

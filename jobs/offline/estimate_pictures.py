@@ -140,7 +140,7 @@ def _build_page(found: DrawnSeries, title: str, picture: str, notes: Sequence[st
         cells += [estimate_text(m, s) for m, s in zip(*newest, strict=True)]
         rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
     told = (
-        f"{format_count(len(found.series), 'key')} of {found.spec.name}, version {found.spec.version}. Times are in "
+        f"{format_count(len(found.series), 'key')} of {found.spec.name} {found.versions}. Times are in "
         f"UTC. Where the model fits, the mean NIS is {len(found.spec.measurement)}."
     )
     drawn = html_page.format_picture(

@@ -83,6 +83,7 @@ class KeySeries(NamedTuple):
     nis: (N,), NaN if missing.
     flagged: (N,).
     measured: (m, N), NaN if missing or unknown.
+    version: (N,) the version that estimated the row.
     """
 
     key: str
@@ -91,11 +92,13 @@ class KeySeries(NamedTuple):
     nis: Floats
     flagged: NDArray[np.bool_]
     measured: Floats
+    version: NDArray[np.int64]
 
     def take(self, at: slice | NDArray[np.int64], key: str) -> KeySeries:
         """Return some rows as the series of a key."""
         lines = [QuantityEstimates(one.mean[:, at], one.deviation[:, at]) for one in self.lines]
-        return KeySeries(key, self.time[at], lines, self.nis[at], self.flagged[at], self.measured[:, at])
+        flagged, version = self.flagged[at], self.version[at]
+        return KeySeries(key, self.time[at], lines, self.nis[at], flagged, self.measured[:, at], version)
 
     def newest(self, rows: int | None) -> KeySeries:
         """Return the series with only its newest `rows` rows; None means all rows."""
@@ -105,7 +108,7 @@ class KeySeries(NamedTuple):
 class DrawnSeries(NamedTuple):
     """The estimates to draw.
 
-    spec: the spec of the newest estimates.
+    spec: the spec of the live version, or of the newest run over history.
     quantities: the names of the q quantities of the estimates: first the `drawn` ones, then the states.
     series: the chosen keys.
     keys: the number of keys that have estimates.
@@ -116,6 +119,13 @@ class DrawnSeries(NamedTuple):
     drawn: int
     series: list[KeySeries]
     keys: int
+
+    @property
+    def versions(self) -> str:
+        """Return the versions of the drawn rows, such as `v1 and v2`."""
+        known = sorted({number for one in self.series for number in one.version.tolist()})
+        names = [f"v{number}" for number in known]
+        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def read_warehouse_series(
@@ -169,6 +179,9 @@ def read_warehouse_series(
     time, flags = (table[one].combine_chunks() for one in ("event_time", "flags"))
     nis = arrow.to_numpy(table["nis"].combine_chunks(), np.nan)
     rows = _build_rows(spec, _convert_to_micros(time), lines, nis, flags)
+    numbers = {name: one.version for name, one in specs.items()}
+    by = [numbers.get(one, spec.version) for one in table["generation"].to_pylist()]
+    rows = rows._replace(version=np.array(by, np.int64))
     key = np.array(table["key"].to_pylist(), dtype=object)
     series = _split_keys(spec, key, rows, chosen, _read_measured(tables, spec, chosen), name)
     return DrawnSeries(spec, quantities, drawn, series, len(have))
@@ -275,7 +288,8 @@ def _build_rows(
 ) -> KeySeries:
     """Return the estimates of N rows of all keys, with times in microseconds, without measured values."""
     unknown = np.full((len(spec.measurement), len(time)), np.nan)
-    return KeySeries("", time.astype("datetime64[us]"), lines, nis, arrow.to_numpy(flags.is_valid()), unknown)
+    flagged, version = arrow.to_numpy(flags.is_valid()), np.full(len(time), spec.version)
+    return KeySeries("", time.astype("datetime64[us]"), lines, nis, flagged, unknown, version)
 
 
 def _split_keys(

@@ -51,6 +51,7 @@ class StoredKeys(NamedTuple):
 
     snapshot: the snapshot with the states, or the snapshot from which their stream began.
     generation: the live generation with these latest states; None means that the states are from the snapshot.
+    why: why the states of a live stream are those of its snapshot; None for other states.
     """
 
     kernel: Filter
@@ -60,6 +61,7 @@ class StoredKeys(NamedTuple):
     committed_at: datetime | None
     position: dict[str, Any] | None
     generation: str | None = None
+    why: str | None = None
 
     @property
     def newest(self) -> int:
@@ -111,7 +113,7 @@ def read_snapshot_keys(
 def read_live_keys(
     root: str, spec: ModelSpec, wanted: Sequence[str], inputs: str | None
 ) -> StoredKeys | str | None:
-    """Return keys of the live stream with their states.
+    """Return keys of the live stream with their states: those of its snapshot until its first row comes.
 
     A text is the reason why the states cannot be read; None means that no generation is live.
 
@@ -140,10 +142,13 @@ def read_live_keys(
         return why
     among = ("key", list(wanted)) if wanted else None
     rows = read_table(root, table, _COLUMNS, {"generation": name}, None, among)
+    if (rows is None or not rows.num_rows) and not read_table(root, table, ("key",), {"generation": name}):
+        found = read_snapshot_keys(root, spec, generation.snapshot_id, wanted, inputs)
+        return found._replace(why=f"no row has come since {name} began from this snapshot")
     if rows is None:
         rows = pa.table({"key": pa.nulls(0, pa.string())})
     rows = _sort_by_key(rows, spec, wanted, name)
-    _refuse_unsure(rows, name)
+    _refuse_unsure(rows)
     short = np.flatnonzero(~_find_whole(spec, kernel, rows))
     if len(short):
         key = rows["key"][int(short[0])].as_py()
@@ -192,13 +197,8 @@ def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSe
         raise UserError(f"--key {absent[0]}: {where} has no state of it{more}{several}")
 
 
-def _refuse_unsure(rows: pa.Table, generation: str) -> None:
-    """Raise an error if there are no latest estimates, or if one does not determine the state of its key."""
-    if not rows.num_rows:
-        raise UserError(
-            f"{generation} has no state yet, as it began without any and no row has come: there is nothing to forecast "
-            f"from; name a snapshot with --snapshot"
-        )
+def _refuse_unsure(rows: pa.Table) -> None:
+    """Raise an error if a latest estimate does not determine the state of its key."""
     flagged = [one for one in rows.select(["key", "flags"]).to_pylist() if one["flags"] is not None]
     if flagged:
         raise UserError(

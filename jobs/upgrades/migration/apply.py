@@ -37,8 +37,9 @@ def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migrati
 
     left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys. wrong,
     wrong_keys: number and examples of keys whose new state is invalid. before, after: average mean and variance of each
-    state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys whose
-    mean changes. key_parameters: averages of the per-key parameters before and after.
+    state over `keys`, infinite if a key has it diffuse; a state that keeps its name also has the largest change of its
+    mean, and the number of keys whose mean changes. key_parameters: averages of the per-key parameters before and
+    after.
     """
     names = list(find_state_extras_widths(migration.source))
     parts = [_measure_batch(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
@@ -175,8 +176,8 @@ def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any
         "keys": batch.num_rows,
         "wrong": len(wrong),
         "wrong_keys": batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist(),
-        "old": _sum_moments(mean, covariance),
-        "new": _sum_moments(after.mean, after.covariance),
+        "old": _sum_moments(mean, covariance, extras),
+        "new": _sum_moments(after.mean, after.covariance, after.extras),
         "kept": [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))],
         "old_own": _sum_key_parameters(migration.source, extras),
         "new_own": _sum_key_parameters(migration.target, after.extras),
@@ -202,9 +203,20 @@ def _average_key_parameters(model: Filter, parts: Sequence[Any], field: str, key
     }
 
 
-def _sum_moments(mean: Any, covariance: Any) -> list[float]:
+def _sum_moments(mean: Any, covariance: Any, extras: Mapping[str, Any]) -> list[float]:
+    """Return the sums over K keys of n means and n variances, infinite of a state that a key has diffuse."""
     n = len(mean)
-    return [*mean.sum(axis=1).tolist(), *(float(covariance[i * n + i].sum()) for i in range(n))]
+    variance = covariance[:: n + 1].sum(axis=1)
+    if "diffuse" in extras:  # the squares of stored finite columns vanish (`kalman.filters.diffuse`)
+        A = extras["diffuse"].reshape(n, -1)
+        variance = np.where((A * A).any(axis=1), np.inf, variance)
+    return [*mean.sum(axis=1).tolist(), *variance.tolist()]
+
+
+def _format_moment(state: Mapping[str, float] | None, name: str, width: int) -> str:
+    value = None if state is None else state[name]
+    text = "-" if value is None else "diffuse" if value == np.inf else f"{value:.6g}"
+    return f"{text:>{width}}"
 
 
 def format_change_table(change: dict[str, Any]) -> list[str]:
@@ -215,8 +227,8 @@ def format_change_table(change: dict[str, Any]) -> list[str]:
     before, after = change["before"], change["after"]
     for name in [*after, *(name for name in before if name not in after)]:
         old, new = before.get(name), after.get(name)
-        cells = [f"{one['mean']:>14.6g}" if one else f"{'-':>14}" for one in (old, new)]
-        cells += [f"{one['variance']:>{w}.6g}" if one else f"{'-':>{w}}" for one, w in ((old, 16), (new, 14))]
+        cells = [_format_moment(one, "mean", 14) for one in (old, new)]
+        cells += [_format_moment(old, "variance", 16), _format_moment(new, "variance", 14)]
         if new is None:
             changed = "dropped"
         elif old is None:

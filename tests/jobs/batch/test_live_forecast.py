@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from demo.delta_log import rows_of
-from jobs import forecast, inputs
+from jobs import forecast, inputs, upgrade
+from jobs.batch import forecast_run
 from jobs.core.errors import UserError
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec, streaming
 from tests.jobs.support.processes import Driver, files
@@ -129,6 +131,27 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     history = pipeline.warehouse.spark.sql(f"DESCRIBE HISTORY delta.`{settings.warehouse}/forecasts/walk`")
     newest: Any = history.orderBy("version", ascending=False).first()
     assert json.loads(newest["userMetadata"])["run"] == "nightly"
+
+    # A generation has no latest states before its first row: a file starts from its snapshot, as the table does.
+    pipeline.write_spec(random_walk_spec(version=2, sinks={"latest": True}))
+    upgrade.run(settings, "walk", mode="retrain")
+    first = forecast.run(settings, "walk", output=str(out), key=keys, **ahead)
+    whole = forecast.run(settings, "walk", key=keys, output="promoted", **ahead).data
+    assert first.data["forecasts"] == whole["forecasts"] == 6 and first.data["generation"] is None
+    assert first.data["snapshot"] == whole["snapshot"] != before
+    why = f"no row has come since {generation[:-1]}2 began from this snapshot"
+    assert f"not from the live stream: {why}" in first.lines
+    with pytest.raises(UserError, match=r"--key 999: snapshot .* has no state of it"):
+        forecast.run(settings, "walk", key=["999"], output=str(out), **ahead)
+
+
+def test_infinite_bounds_of_a_table_are_counted() -> None:
+    sums = forecast_run._ForecastSums()
+    upper = [[1.0, 2.0], [np.inf, np.inf], None, [0.0, np.inf], [None, 0.0]]
+    columns = {"step": [1, 2, 3, 1, 2], "flag": pa.array([None, None, "late", None, None], pa.string())}
+    times = pa.array([0] * 5, pa.timestamp("us"))
+    sums.add(pa.RecordBatch.from_pydict({**columns, "made_at": times, "measurement_upper": upper}))
+    assert sums.numbers() == {"forecasts": 5, "keys": 2, "flagged": 1, "unbounded": 2, "newest": 0}
 
 
 PUSHED: dict[str, Any] = {

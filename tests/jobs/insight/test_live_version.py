@@ -256,6 +256,14 @@ def test_rows_from_before_a_hand_over_are_drawn_by_their_own_spec(place: Place) 
     assert sorted(one.lines[0].mean[0]) == pytest.approx(heat, rel=1e-12)
     assert np.isnan(one.lines[0].mean[1]).sum() == len(old) and len(new) == HOURS - 12
     plot.run(place.settings, "oven", output=place.picture, key=["s2"])
+    assert "<h1>oven v1 and v2: live estimates</h1>" in Path(place.picture).read_text()
+
+
+def test_a_picture_has_the_version_that_estimated_its_rows(place: Place) -> None:
+    """Version 2 is live, and no row has come since."""
+    place.record((SLOPED, RETIRED), (WAVY, LIVE))
+    plot.run(place.settings, "oven", output=place.picture, keys=1)
+    assert "<h1>oven v1: live estimates</h1>" in Path(place.picture).read_text()
 
 
 SHORT: dict[str, Any] = {**SLOPED, "outputs": {"covariance": "diagonal"}}

@@ -84,7 +84,7 @@ def test_there_is_nothing_to_forecast_from(settings: Settings) -> None:
         read_snapshot_keys(settings.warehouse, spec, None, [], None)
     with pytest.raises(UserError, match=f"--key nix: snapshot {EMPTY} has no state of it"):
         read_snapshot_keys(settings.warehouse, spec, None, ["nix"], None)
-    with pytest.raises(UserError, match="g1 has no state yet"):
+    with pytest.raises(UserError, match=f"snapshot {EMPTY} has no key: there is nothing to forecast from"):
         read_live_keys(settings.warehouse, spec, [], None)
-    with pytest.raises(UserError, match="--key nix: g1 has no state of it"):
+    with pytest.raises(UserError, match=f"--key nix: snapshot {EMPTY} has no state of it"):
         read_live_keys(settings.warehouse, spec, ["nix"], None)

@@ -34,6 +34,7 @@ process: {kind: random_walk, variance: 2.0}
 observation: {R: [[1.0]]}
 initial: {diffuse: true}
 """
+TREND = "local_linear_trend, level_variance: 0.1, slope_variance: 0.01"
 ROWS = """site,id,at,a
 s,1,2024-01-01T00:00,1.0
 n,2,2024-01-01T06:00,5.0
@@ -88,6 +89,23 @@ def test_steps_start_from_each_keys_newest_row(walk: tuple[Path, Path], tmp_path
     assert text.lines[1] == "bounds hold 50 %; a step is 30 min"
     flat = pd.read_csv(tmp_path / "out.csv")
     assert flat["covariance_x_x"].tolist()[2:] == [1.0 + 1.5 * 2, 1.0 + 2 * 2]
+
+
+def test_infinite_bounds_are_told(walk: tuple[Path, Path], tmp_path: Path) -> None:
+    model, source = walk
+    report = forecast(model, source, tmp_path / "out.csv", steps=2)
+    assert report.data["unbounded"] == 0 and report.lines[-1].startswith("bounds hold 95 %")
+    trend = WALK.replace("[x]", "[x, slope]").replace("random_walk, variance: 2.0", TREND)
+    model.write_text(trend)
+    source.write_text(
+        "site,id,at,a\ns,1,2024-01-01T00:00,1.0\nn,2,2024-01-01T00:00,1.0\nn,2,2024-01-01T01:00,2.0\n"
+    )
+    report = forecast(model, source, tmp_path / "out.csv", steps=2, every="1h")
+    upper = pd.read_csv(tmp_path / "out.csv")["measurement_upper_a"]
+    assert np.isinf(upper).sum() == report.data["unbounded"] == 2  # one row does not tell a slope
+    assert report.lines[-1].startswith(
+        "warning: the bounds of 2 forecasts are infinite: the state of the key is diffuse"
+    )
 
 
 def test_until_a_time(walk: tuple[Path, Path], tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import kalman
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.migration.apply import compute_change_summary, format_change_table
 from jobs.upgrades.migration.state_map import SYMMETRY, build_migration, build_state_map, find_wrong_states
 from jobs.upgrades.migration.versions import MigrationStep, find_path_between
 from kalman.filters.affine import Affine, move_moments
@@ -238,6 +240,27 @@ def test_diffuse_states_stay_diffuse() -> None:
     known = kalman.build(old.definition()).from_moments(*states(2, 4))
     after = build_migration([MigrationStep.forward(old, grown)], {}, {}).apply(*model.snapshot(known))
     assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
+
+
+def test_a_preview_says_which_states_are_diffuse() -> None:
+    diffuse = {"initial": {"diffuse": True}}
+    old = spec(1, ["a", "b"])
+    new = spec(2, ["a", "b", "c"], migrate={"states": {"c": {"initial": True}}}, **diffuse)
+    mean, covariance = states(2, 4)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": list("wxyz"),
+            "mean": mean.T.tolist(),
+            "covariance": covariance.T.tolist(),
+            "extras": pa.array([{}] * 4, pa.map_(pa.string(), pa.list_(pa.float64()))),
+        }
+    )
+    change = compute_change_summary([batch], build_migration([MigrationStep.forward(old, new)], {}, {}))
+    variances = {name: one["variance"] for name, one in change["after"].items()}
+    assert variances == pytest.approx(
+        {**dict(zip("ab", covariance[::3].mean(axis=1), strict=True)), "c": np.inf}
+    )
+    assert format_change_table(change)[-1].split() == ["c", "-", "0", "-", "diffuse", "new"]
 
 
 @pytest.mark.parametrize(
