@@ -49,6 +49,13 @@ def test_links_lead_somewhere(page: Path):
     assert lost == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_blank_line_splits_a_table(page: Path):
+    parts = [part.splitlines() for part in re.split(r"\n\n+", prose(page))]
+    tables = [part for part in parts if part and part[0].startswith("|")]
+    assert [part[0] for part in tables if len(part) < 2 or not re.fullmatch(r"\|[\s:|-]+\|", part[1])] == []
+
+
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_in_the_guide_imports_public_modules(page: Path):
     for indent, language, code in FENCE.findall(page.read_text(encoding="utf-8")):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.choosing.ranking import Ranking, choose, rank
-from jobs.choosing.rhythm import Rhythm, Season
+from jobs.choosing.rhythm import CYCLES, Rhythm, Season
 from jobs.choosing.samples import Fitted, SampledSeries, SplitRows, score_held_out
 from jobs.core.errors import UserError
 from jobs.core.times import UNIT_US
@@ -354,6 +354,11 @@ def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Fl
     return next(whole), next(whole), next(whole)
 
 
+SEASON_WANTED = (
+    f"; a season is tried if it stands out in half of the sampled keys, which takes about {CYCLES} of its cycles: look "
+    "at more keys (without --quick, or with a larger --keys), or give longer files"
+)
+
 FINER, FINAL = 2, 5
 """The numbers of grid refinements: to rank structures, and to fit the chosen structure."""
 
@@ -414,7 +419,8 @@ def search(
     # Simple structures first: each before its robust variant, and both before a structure with more states.
     names = list(scores)
     if wanted is not None and wanted not in names:
-        raise UserError(f"--structure {wanted}: is not among those that were tried: {', '.join(names)}")
+        way = SEASON_WANTED if "season" in wanted.split() else ""
+        raise UserError(f"--structure {wanted}: is not among those that were tried: {', '.join(names)}{way}")
     key = sample.rows.key[sample.held]
     try:
         ranking = rank(names, key, list(scores.values()))

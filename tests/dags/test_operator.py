@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from dags.upgrade import REFUSALS
+from jobs.specs.migration import Upgrade
+from jobs.upgrades.decision import decide, format_refusal
+from jobs.upgrades.statistics import Gain
 from kalman_dags import submit
 from kalman_dags.operator import KalmanOperator
 
@@ -217,6 +221,26 @@ def test_a_refusal_is_final(operator: Operator) -> None:
     assert type(caught.value) is AirflowException
     # The sentence alone: what the provider raised before it would repeat the log.
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("gain", "reason"),
+    [
+        (Gain(0, 0, None, None, None, None, None, 10), "there is nothing to compare"),
+        (Gain(900, 30, -0.5, -0.6, -0.4, 1.0, 20.0, 0), "it predicts worse"),
+        (Gain(900, 30, 0.1, -0.1, 0.3, 1.0, 20.0, 0), "not enough to tell"),
+    ],
+)
+def test_a_refused_promotion_says_what_to_do_in_airflow(operator: Operator, gain: Gain, reason: str) -> None:
+    """The sentence is the verb's own, so that a change of its words does not lose the remedy."""
+    counts = {"rows": gain.rows, "keys": gain.keys, "keys_worse": 0, "flagged": {"old": 0, "new": 0}}
+    outside = dict.fromkeys(("nis_outside", "bias_outside"), {"old": 0.0, "new": 0.0})
+    found = decide({"gain": gain._asdict(), **counts, **outside}, Upgrade())
+    says = f"error: {format_refusal(found, 'tiny-g0002', 'tiny', 'page.html')}"
+    with pytest.raises(
+        AirflowFailException, match=rf"^tiny-g0002 was not promoted; {reason}.*\. In Airflow: "
+    ):
+        operator(1, says, refusals=REFUSALS).execute(context())
 
 
 def test_what_is_too_early_is_skipped(operator: Operator) -> None:

@@ -13,13 +13,14 @@ import pytest
 from airflow.models.dag import DagModel
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagrun import DagRun
+from airflow.models.hitl import HITLDetail
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
 from fastapi.testclient import TestClient
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from dags.kalman_dags.pages.model_page import _complete
@@ -196,6 +197,28 @@ def test_a_run_that_waits_says_why_and_what_to_do(server: TestClient, waiting: N
         ),
     }
     assert 'href="/dags/kalman_verify__tiny/runs/asleep"' in section
+
+
+def test_a_run_that_waits_for_a_person_links_its_question(server: TestClient, waiting: None) -> None:
+    with create_session() as session:
+        for verb, state in (
+            ("rollback", "awaiting_input"),
+            ("promote", "deferred"),
+            ("maintain", "deferred"),
+        ):
+            make_run(session, verb, "asks", DagRunState.RUNNING)
+            make_task(session, verb, "asks", state, "default_pool")
+        task = select(TaskInstance.id).where(TaskInstance.task_id == "promote")
+        options = {"ti_id": session.scalar(task), "options": ["Approve"], "subject": "Promote?"}
+        session.add(HITLDetail(**options))
+    page = server.get("/kalman/models/tiny", headers=token(server, "admin")).text
+    section = page.partition("Runs that wait")[2].partition("</section>")[0].replace("<wbr>", "")
+    for verb in ("rollback", "promote"):
+        run = f"/dags/kalman_{verb}__tiny/runs/asks"
+        assert f"its task {verb} waits for a person" in section
+        assert f'<a href="{run}/tasks/{verb}/required_actions" target="_top">Answer it</a>' in section
+    # A task that is deferred for another reason asks nobody.
+    assert "its task maintain waits" not in section
 
 
 def test_a_page_without_waiting_runs_says_nothing_of_them(server: TestClient) -> None:

@@ -105,8 +105,10 @@ def build_model_page(
 def _format_waiting(waiting: Sequence[WaitingRun], root: str) -> str:
     """Return the section of runs that wait; empty if none waits."""
     rows = []
-    for dag_id, run_id, reason, remedy in waiting:
+    for dag_id, run_id, reason, remedy, asks in waiting:
         target = f"{root}/dags/{quote(dag_id)}/runs/{quote(run_id)}"
+        if asks:
+            remedy = format_link(f"{target}/tasks/{quote(asks)}/required_actions", remedy)
         rows.append((format_link(target, dag_id.partition("__")[0].removeprefix("kalman_")), reason, remedy))
     head = ("run of", "waits because", "what to do")
     return format_section("Runs that wait", "", _build_table(head, rows)) if rows else ""

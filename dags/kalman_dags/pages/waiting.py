@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.hitl import HITLDetail
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
@@ -15,12 +16,13 @@ from sqlalchemy import select
 
 
 class WaitingRun(NamedTuple):
-    """A run that waits, the reason, and the remedy."""
+    """A run that waits, the reason, and the remedy; `asks` is the task whose question a person must answer."""
 
     dag_id: str
     run_id: str
     reason: str
     remedy: str
+    asks: str = ""
 
 
 def list_waiting_runs(dag_ids: Sequence[str]) -> list[WaitingRun]:
@@ -31,8 +33,11 @@ def list_waiting_runs(dag_ids: Sequence[str]) -> list[WaitingRun]:
         .where(DagRun.dag_id.in_(dag_ids), DagRun.state.in_(("queued", "running")))
     )
     task = TaskInstance
-    tasks = select(task.dag_id, task.run_id, task.task_id, task.pool, task.state).where(
-        task.dag_id.in_(dag_ids), task.state.in_(State.unfinished)
+    asks = HITLDetail.ti_id.is_not(None) & HITLDetail.responded_at.is_(None)
+    tasks = (
+        select(task.dag_id, task.run_id, task.task_id, task.pool, task.state, asks.label("asks"))
+        .join(HITLDetail, HITLDetail.ti_id == task.id, isouter=True)
+        .where(task.dag_id.in_(dag_ids), task.state.in_(State.unfinished))
     )
     with create_session() as session:
         begun, tried = session.execute(runs).all(), session.execute(tasks).all()
@@ -46,7 +51,10 @@ def list_waiting_runs(dag_ids: Sequence[str]) -> list[WaitingRun]:
             reason, remedy = "an earlier run of its DAG goes on", "Wait for that run, or end it."
             found.append(WaitingRun(run.dag_id, run.run_id, reason, remedy))
     for one in tried:
-        if one.state == "scheduled" and one.pool not in pools:
+        if one.state == "awaiting_input" or (one.state == "deferred" and one.asks):
+            reason = f"its task {one.task_id} waits for a person"
+            found.append(WaitingRun(one.dag_id, one.run_id, reason, "Answer it", one.task_id))
+        elif one.state == "scheduled" and one.pool not in pools:
             reason = f"there is no pool {one.pool}"
             remedy = f"airflow pools set {one.pool} 1 '' --include-deferred"
             found.append(WaitingRun(one.dag_id, one.run_id, reason, remedy))

@@ -21,6 +21,7 @@ from jobs.choosing.search import (
     list_structures,
     search,
 )
+from jobs.core.errors import UserError
 
 DAY = 86_400_000_000
 DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")
@@ -168,6 +169,18 @@ def test_outliers_make_the_choice_robust_and_normal_noise_does_not(
         ahead = choice.ranking.of("level").behind - choice.ranking.of("level robust").behind
         assert (ahead > 0.0) == (robust > 0)
     assert sum(name.endswith("robust") for name in chosen) == robust, chosen
+
+
+def test_a_wanted_season_that_was_not_tried_says_how_to_have_it_tried() -> None:
+    series_ = sample_series(sorted_rows([series(1, 80, 0.3, 1.0)]), 1, 1, 80)
+    assert series_ is not None
+    tried = list_structures(DAILY, None)[:1]
+    with pytest.raises(
+        UserError, match=r"level robust; a season is tried if .* about 3 .* \(without --quick"
+    ):
+        search(series_, tried, float(DAY), 1.0, "trend season")
+    with pytest.raises(UserError, match=r"tried: level, level robust$"):
+        search(series_, tried, float(DAY), 1.0, "levle")
 
 
 def test_robust_updates_are_fitted_by_their_own_likelihood() -> None:
