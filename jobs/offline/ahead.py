@@ -221,8 +221,8 @@ class Ahead(NamedTuple):
     @property
     def unbounded(self) -> int:
         """Return the number of forecasts with an infinite bound of a measurement."""
-        infinite = np.isinf(extract_variances(self.expected.measurement_covariance)).any(axis=0)
-        return int(infinite[self.wanted].sum())
+        variances = extract_variances(self.expected.measurement_covariance)
+        return int(np.isinf(variances[:, self.wanted]).any(axis=0).sum())
 
 
 def format_flawed(flagged: int, unbounded: int) -> list[str]:
