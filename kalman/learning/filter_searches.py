@@ -84,6 +84,9 @@ class _DifferencePoints:
         self.searches, self.keys = searches, keys
         self._used = np.zeros(len(keys), np.int64)
 
+    # A key whose rows say little may begin at a variance beyond all numbers: `used` does not count the rows that are
+    # not usable there.
+    @np.errstate(over="ignore", invalid="ignore")
     def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
         """Return the points of the problems `which`; where a row is not usable, the value is minus infinity."""
         searches, keys = self.searches, self.keys[which]

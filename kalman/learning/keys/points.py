@@ -38,6 +38,9 @@ class Points:
         self._left = rows
         self._entries = np.zeros((len(model.written), rows.keys))
 
+    # Equal values have no likelihood where the variances between them are zero: derivatives there are NaN or inf * 0.
+    # The value is minus infinity then, and the search refuses the step.
+    @np.errstate(over="ignore", invalid="ignore")
     def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> KeyPoints:
         """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
         model = self.model

@@ -1,5 +1,6 @@
 """Learning of extended, unscented and cubature filters and of modes: for all keys, groups and keys, with errors."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,19 @@ def joint(y, variance, R):
     t = np.arange(len(y))
     cov = 4.0 + variance * np.minimum.outer(t, t) + R * np.eye(len(y))
     return multivariate_normal(np.zeros(len(y)), cov).logpdf(y)
+
+
+def test_a_key_beyond_all_numbers_warns_nobody_and_leaves_the_others_alone():
+    learn = learners.learnable(
+        level("linear", {"parameters": ["variance", "R"], **BY_KEY}, robust={"huber": {}})
+    )
+    assert isinstance(learn, FilterLearning)
+    points = learn.key_model.searches(rows_of(np.ones((2, 5))), UNIT).points()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = points.point(np.array([[800.0, 0.0], [0.0, 0.0]]), np.zeros((2, 2), bool), np.arange(2))
+    alone = points.point(np.zeros((2, 2)), np.zeros((2, 2), bool), np.arange(2))
+    assert found.value[1] == alone.value[1] and (found.gradient[:, 1] == alone.gradient[:, 1]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

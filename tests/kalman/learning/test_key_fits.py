@@ -1,5 +1,6 @@
 """Learning by key: each key's maximum against statsmodels, how it ended, errors, few rows and the population."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -309,6 +310,16 @@ def test_nothing_to_learn_from_is_said_and_the_others_go_on():
     assert_same_fits(
         LEVELS.fit_keys(rows.take(rows.key == 0), 1, UNIT, population), found.take(np.array([0]))
     )
+
+
+def test_a_trial_without_a_likelihood_is_told_by_its_value_without_a_warning():
+    """Where both variances are zero, the rows have no likelihood."""
+    y = [np.array([25.0, 30.0]), np.array([20.0, 25.0])]
+    points = LEVELS.key_model.searches(rows_of(y), UNIT).points()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = points.point(np.zeros((2, 2)), np.array([[True, False], [True, False]]), np.arange(2))
+    assert found.value[0] == -np.inf and np.isfinite(found.value[1])
 
 
 def test_repeated_times_do_not_make_the_noise_zero():
