@@ -352,7 +352,7 @@ STORY: list[list[Row]] = [
     [
         of(
             *("lineage/compatibility", "its shadow {deployed.shadow} is promoted", STREAM),
-            prints="until its shadow walk-g0003 is promoted",
+            prints=r"until its shadow walk-g\d{4} is promoted",
             only="promote",
             hint=True,
         )
@@ -371,7 +371,7 @@ STORY: list[list[Row]] = [
             *(
                 "lineage/start_point",
                 "is retired: `kalman-pipeline rollback",
-                f"{STREAM} --generation walk-g0003",
+                f"{STREAM} --generation walk-g0005",
             ),
             raise_version,
         ),
