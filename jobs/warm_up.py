@@ -44,12 +44,12 @@ def record() -> bool:
     Raises:
         UserError: Spark's jars are missing, or the run that loads the classes failed.
     """
-    from jobs.spark.conf import ARCHIVE, find_archive
+    from jobs.spark.conf import ARCHIVE, find_archive, is_archive_trusted
     from jobs.spark.jars import list_jars
 
     list_jars()
     target = find_archive()
-    if target.is_file():
+    if is_archive_trusted():
         return False
     with tempfile.TemporaryDirectory(prefix="kalman-warm-up-") as scratch:
         command = [sys.executable, "-m", "jobs.warm_up", "run", scratch]
@@ -70,9 +70,12 @@ def record() -> bool:
         partial = target.with_name(f".{ARCHIVE}-{os.getpid()}")
         try:
             partial.write_bytes(written.read_bytes())
+            partial.chmod(0o644)
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
+    if not is_archive_trusted():
+        raise UserError(f"others may write into {target.parent}: `chmod go-w {target.parent}`", RUN_FAILED)
     return True
 
 
@@ -81,7 +84,8 @@ def _run(scratch: Path) -> None:
     from pyspark import SparkContext
 
     from jobs import ingest, pretrain, status, stream
-    from jobs.spark.conf import ARCHIVE, QUIET, build_spark_conf, join_class_path
+    from jobs.spark.conf import ARCHIVE, QUIET, build_spark_conf
+    from jobs.spark.jars import list_jars
     from jobs.spark.session import spark_session
 
     models = scratch / "models"
@@ -94,7 +98,7 @@ def _run(scratch: Path) -> None:
     options += ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={scratch / ARCHIVE}"]
     recording = {
         "spark.driver.extraJavaOptions": " ".join(options),
-        "spark.driver.extraClassPath": join_class_path(),
+        "spark.driver.extraClassPath": os.pathsep.join(list_jars()),
         "spark.sql.shuffle.partitions": "2",
     }
     spark = spark_session(settings, "warm-up", recording)

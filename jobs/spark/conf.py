@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.core.settings import find_local_path
-from jobs.spark.jars import find_jar_folder
+from jobs.spark.jars import find_jar_folder, list_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,19 +205,33 @@ def find_archive() -> Path:
     return find_jar_folder() / ARCHIVE
 
 
+def is_archive_trusted() -> bool:
+    """Return whether the class archive exists and nobody could have written it who cannot write our code.
+
+    Java runs the archive's classes without comparing them with the jars. So the archive and its folder must belong to
+    root, to the process's user or to the owner of our code, and must be writable by their owner alone.
+    """
+    owners = {0, os.geteuid(), Path(__file__).stat().st_uid}
+    try:
+        found = [find_archive().lstat(), find_archive().parent.stat()]
+    except OSError:
+        return False
+    return stat.S_ISREG(found[0].st_mode) and all(
+        one.st_uid in owners and not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for one in found
+    )
+
+
 def build_archive_conf(java_options: str) -> dict[str, str]:
-    """Return the Spark settings with `java_options`, and with the class archive if it exists.
+    """Return the Spark settings with `java_options`, and with the class archive if it exists and is trusted.
 
     Java archives only the classes of the class path. So the jars are put there before Spark adds the jars itself.
+
+    Raises:
+        UserError: the content of a jar differs from the content in the release.
     """
-    if not find_archive().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
+    if os.environ.get("KALMAN_CLASS_ARCHIVE") == "0" or not is_archive_trusted():
         return {"spark.driver.extraJavaOptions": java_options}
     return {
         "spark.driver.extraJavaOptions": f"{java_options} {QUIET} -XX:SharedArchiveFile={find_archive()}",
-        "spark.driver.extraClassPath": join_class_path(),
+        "spark.driver.extraClassPath": os.pathsep.join(list_jars()),
     }
-
-
-def join_class_path() -> str:
-    """Return the jars as a Java class path."""
-    return os.pathsep.join(str(path) for path in sorted(find_jar_folder().glob("*.jar")))

@@ -267,11 +267,10 @@ def fetch_jars(
             complete = _resolve(coordinates, Path(scratch), alone)
             for own in (one for one in coordinates if one.group == GROUP):
                 jar = complete / f"{own.artifact}-{own.version}.jar"
-                compile_jar(
-                    jar, [*_list_pyspark_jars(), *find_jar_folder().glob("*.jar"), *complete.glob("*.jar")]
-                )
+                compile_jar(jar, [*_list_pyspark_jars(), *complete.glob("*.jar")])
             _check_jars(complete, sorted(path.name for path in complete.glob("*.jar")))
             _write_manifest(complete, coordinates)
+            complete.chmod(complete.stat().st_mode & ~0o022)  # whoever could write here could exchange a jar
             _swap(complete, target, Path(scratch))
     except OSError as error:
         raise UserError(

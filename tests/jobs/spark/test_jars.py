@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.spark import jars
+from jobs.spark.conf import build_archive_conf, find_archive
 from jobs.spark.jars import (
     COORDINATES,
     OPTIONAL,
@@ -93,6 +95,70 @@ def test_a_jar_with_other_content_is_not_started_with(folder: Path, asked: list[
     (folder / jars.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="delta-1.0.jar is not the jar that this release was tested with"):
         list_jars()
+
+
+def test_a_jar_that_somebody_puts_beside_the_checked_ones_is_not_on_the_class_path(
+    folder: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("KALMAN_CLASS_ARCHIVE", raising=False)
+    fetch_jars()
+    find_archive().write_bytes(b"classes")
+    (folder / "a-first.jar").write_bytes(b"evil")
+    conf = build_archive_conf("")
+    assert conf["spark.driver.extraClassPath"].split(os.pathsep) == list_jars()
+    assert not any("a-first" in value for value in conf.values())
+
+
+FOREIGN = 4_321
+"""A user who is neither root nor the one of these tests."""
+
+
+@pytest.mark.parametrize(
+    ("what", "mode", "owner"),
+    [
+        ("archive", 0o646, None),
+        ("archive", 0o664, None),
+        ("folder", 0o775, None),
+        ("folder", 0o777, None),
+        ("archive", 0o644, FOREIGN),
+        ("folder", 0o755, FOREIGN),
+        ("link", 0o644, None),
+    ],
+)
+def test_an_archive_that_others_could_write_is_not_used(
+    folder: Path,
+    asked: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    mode: int,
+    owner: int | None,
+):
+    monkeypatch.delenv("KALMAN_CLASS_ARCHIVE", raising=False)
+    fetch_jars()
+    find_archive().write_bytes(b"classes")
+    find_archive().chmod(0o644)
+    assert "SharedArchiveFile" in build_archive_conf("")["spark.driver.extraJavaOptions"]
+    if what == "link":
+        elsewhere = folder.parent / "classes.jsa"
+        find_archive().rename(elsewhere)
+        find_archive().symlink_to(elsewhere)
+    else:
+        place = folder if what == "folder" else find_archive()
+        place.chmod(mode)
+        if owner is not None:
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a file away")
+            os.chown(place, owner, -1)
+    assert build_archive_conf("-Dx=y") == {"spark.driver.extraJavaOptions": "-Dx=y"}
+
+
+def test_the_folder_is_its_owner_s_alone_whatever_the_mask(folder: Path, asked: list[list[str]]):
+    before = os.umask(0)
+    try:
+        fetch_jars()
+    finally:
+        os.umask(before)
+    assert not folder.stat().st_mode & 0o022
 
 
 @pytest.mark.parametrize("known", [{}, {"delta-1.0.jar": "0" * 64}], ids=["unknown", "other content"])
