@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 LOCK := requirements/lock.txt
+# Packages that are built while they are installed (PySpark, this project) are built with the lock's versions, too: older
+# releases of pip read the first variable in their build environments, newer ones the second.
+PIP_INSTALL = PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install --quiet \
+	--disable-pip-version-check -c $(LOCK)
 PYTEST_ARGS ?=
 # Processes that the tests are shared out to, a file to each at a time: every one has a Spark of its own.
 TEST_WORKERS ?= 2
@@ -29,7 +33,7 @@ $(STAMP): pyproject.toml $(LOCK) jobs/spark/jars.sha256
 	@$(PYTHON) jobs/spark/doctor.py
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version): a few minutes the first time, most of it PySpark (400 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[demo,dev]'
+	$(PIP_INSTALL) -e '.[demo,dev]'
 	@$(BIN)/python -m pip check
 	$(BIN)/python -m jobs.spark.jars
 	$(BIN)/python -m jobs.warm_up
@@ -81,7 +85,7 @@ soak: setup ## Kill every verb and every step of the state at many moments, over
 
 MUTANTS := $(VENV)/.mutants-ready
 $(MUTANTS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[mutants]'
+	$(PIP_INSTALL) -e '.[mutants]'
 	@touch $@
 
 # N mutants, drawn with SEED; MUTANTS_ARGS="--only kalman/filters --patience 5" for some files, on a busy machine.
@@ -92,7 +96,7 @@ mutants: $(MUTANTS) ## Change the code in N places, one at a time, and see wheth
 
 BENCH := $(VENV)/.bench-ready
 $(BENCH): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench]'
+	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
 # WORKS="dense_20k_x5 dense_200k_x5" measures these alone and keeps the results of the others.
@@ -129,7 +133,7 @@ format: setup ## Format the code and mend what ruff can mend
 
 POSTGRES := $(VENV)/.postgres-ready
 $(POSTGRES): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[postgres]'
+	$(PIP_INSTALL) -e '.[postgres]'
 	@touch $@
 
 # DATABASE=postgres keeps Airflow's database in a PostgreSQL of its own, for more than a few models.
@@ -137,7 +141,7 @@ airflow: setup $(if $(filter postgres,$(DATABASE)),$(POSTGRES)) ## Start Airflow
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(DATABASE),KALMAN_AIRFLOW_DATABASE=$(DATABASE)) scripts/airflow-standalone
 
 lock: setup ## Write the versions of all that can be installed to requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,mutants,postgres,sbom]'
+	$(PIP_INSTALL) -e '.[audit,bench,demo,dev,kubernetes,mutants,postgres,sbom]'
 	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
@@ -145,17 +149,16 @@ lock: setup ## Write the versions of all that can be installed to requirements/l
 
 SBOM := $(VENV)/.sbom-ready
 $(SBOM): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[sbom]'
+	$(PIP_INSTALL) -e '.[sbom]'
 	@touch $@
 
 sbom: $(SBOM) ## Write what an installation consists of to build/sbom.json (CycloneDX)
 	PYTHONPATH=. $(BIN)/python scripts/sbom build/sbom.json
 
-# pip-audit runs in an environment of its own, and asks the network for every package of the lock.
+# pip-audit asks the network for every package of the lock.
 audit: $(STAMP) ## Look up known weaknesses of the versions in requirements/lock.txt (needs a network)
-	$(PYTHON) -m venv build/audit
-	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
-	build/audit/bin/pip-audit --no-deps --disable-pip -r $(LOCK)
+	$(PIP_INSTALL) -e '.[audit]'
+	$(BIN)/pip-audit --no-deps --disable-pip -r $(LOCK)
 
 clean: ## Remove .venv, caches and what runs left in ./var
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis var

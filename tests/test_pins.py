@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -32,6 +33,8 @@ SBOM = {
     "license-expression", "lxml", "packageurl-python", "pip-requirements-parser", "py-serializable",
     "rfc3986-validator", "rfc3987-syntax", "uri-template", "webcolors",
 }  # fmt: skip
+# What the extra `audit`, which no set-up installs, brings along.
+AUDIT = {"cachecontrol", "filelock", "msgpack", "pip-api", "pip-audit", "tomli", "tomli-w"}
 # In two halves, so that this file passes its own test.
 REGISTRIES = [".".join(halves) for halves in (
     ("pypi", "org"), ("files", "pythonhosted.org"), ("repo1", "maven.org"), ("repo.maven", "apache.org"),
@@ -102,9 +105,9 @@ def test_lock_is_complete():
     # Whatever a package of the lock asks for is in it too: else set-ups differ from day to day.
     versions, missing = locked(), []
     extras = project()["project"]["optional-dependencies"]
-    others = (KUBERNETES | MUTANTS | SBOM) | {
+    others = (AUDIT | KUBERNETES | MUTANTS | SBOM) | {
         canonicalize_name(Requirement(text).name)
-        for extra in ("bench", "mutants", "postgres", "sbom")
+        for extra in ("audit", "bench", "mutants", "postgres", "sbom")
         for text in extras[extra]
     }
     for name in versions:
@@ -133,12 +136,24 @@ def test_what_the_image_installs_has_the_versions_of_the_lock_and_a_hash_each():
     assert {name: versions[canonicalize_name(name)] for name in found} == found
     given = project()["project"]
     wanted = [*given["dependencies"], *given["optional-dependencies"]["postgres"]]
-    wanted += given["optional-dependencies"]["kubernetes"]
+    wanted += [*given["optional-dependencies"]["kubernetes"], *given["optional-dependencies"]["s3"]]
     there = {canonicalize_name(name) for name in found}
     assert {canonicalize_name(Requirement(text).name) for text in wanted} <= there
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     installs = [line for line in recipe.splitlines() if "pip install" in line]
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
+
+
+def test_whatever_make_installs_and_builds_has_the_versions_of_the_lock():
+    targets = ["setup", "airflow", "audit", "bench", "lock", "mutants", "sbom"]
+    command = ["make", "--dry-run", "--always-make", "DATABASE=postgres", *targets]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    installs = [line for line in printed.replace("\\\n", " ").splitlines() if "pip install" in line]
+    lock = str(LOCK.relative_to(ROOT))
+    assert len(installs) >= len(targets)
+    for line in installs:
+        assert re.match(rf"\s*PIP_CONSTRAINT={lock} PIP_BUILD_CONSTRAINT={lock} ", line), line
+        assert f" -c {lock} " in line, line
 
 
 def test_versions_that_belong_together():
