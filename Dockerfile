@@ -20,14 +20,14 @@ COPY plugins plugins
 COPY models models
 COPY scripts/entrypoint scripts/entrypoint
 # Every file that is installed has the SHA-256 of the one that was tested; what builds PySpark's too, so it comes first.
-# Spark's jars are fetched here, once, so that a container starts offline; their SHA-256 is in jobs/spark/jars.sha256.
+# Spark's jars, with those for Kafka and S3, are fetched here, once, so that a container starts offline; their SHA-256 is in jobs/spark/jars.sha256.
 RUN grep '^setuptools==' requirements/image.txt > /tmp/build.txt \
     && pip install --no-cache-dir --require-hashes --requirement /tmp/build.txt \
     && pip install --no-cache-dir --require-hashes --no-deps --no-build-isolation --requirement requirements/image.txt \
     && pip install --no-cache-dir --no-deps --no-build-isolation --no-index --editable . \
     && pip check \
     && rm /tmp/build.txt \
-    && python -m jobs.spark.jars \
+    && python -m jobs.spark.jars kafka s3 \
     && python -m jobs.warm_up
 
 USER 50000

@@ -75,8 +75,7 @@ def test_the_pipeline_runs_through_the_services(tmp_path: Path) -> None:
             estimates = rows_of(services.warehouse / "estimates" / "tiny")
             assert len(estimates) == count
             assert {row["key"] for row in estimates} == set(SENSORS)
-            # The jobs ran on the cluster, not in their drivers.
-            applications = [path for path in (services.folder / "spark").glob("app-*")]
-            assert len(applications) >= 4
+            # The stream ran on the cluster, not in its driver; the others' rows are too few to start Spark for.
+            assert list((services.folder / "spark").glob("app-*"))
         finally:
             services.stop()

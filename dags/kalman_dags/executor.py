@@ -8,9 +8,15 @@ would stay queued until a restart of the scheduler.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
+
+
+def name_log_host() -> str:
+    """Return the host whose server shows the log of a running task (Airflow's `hostname_callable`)."""
+    return os.environ.get("KALMAN_LOG_HOST", "localhost")
 
 
 class Executor(LocalExecutor):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
 import pytest
 
 from scripts.private_postgres import find_programs
@@ -82,6 +85,19 @@ def trigger(airflow: Airflow, dags: list[str]) -> list[float]:
     for run in runs:
         airflow.call(run, {"state": "success"}, "PATCH")
     return [seconds for seconds, _ in answers]
+
+
+def test_nothing_listens_beyond_this_machine(airflow: Airflow) -> None:
+    ports = {}
+    for process in psutil.Process(airflow.script.pid).children(recursive=True):
+        for one in process.net_connections("inet"):
+            if one.status == psutil.CONN_LISTEN:
+                ports[one.laddr.port] = one.laddr.ip
+    first = int(airflow.environment["KALMAN_AIRFLOW_PORT"])
+    assert {first, first + 1} <= set(ports), "the page, and the server of running tasks' logs"
+    assert set(ports.values()) == {"127.0.0.1"}, ports
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"http://127.0.0.1:{first + 1}/log/unsigned")
 
 
 def test_dags_without_a_schedule_are_created_unpaused(airflow: Airflow) -> None:

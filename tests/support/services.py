@@ -25,7 +25,7 @@ from tests.support.folders import open_to_others
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0
-PORTS = ("postgres", "api", "scheduler", "master", "master_page", "worker_log", "trigger_log")
+PORTS = ("postgres", "api", "scheduler", "master", "master_page", "logs")
 
 
 class Services:
@@ -49,9 +49,7 @@ class Services:
             "AIRFLOW_ADDRESS": self.address,
             "AIRFLOW_PASSWORD": self.password,
             "SPARK_SECRET": "fedcba9876543210" * 4,
-            "SPARK_ENCRYPTION": "true",
-            "STORE_KEY": "kalman",
-            "STORE_SECRET": "a secret of one's own",
+            "SPARK_ENCRYPTION": '"true"',  # Compose fills values in after it has parsed the file
         }
         text = re.sub(
             r"(?<!\$)\$\{([A-Z_]+)[^}]*\}",
@@ -62,6 +60,10 @@ class Services:
             "@postgres/": f"@127.0.0.1:{self.ports['postgres']}/",
             "api-server:8080": f"127.0.0.1:{self.ports['api']}",
             "localhost:8080": f"127.0.0.1:{self.ports['api']}",
+            "('localhost', 8793)": f"('127.0.0.1', {self.ports['logs']})",
+            'host, 0.0.0.0, --port, "8793"': f'host, 127.0.0.1, --port, "{self.ports["logs"]}"',
+            "KALMAN_LOG_HOST: log-server": "KALMAN_LOG_HOST: 127.0.0.1",
+            'TRIGGER_LOG_SERVER_PORT: "8793"': f'TRIGGER_LOG_SERVER_PORT: "{self.ports["logs"]}"',
             "localhost:8974": f"127.0.0.1:{self.ports['scheduler']}",
             "localhost:8081": f"127.0.0.1:{self.ports['master_page']}",
             '--port, "8080"': f'--port, "{self.ports["api"]}"',
@@ -89,12 +91,11 @@ class Services:
             "KALMAN_WAREHOUSE": str(self.warehouse),
             "KALMAN_MODELS": str(models),
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             # Every container has private copies of these.
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.ports["scheduler"]),
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports["worker_log"]),
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(self.ports["trigger_log"]),
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports["logs"]),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
 
@@ -103,7 +104,8 @@ class Services:
         self._start_postgres()
         self._run("prepare").wait(PATIENCE)
         assert self._processes[-1].returncode == 0, self.log("prepare")
-        for name in ("spark-master", "spark-worker", "api-server", "scheduler", "dag-processor", "triggerer"):
+        airflow = ("api-server", "scheduler", "dag-processor", "triggerer", "log-server")
+        for name in ("spark-master", "spark-worker", *airflow):
             for _ in range(self.services[name].get("deploy", {}).get("replicas", 1)):
                 process = self._run(name)
             # In containers the worker's page and the master's have the same port.
