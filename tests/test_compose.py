@@ -184,7 +184,7 @@ def test_the_pipeline_s_user_has_the_bucket_and_no_other(tmp_path: Path, with_st
     }
     for place in ("data", "users"):
         (tmp_path / place).mkdir()
-    command: list[str] = [places.get(word, word) for word in with_store["store"]["command"]]
+    command: list[str] = [places.get(word) or word for word in with_store["store"]["command"]]
     secrets = {"ROOT_ACCESS_KEY": root[0], "ROOT_SECRET_KEY": root[1]}
     store = subprocess.Popen([found, *command], env={**os.environ, **secrets}, stdout=subprocess.DEVNULL)
     try:
