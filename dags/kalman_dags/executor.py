@@ -1,4 +1,7 @@
-"""Airflow's executor of local processes, with a way to revoke a task whose process was killed before it began.
+"""Airflow's executor of local processes, which keeps to its parallelism and can revoke a task that never began.
+
+Airflow 3.3's local executor does not count the tasks that it has handed to its processes. So the scheduler queues every
+task that is due, and those that wait for a process longer than `task_queued_timeout` would count as lost.
 
 A task is queued until its process reports that it runs. If the process is killed before this report, Airflow does not
 notice, because a task that does not run has no heartbeat to miss. After `task_queued_timeout` the scheduler asks the
@@ -9,6 +12,7 @@ would stay queued until a restart of the scheduler.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
@@ -20,7 +24,18 @@ def name_log_host() -> str:
 
 
 class Executor(LocalExecutor):
-    """A LocalExecutor that can revoke a queued task."""
+    """A LocalExecutor that counts its tasks and can revoke a queued one."""
+
+    def _process_workloads(self, workload_list: Sequence[Any]) -> None:
+        super()._process_workloads(workload_list)
+        self.running.update(one.key for one in workload_list)
+
+    def _check_workers(self) -> None:
+        alive = set(self.workers)
+        super()._check_workers()
+        if alive - set(self.workers):
+            # A killed process reports no result, and which task it had is not known: all slots count as free again.
+            self.running.clear()
 
     def revoke_task(self, *, ti: Any) -> None:
         """Forget a queued task that has not begun.
