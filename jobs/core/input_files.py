@@ -6,13 +6,12 @@ import glob
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterable, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.errors import UserError, escape_unprintable
+from jobs.core.errors import UserError, print_note
 
 SYSTEM = ("/proc", "/sys")
 """Folders in which the kernel shows processes (with their environment variables) and devices, but no data."""
@@ -298,7 +297,7 @@ def warn_once(text: str) -> None:
     """Print a warning unless the same warning was printed before."""
     if text not in _warnings:
         _warnings.add(text)
-        print(escape_unprintable(f"warning: {text}"), file=sys.stderr, flush=True)
+        print_note(f"warning: {text}")
 
 
 def is_below(path: str | Path, folders: Sequence[str]) -> bool:

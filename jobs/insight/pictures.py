@@ -38,6 +38,7 @@ from jobs.offline.plots import (
     format_date_axis,
     render_for_page,
     shorten_name,
+    use_log_scale,
 )
 from jobs.state.encoding.keys import format_key
 from jobs.upgrades.statistics import VersionSums
@@ -134,8 +135,8 @@ def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]] =
     fit_values(ax, one.measured, drawn)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + (0.1 + 0.16 * len(drawn)) * (high - low))  # room for the legend
-    ax.set_title(f"{shorten_name(format_key(one.key))} · {one.why}")
-    ax.set_ylabel(one.quantity)
+    ax.set_title(f"{shorten_name(format_key(one.key))} · {shorten_name(one.why, 60)}")
+    ax.set_ylabel(shorten_name(one.quantity))
     ax.legend(loc="upper left", fontsize=LEGEND)
     format_date_axis(ax)
 
@@ -178,9 +179,10 @@ def draw_rows(ax: Axes, health: Health) -> None:
     time = convert_dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
     for (flag, counts), colour in zip(one.flags.items(), FLAG_COLOURS, strict=False):
-        ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=flag)
+        ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=shorten_name(flag))
     _draw_hand_overs(ax, health.first_rows)
     ax.set_yscale("symlog", linthresh=1.0)
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.set_ylim(bottom=0)
     ax.set_title("rows and flags by event time")
     ax.legend(loc="best", fontsize=LEGEND)
@@ -201,7 +203,7 @@ def draw_lag(ax: Axes, health: Health) -> None:
             ".-",
             color=colour,
             linewidth=1.0,
-            label=name,
+            label=shorten_name(name, 70),
         )
     # Counts of rows are integers, and often no row waits.
     ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
@@ -220,12 +222,12 @@ def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: flo
     bins: Any = 30
     if values.min() > 0 and values.max() > 30 * values.min():
         bins = np.geomspace(values.min(), values.max(), 31)
-        ax.set_xscale("log")
+        use_log_scale(ax)
     ax.hist(values, bins=bins, color=MEASURED, alpha=0.8)
     if of_all is not None:
         ax.axvline(of_all, color=ESTIMATE, linewidth=1.2, label=f"population {of_all:.4g}")
         ax.legend(loc="best", fontsize=LEGEND)
-    ax.set_title(f"{name} of {len(values):,} key{'s'[: len(values) != 1]}")
+    ax.set_title(f"{shorten_name(name)} of {len(values):,} key{'s'[: len(values) != 1]}")
     ax.set_ylabel("keys")
 
 
@@ -236,7 +238,7 @@ def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], err
     ax.errorbar(values, range(len(values)), xerr=half, fmt="o", color=ESTIMATE, capsize=4, markersize=5)
     ax.set_yticks(range(len(values)), [shorten_name(label) for label in labels])
     ax.set_ylim(-0.6, len(values) - 0.4)
-    ax.set_title(f"{name}, 95 %")
+    ax.set_title(f"{shorten_name(name)}, 95 %")
 
 
 def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
