@@ -224,7 +224,7 @@ def test_a_legend_has_a_flag_that_begins_with_an_underscore(health: Health, draw
 @pytest.mark.slow
 @given(names=st.lists(st.text(max_size=60) | st.sampled_from(HOSTILE), min_size=1, max_size=20))
 @settings(
-    max_examples=12,
+    max_examples=5,
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,
