@@ -13,14 +13,11 @@ from jinja2 import Environment, TemplateError, nodes
 VARIABLE = "KALMAN_TEMPLATES"
 """Environment variable in which the owner of Airflow lists further fields: names, or patterns such as `params.*`."""
 
-_DATES = ("logical_date", "data_interval_start", "data_interval_end")
 FIELDS = (
-    *_DATES,
-    *(f"{date}.strftime" for date in _DATES),
-    *("ds", "ds_nodash", "ts", "ts_nodash", "ts_nodash_with_tz", "macros.ds_add", "macros.ds_format"),
-    *("run_id", "dag_run.run_id", "dag.dag_id", "task.task_id", "task.subject", "task.body"),
-    *("ti.task_id", "ti.run_id", "ti.try_number", "ti.log_url"),
-)
+    "logical_date logical_date.strftime data_interval_start data_interval_start.strftime data_interval_end "
+    "data_interval_end.strftime ds ds_nodash ts ts_nodash ts_nodash_with_tz macros.ds_add macros.ds_format run_id "
+    "dag_run.run_id dag.dag_id task.task_id task.subject task.body ti.task_id ti.run_id ti.try_number ti.log_url"
+).split()
 """The fields and functions that a template may name."""
 FILTERS = ("ds", "ds_nodash", "ts", "ts_nodash", "ts_nodash_with_tz")
 _PARTS = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Neg, nodes.Call, nodes.Filter)

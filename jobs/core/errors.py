@@ -192,7 +192,12 @@ def escape_unprintable(text: str, limit: int | None = _LONGEST_LINE) -> str:
     """
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
+    return text if limit is None else shorten_text(text, limit)
+
+
+def shorten_text(text: str, most: int, mark: str = "...") -> str:
+    """Return a text of at most `most` characters; a mark shows where it was cut."""
+    return text if len(text) <= most else text[: most - len(mark)] + mark
 
 
 def print_note(text: str) -> None:

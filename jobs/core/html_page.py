@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from jobs.core.errors import escape_unprintable
+from jobs.core.errors import escape_unprintable, shorten_text
 
-LONGEST_CELL = 1000
-"""Maximum characters of a text in a table."""
 _UNFIT = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
 
@@ -97,8 +95,8 @@ def _format_cell(text: str) -> str:
     """Return a cell's text, in which long names may break after an underscore, as some names are wider than a phone."""
     if isinstance(text, Html):
         return text
-    shown = text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
-    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), escape_html(shown))
+    shown = escape_html(shorten_text(text, 1000, "…"))
+    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), shown)
 
 
 MANY = 5

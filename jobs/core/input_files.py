@@ -11,7 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.errors import UserError, print_note
+from jobs.core.errors import UserError, print_note, shorten_text
 
 SYSTEM = ("/proc", "/sys")
 """Folders in which the kernel shows processes (with their environment variables) and devices, but no data."""
@@ -229,7 +229,7 @@ def parse_path(text: str) -> Path:
         UserError: the path is too long, contains an invalid character, names a pipe or a device, or lies in a folder
             that shows the state of the system.
     """
-    shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+    shown = repr(shorten_text(text, _SHOWN))
     try:
         path = Path(text).expanduser()
         status = path.stat()

@@ -72,7 +72,6 @@ class Progress:
 
     def note(self, detail: str) -> None:
         """Show the current activity."""
-        detail = escape_unprintable(detail)
         if detail != self._detail:
             self._detail, self._activity_began = detail, time.monotonic()
         self._show()
@@ -96,7 +95,7 @@ class Progress:
         if self.total is not None and 0 < self.done < self.total and seconds >= RATED_SECONDS:
             parts.append(format_rate(self.done, seconds, self.noun + self.ending))
             parts.append(f"{format_span(seconds * (self.total - self.done) / self.done)} left")
-        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._format_parts()])
+        return " · ".join([*parts, *filter(None, [escape_unprintable(self._detail)]), *self._format_parts()])
 
     def _format_parts(self) -> list[str]:
         """Return the finished share of the current activity, and its remaining time."""

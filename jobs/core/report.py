@@ -23,14 +23,16 @@ REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable that names the file for a command's report. Airflow's operator sets the variable."""
 
 
+_AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
+"""Settings of a console that prints texts unchanged, because a key may be named `[red]` or `:bell:`."""
+
+
 class PlainConsole(Console):
-    """A console that prints texts as they are, because a key may be named `[red]` or have unprintable characters."""
+    """A console on which no text of a table controls the terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text of a table without marks and colours of its own."""
-        return super().render_str(
-            escape_unprintable(text, None), **{**options, "markup": False, "emoji": False}
-        )
+        """Return a text with unprintable characters escaped."""
+        return super().render_str(escape_unprintable(text, None), **options)
 
 
 def format_count(number: int, noun: str, ending: str = "s") -> str:
@@ -110,7 +112,7 @@ class Report:
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
                 # A log has no width, and rich would wrap lines in it at 80 columns.
-                console = PlainConsole(file=out, width=None if out.isatty() else 160)
+                console = PlainConsole(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
                 for one in renderables:
                     console.print(one)
         out.flush()
@@ -141,7 +143,9 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
                 report.show(as_json)
                 time.sleep(seconds)
                 report = look()
-        with Live(report.renderable, console=PlainConsole(), auto_refresh=False, transient=True) as live:
+        with Live(
+            report.renderable, console=PlainConsole(**_AS_IT_IS), auto_refresh=False, transient=True
+        ) as live:
             while True:
                 live.update(report.renderable, refresh=True)
                 time.sleep(seconds)

@@ -66,7 +66,7 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
     """Return the index page as HTML."""
     rows = []
     for one in entries:
-        last = one.last or {}
+        last, folder = one.last or {}, quote(one.model, errors="replace")
         waiting = last.get("lag_rows")
         rows.append(
             [
@@ -76,7 +76,7 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
                 "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
                 "–" if waiting is None else f"{waiting:,}",
                 f"{one.held:,}",
-                format_links((quote(f"{one.model}/{name}"), _format_report_name(name)) for name in one.pages),
+                format_links((f"{folder}/{quote(name)}", _format_report_name(name)) for name in one.pages),
             ]
         )
     head = (

@@ -95,21 +95,18 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
     """
     for one in courses:
         if one.error is None:
-            ax.plot(
-                convert_dates(one.time),
-                one.ratio,
-                ".-",
-                color=one.colour,
-                linewidth=1.2,
-                markersize=4,
-                label=one.label,
-            )
+            _draw_joined(ax, convert_dates(one.time), one.ratio, one.colour, one.label)
             continue
         _draw_errors(ax, one.time, one.ratio, one.error, one.colour)
         # Leave room for the legend above the error bars.
         ax.set_ylim(0, 1.12 * compute_axis_end(one.ratio + one.error, least=2.0))
     _draw_hand_overs(ax, first_rows or {})
     finish_nis(ax, convert_dates(courses[-1].time), courses[-1].degrees)
+
+
+def _draw_joined(ax: Axes, time: Any, values: Any, colour: str, name: str) -> None:
+    """Draw dots (N,) that a line joins, with their name in the legend."""
+    ax.plot(time, values, ".-", color=colour, linewidth=1.0, markersize=4, label=shorten_name(name, 70))
 
 
 def _draw_errors(
@@ -179,7 +176,7 @@ def draw_rows(ax: Axes, health: Health) -> None:
     time = convert_dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
     for (flag, counts), colour in zip(one.flags.items(), FLAG_COLOURS, strict=False):
-        ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=shorten_name(flag))
+        _draw_joined(ax, time, counts, colour, flag)
     _draw_hand_overs(ax, health.first_rows)
     ax.set_yscale("symlog", linthresh=1.0)
     ax.yaxis.set_major_formatter("{x:,.0f}")
@@ -197,14 +194,7 @@ def draw_lag(ax: Axes, health: Health) -> None:
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
         mine = [one for one in some if one["generation"] == name]
         time = np.array([one["started_at"].timestamp() * 1e6 for one in mine], np.int64)
-        ax.plot(
-            convert_dates(time),
-            [one["lag_rows"] for one in mine],
-            ".-",
-            color=colour,
-            linewidth=1.0,
-            label=shorten_name(name, 70),
-        )
+        _draw_joined(ax, convert_dates(time), [one["lag_rows"] for one in mine], colour, name)
     # Counts of rows are integers, and often no row waits.
     ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
     if len(some) == 1:  # for a single time, matplotlib would show an axis of years
@@ -245,11 +235,10 @@ def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
     """Draw the event time at which the live rows of each later generation begin."""
     order = sorted(first_rows.items(), key=lambda item: (item[1], item[0]))
     for name, first in order[1:]:
-        ax.axvline(convert_dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
-        ax.annotate(
-            name.rpartition("-")[2], (convert_dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
-            fontsize=7.5, color=SMOOTHED, ha="left", va="top", rotation=90,
-        )  # fmt: skip
+        at, short = convert_dates(np.array([first]))[0], name.rpartition("-")[2]
+        ax.axvline(at, color=SMOOTHED, linewidth=0.9, linestyle="--")
+        how: Any = {"color": SMOOTHED, "ha": "left", "va": "top", "rotation": 90, "fontsize": 7.5}
+        ax.annotate(short, (at, 1.0), xycoords=("data", "axes fraction"), **how)
 
 
 @render_for_page

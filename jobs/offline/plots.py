@@ -21,6 +21,7 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammaln
 
+from jobs.core.errors import shorten_text
 from kalman.evaluation.diagnostics import coverage, mean_bounds
 
 if TYPE_CHECKING:
@@ -279,17 +280,14 @@ def shorten_name(text: str, most: int = 28) -> str:
         one if one.isprintable() and ord(one) in _list_glyphs() else one.encode("unicode_escape").decode()
         for one in f"{' ' * text.startswith('_')}{text[: most + 1]}"
     )
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return shorten_text(text, most, "…")
 
 
 @cache
 def _list_glyphs() -> set[int]:
     """Return the characters of the fonts of labels and of titles."""
-    fonts = [
-        font_manager.get_font(font_manager.findfont(font_manager.FontProperties(weight=weight)))
-        for weight in ("normal", STYLE["axes.titleweight"])
-    ]
-    return set.intersection(*(set(font.get_charmap()) for font in fonts))
+    paths = [font_manager.findfont(font_manager.FontProperties(weight=one)) for one in ("normal", "bold")]
+    return set.intersection(*(set(font_manager.get_font(path).get_charmap()) for path in paths))
 
 
 def compute_axis_end(*values: Floats, least: float) -> float:

@@ -27,12 +27,16 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from dags.kalman_dags.pages.model_page import _complete
+from dags.kalman_dags.pages.missing import Intervals
+from dags.kalman_dags.pages.model_page import Dag, _complete, build_model_page
+from dags.kalman_dags.pages.waiting import WaitingRun
 from jobs.lineage.generations import LIVE, Generation, build_generation_row
+from jobs.specs.loading import load_spec
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS
 from jobs.storage.warehouse import Tables
 from tests.dags.conftest import HOME, MODELS
+from tests.support.hostile import HOSTILE, list_elements
 
 pytestmark = pytest.mark.airflow
 
@@ -197,6 +201,24 @@ def test_no_redirect_takes_its_host_from_a_header(server: TestClient, header: st
     if not path.endswith("/"):
         answer = server.get(f"/kalman/{path}", headers=hostile)
         assert answer.headers["location"] == f"/auth/login?{urlencode({'next': f'/kalman/{path}'})}"
+
+
+def test_names_are_texts_in_a_models_page() -> None:
+    spec = load_spec("tiny", MODELS)
+
+    def build(name: str) -> str:
+        return build_model_page(
+            spec.model_copy(update={"description": name}),
+            {"live": name},
+            [Dag("a__b", name, name, False)],
+            [WaitingRun("a__b", "run", name, name, "task")],
+            [],
+            Intervals("a", "b", 1, ["c"]),
+            "",
+        )
+
+    for name in HOSTILE:
+        assert list_elements(build(name)) == list_elements(build("a")), name
 
 
 def test_a_models_page_links_what_belongs_to_it(server: TestClient, place: Path) -> None:
