@@ -37,10 +37,10 @@ def find_template_problem(value: Any) -> tuple[str, str] | None:
         unfit = next(_list_unfit_parts(_JINJA.parse(value)), None)
     except TemplateError as error:
         return f"is not a template ({error})", "write fields such as {{ ds }}"
-    return unfit and (
-        f"contains a template with {unfit}, which a spec may not use",
-        f"write fields such as {{{{ ds }}}} or {{{{ run_id }}}}, or have the owner of Airflow list it in {VARIABLE}",
-    )
+    if unfit is None:
+        return None
+    problem = f"contains a template with {unfit}, which a spec may not use"
+    return problem, f"write fields such as {{{{ ds }}}}, or have the owner of Airflow list it in {VARIABLE}"
 
 
 def _list_unfit_parts(node: nodes.Node) -> Iterator[str]:

@@ -181,7 +181,12 @@ NAMES = st.one_of(
 @given(
     model=NAMES | st.just("tiny"), name=NAMES, page=st.sampled_from(["models/{0}", "reports/{0}/{1}", "{0}"])
 )
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_no_name_in_an_address_is_an_error_of_the_server(
     server: TestClient, admin: dict[str, str], model: str, name: str, page: str
 ) -> None:

@@ -228,7 +228,7 @@ def test_a_legend_has_a_flag_that_begins_with_an_underscore(health: Health, draw
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_every_page_and_picture_is_drawn_with_any_names(
     build: Build, elements: list[list[object]], drawn: list[str], names: list[str]
@@ -261,8 +261,12 @@ def test_numbers_of_logarithmic_axes_are_no_mathematics(drawn: list[str]) -> Non
 
     plots.render_for_page(lambda ax: plots.draw_nis(ax, np.random.default_rng(1).chisquare(1, 50), 1))()
     assert {"0.001", "0.01", "0.1", "1"} <= set(drawn)
+
+    def draw_title(ax: Any) -> None:
+        ax.set_title("$\\frac{$")
+
     with plt.rc_context({"text.usetex": True, "text.parse_math": True}):
-        plots.render_for_page(lambda ax: ax.set_title("$\\frac{$"))()
+        plots.render_for_page(draw_title)()
     assert "$\\frac{$" in drawn
 
 
