@@ -9,8 +9,6 @@ interval estimates all rows. The form overrides the interval. The retry of a kil
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
@@ -25,7 +23,7 @@ def build(spec: ModelSpec) -> DAG:
         "estimate",
         __doc__,
         f"Estimate every row of {spec.name} in batch",
-        timeout=timedelta(hours=12),
+        hours=12,
         params={
             "from": dag_defaults.build_instant_field(
                 "From",

@@ -6,8 +6,6 @@ of the same micro-batch gives the same snapshot. If no generation is live yet, t
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
@@ -22,7 +20,7 @@ def build(spec: ModelSpec) -> DAG:
         "export",
         __doc__,
         f"Take a snapshot of the live state of {spec.name}",
-        timeout=timedelta(hours=2),
+        hours=2,
         params={
             "batch": dag_defaults.build_number_field(
                 "Batch", "A committed micro-batch whose state is still kept (empty: the last).", least=0

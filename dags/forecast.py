@@ -9,8 +9,6 @@ The task's log names the state that was used, and its age.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
@@ -25,7 +23,7 @@ def build(spec: ModelSpec) -> DAG:
         "forecast",
         __doc__,
         f"Forecast the keys of {spec.name} from their live state",
-        timeout=timedelta(hours=6),
+        hours=6,
         params={
             "steps": dag_defaults.build_number_field(
                 "Steps",

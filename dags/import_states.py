@@ -8,8 +8,6 @@ running stream adopts the snapshot only on request (*Adopt* in the form of `kalm
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
@@ -24,7 +22,7 @@ def build(spec: ModelSpec) -> DAG:
         "import",
         __doc__,
         f"Make a snapshot of {spec.name} from a table of states",
-        timeout=timedelta(hours=2),
+        hours=2,
         params={
             "input": Param(
                 "",

@@ -8,7 +8,6 @@ data_interval_start | ds }}` choose the file).
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param
@@ -39,7 +38,7 @@ def build(spec: ModelSpec) -> DAG:
         "ingest",
         __doc__,
         f"Land files for {spec.name}",
-        timeout=timedelta(hours=2),
+        hours=2,
         params={
             "input": build_input_field(spec),
             "history": dag_defaults.build_flag_field(

@@ -8,8 +8,6 @@ measurements, are compacted and vacuumed. A killed run can simply be run again.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
@@ -24,7 +22,7 @@ def build(spec: ModelSpec) -> DAG:
         "maintain",
         __doc__,
         f"Delete what nothing of {spec.name} needs any more",
-        timeout=timedelta(hours=6),
+        hours=6,
         params={
             "dry_run": dag_defaults.build_flag_field(
                 "Dry run", "Only list what would be deleted, and why the rest stays.", default=True

@@ -10,8 +10,6 @@ of the measurements table) and the learning window.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.airflow import ON_LANDING
@@ -29,7 +27,7 @@ def build(spec: ModelSpec) -> DAG:
         "pretrain",
         __doc__,
         f"Learn {spec.name} and filter its history into a snapshot",
-        timeout=timedelta(hours=12),
+        hours=12,
         params={
             "as_of": dag_defaults.build_instant_field(
                 "As of",

@@ -12,8 +12,6 @@ add to the spec.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
@@ -28,7 +26,7 @@ def build(spec: ModelSpec) -> DAG:
         "rollback",
         __doc__,
         f"Make the previous generation of {spec.name} live again",
-        timeout=timedelta(hours=1),
+        hours=1,
         params={
             "to": dag_defaults.build_text_field(
                 "To", "A retired generation to return to (empty: the parent of the live one)."

@@ -13,7 +13,6 @@ kalman_stream__<model> 1 "one driver" --include-deferred`.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
@@ -42,7 +41,7 @@ def build(spec: ModelSpec) -> DAG:
         "stream",
         __doc__,
         f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
-        timeout=timedelta(days=1),
+        hours=24,
         params={
             "trigger": dag_defaults.trigger(
                 "process", " (the execution timeout), then again by retry or schedule"

@@ -7,8 +7,6 @@ run is skipped and its log gives the reason. The retry of a killed run continues
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
@@ -23,7 +21,7 @@ def build(spec: ModelSpec) -> DAG:
         "verify",
         __doc__,
         f"Recompute live estimates of {spec.name} and compare",
-        timeout=timedelta(hours=12),
+        hours=12,
         params={
             "share": Param(
                 spec.airflow.verify.share,

@@ -224,6 +224,7 @@ def draw_nis(models: list[Nis], marks: Marks) -> str:
         )
         left.axvline(bound, color=KILL, linewidth=1.0, linestyle=":", label=f"95 % bound {bound:.2f}")
         left.set_yscale("log")
+        left.yaxis.set_major_formatter("{x:g}")
         left.set_ylim(1e-4, 5)
         left.set_title(one.title)
         left.set_xlabel("NIS (the last bar: all above)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.core.errors import escape_unprintable
 from jobs.core.report import format_number, round_numbers
 from jobs.specs.migration import ANSWERS, Answer
 from kalman_dags.places import find_model_page, report_page
@@ -71,7 +72,7 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
     if sides:
         found.append(_format_table(("", live, new), sides))
     moved = [
-        (f"`{one['key']}`", *(format_number(one[name], form, "-") for name, form in MOVES))
+        (_format_code(one["key"]), *(format_number(one[name], form, "-") for name, form in MOVES))
         for one in numbers.get("moved") or []
     ]
     if moved:
@@ -83,7 +84,7 @@ def _format_verdict(data: Mapping[str, Any], root: str) -> list[str]:
 def _format_output(shadow: Mapping[str, Any] | None) -> list[str]:
     """Return the driver's output lines, for a driver whose report is unreadable or has no comparison."""
     lines: Sequence[str] = (shadow or {}).get("lines") or []
-    return ["```\n" + "\n".join(lines) + "\n```"] if lines else []
+    return ["```\n" + "\n".join(_escape(line) for line in lines) + "\n```"] if lines else []
 
 
 def _format_lag(data: Mapping[str, Any], caught_up: bool) -> list[str]:
@@ -115,7 +116,7 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
     if before or after:
         rows.append(("states", ", ".join(lost) or "none", ", ".join(gained) or "none"))
     if change.get("left_out"):
-        some = ", ".join(map(str, change.get("left_out_keys") or []))
+        some = ", ".join(map(_format_code, change.get("left_out_keys") or []))
         rows.append(
             ("keys", f"{change['left_out']:,} whose state is not a number ({some}): they begin anew", "none")
         )
@@ -123,7 +124,7 @@ def _format_changes(data: Mapping[str, Any]) -> list[str]:
         rows.append(("keys", "none", f"none; {change['keys']:,} keep their state"))
     found = [_format_table(("", "lost", "gained"), rows)] if rows else []
     parameters = [
-        (*(f"`{_format_value(one[name])}`" for name in ("name", "before", "after")), str(one["from"]))
+        (*(_format_code(one[name]) for name in ("name", "before", "after")), str(one["from"]))
         for one in change.get("parameters") or []
         if one["before"] != one["after"]
     ]
@@ -165,9 +166,13 @@ def _format_interval(gain: Mapping[str, Any]) -> str:
     return "none" if low is None or high is None else f"{low:+.3g} to {high:+.3g}"
 
 
-def _format_value(value: Any) -> str:
-    text = "-" if value is None else str(round_numbers(value, 4))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _format_code(value: Any) -> str:
+    """Return a value as code of Markdown, which nothing in it can end."""
+    return f"`{_escape('-' if value is None else str(round_numbers(value, 4)), 80) or ' '}`"
+
+
+def _escape(text: str, most: int = 500) -> str:
+    return escape_unprintable(text, most).replace("`", "'")
 
 
 MOVES = (("old", ".4g"), ("new", ".4g"), ("deviations", ".3g"))

@@ -37,7 +37,7 @@ def build_following_dag(
         verb,
         module_doc,
         description,
-        timeout=timedelta(days=1),
+        hours=24,
         schedule=times or [dag_defaults.build_asset("estimates", spec.name)],
         params={"trigger": dag_defaults.trigger(does), **({"adopt": adopt} if adopts else {})},
     )

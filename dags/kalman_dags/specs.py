@@ -18,6 +18,7 @@ from kalman_dags import dag_defaults
 from kalman_dags.dag_defaults import log
 from kalman_dags.notifiers import build_notifiers
 from kalman_dags.places import find_models_path
+from kalman_dags.templates import find_template_problem
 
 DRIVEN = ("stream", "monitor", "skill")
 """Verbs that have one driver at a time, which may run for ever."""
@@ -91,6 +92,11 @@ def _find_bad_settings(spec: ModelSpec) -> Iterator[Problem]:
                 f"'{schedule}' is not a schedule ({error})",
                 f"write five fields such as `0 2 * * *`, or {either}",
             )
+    how = spec.airflow
+    for field, text in (("ingest.path", how.ingest.path), ("forecast.future", how.forecast.future)):
+        problem = find_template_problem(text)
+        if problem:
+            yield Problem(str(spec.source_path), f"airflow.{field}", *problem)
     try:
         build_notifiers(spec)
     except ValueError as error:

@@ -19,7 +19,7 @@ def verb_dag(
     name: str,
     module_doc: str | None,
     description: str,
-    timeout: timedelta,
+    hours: int,
     schedule: Any = None,
     params: Mapping[str, Param] | None = None,
     macros: Mapping[str, Callable[..., str]] | None = None,
@@ -32,7 +32,7 @@ def verb_dag(
         name: the name of the task and its DAG; also the verb, unless the task's arguments name another verb.
         module_doc: the docstring of the DAG's file.
         description: the description of the DAG.
-        timeout: the timeout of the task.
+        hours: the timeout of the task.
         schedule: the timetable of the DAG; None means runs by hand only.
         params: the fields of the form, by name. A field is an option of the verb with the same name, unless the task's
             options or flags name that option.
@@ -55,7 +55,7 @@ def verb_dag(
     with DAG(
         user_defined_macros=dict(macros or {}),
         **dag_defaults.build_dag_arguments(
-            name, spec, module_doc, description, timeout, schedule, params=params
+            name, spec, module_doc, description, timedelta(hours=hours), schedule, params=params
         ),
     ) as dag:
         KalmanOperator(task_id=name, **{"verb": name, **task}, options=options, flags=flags)

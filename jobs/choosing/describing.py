@@ -14,7 +14,7 @@ import numpy as np
 from jobs.choosing.columns import NumericColumn, Wishes
 from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.table import read_table
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, shorten_text
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
 from jobs.landing.checking import ParsedRows, parse
@@ -223,8 +223,7 @@ def _find_example(source: RawRows, name: str) -> str:
 
 
 def _shorten(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return "" if value is None else shorten_text(str(value), _LONGEST)
 
 
 def _list_written(source: RawRows, names: list[str]) -> list[dict[str, str]]:

@@ -23,6 +23,7 @@ from jobs.offline.plots import (
     format_coverage,
     format_date_axis,
     join_title,
+    shorten_name,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def draw(path: Path, name: str, found: ModelFinding) -> None:
     draw_innovations(innovations, time[-ROWS:], found.filtered.innovations[m, mine][-ROWS:])
     format_date_axis(innovations, 3, 6)
     draw_nis(nis, found.filtered.nis, len(found.measurements))
-    picture.suptitle(name)
+    picture.suptitle(shorten_name(name, 120))
     try:
         picture.savefig(path, facecolor="white")
     finally:
@@ -75,8 +76,8 @@ def _draw_series(ax: Axes, found: ModelFinding, key: int, m: int) -> None:
     format_date_axis(ax, 4, 9)
     fit_values(ax, measured, [line])
     text = format_coverage(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
-    name = found.names[found.series.keys[key]]
-    ax.set_title(join_title(f"{name}: {found.measurements[m].name}", text))
+    names = found.names[found.series.keys[key]], found.measurements[m].name
+    ax.set_title(join_title(": ".join(shorten_name(one, 40) for one in names), text))
 
 
 def _draw_ranking(ax: Axes, found: ModelFinding) -> None:

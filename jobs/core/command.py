@@ -20,7 +20,7 @@ from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from jobs.core.errors import INPUT_ERROR, Terminated, UserError, escape_unprintable, show
+from jobs.core.errors import INPUT_ERROR, Terminated, UserError, print_note, show
 from jobs.core.processes import raise_on_sigterm
 from jobs.core.report import REPORT_FILE, Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
@@ -124,9 +124,7 @@ class Command(Generic[P]):
         def callback(ctx: typer.Context, **options: Any) -> None:
             if self.announced and not ctx.obj.quiet:
                 name = ctx.command_path.partition(" ")[2]
-                print(
-                    escape_unprintable(self.format_announcement(name, options)), file=sys.stderr, flush=True
-                )
+                print_note(self.format_announcement(name, options))
             _execute(lambda: self(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 
         callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]

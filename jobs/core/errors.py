@@ -77,9 +77,7 @@ def redact_secrets(text: str) -> str:
 
 def show_name(name: str, most: int = 60) -> str:
     """Return the name of a column, or a value, for a message: without secrets, on one line, and shortened."""
-    text = redact_secrets(name)
-    text = text if text.isprintable() else text.encode("unicode_escape").decode()
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return escape_unprintable(redact_secrets(name), most)
 
 
 def show_names(names: Sequence[str], most: int = 12) -> str:
@@ -187,10 +185,24 @@ def extract_first_line(error: BaseException, limit: int = 300) -> str:
     return escape_unprintable(text, limit)
 
 
-def escape_unprintable(text: str, limit: int = _LONGEST_LINE) -> str:
-    """Return a line with unprintable characters escaped, shortened to `limit` characters."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def escape_unprintable(text: str, limit: int | None = _LONGEST_LINE) -> str:
+    """Return a line with unprintable characters escaped, shortened to `limit` characters (None: not shortened).
+
+    So no text can control a terminal, reverse what follows it, or look like another line.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if limit is None else shorten_text(text, limit)
+
+
+def shorten_text(text: str, most: int, mark: str = "...") -> str:
+    """Return a text of at most `most` characters; a mark shows where it was cut."""
+    return text if len(text) <= most else text[: most - len(mark)] + mark
+
+
+def print_note(text: str) -> None:
+    """Print a line on standard error, with unprintable characters escaped."""
+    print(escape_unprintable(text), file=sys.stderr, flush=True)
 
 
 def is_full(error: BaseException | None) -> bool:

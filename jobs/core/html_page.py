@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from jobs.core.errors import escape_unprintable, shorten_text
+
+_UNFIT = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
 
 
@@ -28,33 +31,38 @@ class Card(NamedTuple):
     more: str = ""
 
 
+def escape_html(text: str) -> str:
+    """Return a text as HTML, with escapes for characters that reverse a text or that no page can have."""
+    return _UNFIT.sub(lambda one: escape_unprintable(one[0]), html.escape(text))
+
+
 def format_page(title: str, *parts: str) -> str:
     """Return a whole page with a title and, below it, parts in HTML."""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape_html(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><main><h1>{html.escape(title)}</h1>{''.join(parts)}"
+        f"<style>{STYLE}</style></head><body><main><h1>{escape_html(title)}</h1>{''.join(parts)}"
         "</main></body></html>\n"
     )
 
 
 def format_paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph, in which text in backticks becomes code; kind: CSS class, such as `verdict good`."""
-    named = f' class="{html.escape(kind)}"' if kind else ""
+    named = f' class="{escape_html(kind)}"' if kind else ""
     return f"<p{named}>{mark_code(text)}</p>"
 
 
 def format_section(title: str, text: str, *parts: str) -> str:
     """Return a section with a title, a text and, below them, parts in HTML."""
-    above = f"<h2>{html.escape(title)}</h2>{format_paragraph(text) if text else ''}"
+    above = f"<h2>{escape_html(title)}</h2>{format_paragraph(text) if text else ''}"
     return f"<section>{above}{''.join(parts)}</section>"
 
 
 def format_cards(some: Iterable[Card]) -> str:
     """Return cards side by side, as many in a row as fit."""
     parts = [
-        f'<div class="card"><b>{html.escape(one.value)}</b><span>{html.escape(one.name)}</span>'
-        f"<small>{html.escape(one.more)}</small></div>"
+        f'<div class="card"><b>{escape_html(one.value)}</b><span>{escape_html(one.name)}</span>'
+        f"<small>{escape_html(one.more)}</small></div>"
         for one in some
     ]
     return f'<div class="cards">{"".join(parts)}</div>'
@@ -69,7 +77,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: b
 
     The cells are texts or `Html`. of_texts: whether to align the columns as texts, not as numbers.
     """
-    names = [html.escape(name) for name in head]
+    names = [escape_html(name) for name in head]
     top = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(
         "<tr>"
@@ -87,7 +95,8 @@ def _format_cell(text: str) -> str:
     """Return a cell's text, in which long names may break after an underscore, as some names are wider than a phone."""
     if isinstance(text, Html):
         return text
-    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
+    shown = escape_html(shorten_text(text, 1000, "…"))
+    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), shown)
 
 
 MANY = 5
@@ -99,8 +108,8 @@ with the name of its column.
 def format_bars(rows: Iterable[tuple[str, float, str]]) -> str:
     """Return bars below each other; each bar has a name, a length from 0 to 1, and a number."""
     parts = [
-        f'<div class="bar"><span>{html.escape(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
-        f"<b>{html.escape(number)}</b></div>"
+        f'<div class="bar"><span>{escape_html(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
+        f"<b>{escape_html(number)}</b></div>"
         for name, share, number in rows
     ]
     return f'<div class="bars">{"".join(parts)}</div>'
@@ -108,7 +117,7 @@ def format_bars(rows: Iterable[tuple[str, float, str]]) -> str:
 
 def format_picture(source: str, alt: str) -> str:
     """Return a picture as wide as its column, which a phone scrolls sideways; source: a data URI."""
-    return f'<div class="wide"><img alt="{html.escape(alt)}" src="{source}"></div>'
+    return f'<div class="wide"><img alt="{escape_html(alt)}" src="{source}"></div>'
 
 
 def format_pictures(some: Iterable[tuple[str, str]]) -> str:
@@ -118,7 +127,7 @@ def format_pictures(some: Iterable[tuple[str, str]]) -> str:
 
 def format_half_picture(source: str, alt: str) -> str:
     """Return a picture of half the page's width; source: a data URI."""
-    return f'<img class="half" alt="{html.escape(alt)}" src="{source}">'
+    return f'<img class="half" alt="{escape_html(alt)}" src="{source}">'
 
 
 def place_side_by_side(*parts: str) -> str:
@@ -128,7 +137,7 @@ def place_side_by_side(*parts: str) -> str:
 
 def format_link(target: str, text: str) -> Html:
     """Return a link that opens outside the frame in which Airflow shows the page."""
-    return Html(f'<a href="{html.escape(target)}" target="_top">{html.escape(text)}</a>')
+    return Html(f'<a href="{escape_html(target)}" target="_top">{escape_html(text)}</a>')
 
 
 def format_links(some: Iterable[tuple[str, str]]) -> Html:
@@ -138,12 +147,12 @@ def format_links(some: Iterable[tuple[str, str]]) -> Html:
 
 def mark_code(text: str) -> Html:
     """Return a text, in which text in backticks becomes code."""
-    return Html(re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text)))
+    return Html(re.sub("`([^`]+)`", r"<code>\1</code>", escape_html(text)))
 
 
 def format_code(text: str) -> Html:
     """Return a text as code."""
-    return Html(f"<code>{html.escape(text)}</code>")
+    return Html(f"<code>{escape_html(text)}</code>")
 
 
 STYLE = """

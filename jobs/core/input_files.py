@@ -6,13 +6,12 @@ import glob
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterable, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.errors import UserError, escape_unprintable
+from jobs.core.errors import UserError, print_note, shorten_text
 
 SYSTEM = ("/proc", "/sys")
 """Folders in which the kernel shows processes (with their environment variables) and devices, but no data."""
@@ -230,7 +229,7 @@ def parse_path(text: str) -> Path:
         UserError: the path is too long, contains an invalid character, names a pipe or a device, or lies in a folder
             that shows the state of the system.
     """
-    shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+    shown = repr(shorten_text(text, _SHOWN))
     try:
         path = Path(text).expanduser()
         status = path.stat()
@@ -298,7 +297,7 @@ def warn_once(text: str) -> None:
     """Print a warning unless the same warning was printed before."""
     if text not in _warnings:
         _warnings.add(text)
-        print(escape_unprintable(f"warning: {text}"), file=sys.stderr, flush=True)
+        print_note(f"warning: {text}")
 
 
 def is_below(path: str | Path, folders: Sequence[str]) -> bool:

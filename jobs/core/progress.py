@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from jobs.core.errors import escape_unprintable, print_note
 from jobs.core.report import format_count, format_rate, format_span
 
 LINE_SECONDS = 3.0
@@ -37,7 +38,7 @@ class Progress:
     def __init__(
         self, title: str, total: int | None, quiet: bool = False, noun: str = "step", ending: str = "s"
     ) -> None:
-        self.title, self.total, self.quiet = title, total, quiet
+        self.title, self.total, self.quiet = escape_unprintable(title), total, quiet
         self.noun, self.ending = noun, ending
         self.done = 0
         self._detail = ""
@@ -54,9 +55,9 @@ class Progress:
         if self.quiet:
             return self
         if sys.stderr.isatty():
-            columns = [SpinnerColumn(), TextColumn("{task.description}")]
+            columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
             columns += [BarColumn()] if self.total else []
-            columns += [TextColumn("{task.fields[text]}"), TimeElapsedColumn()]
+            columns += [TextColumn("{task.fields[text]}", markup=False), TimeElapsedColumn()]
             self._bar = Bar(*columns, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, text=self.text())
@@ -94,7 +95,7 @@ class Progress:
         if self.total is not None and 0 < self.done < self.total and seconds >= RATED_SECONDS:
             parts.append(format_rate(self.done, seconds, self.noun + self.ending))
             parts.append(f"{format_span(seconds * (self.total - self.done) / self.done)} left")
-        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._format_parts()])
+        return " · ".join([*parts, *filter(None, [escape_unprintable(self._detail)]), *self._format_parts()])
 
     def _format_parts(self) -> list[str]:
         """Return the finished share of the current activity, and its remaining time."""
@@ -135,7 +136,7 @@ class Progress:
             return
         self._told = state
         seconds = time.monotonic() - self._started
-        print(f"{self.title}: {self.text()} · {seconds:.0f} s", file=sys.stderr, flush=True)
+        print_note(f"{self.title}: {self.text()} · {seconds:.0f} s")
 
 
 class BytesRead:

@@ -15,13 +15,24 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
-from jobs.core.errors import RUN_FAILED, redact_secrets
+from jobs.core.errors import RUN_FAILED, escape_unprintable, redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable that names the file for a command's report. Airflow's operator sets the variable."""
+
+
 _AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
 """Settings of a console that prints texts unchanged, because a key may be named `[red]` or `:bell:`."""
+
+
+class PlainConsole(Console):
+    """A console on which no text of a table controls the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text with unprintable characters escaped."""
+        return super().render_str(escape_unprintable(text, None), **options)
 
 
 def format_count(number: int, noun: str, ending: str = "s") -> str:
@@ -97,11 +108,11 @@ class Report:
             print(json.dumps(convert_to_json(self.data), indent=2, allow_nan=False), file=out)
         else:
             for line in self.lines if self.renderable is None else ():
-                print(redact_secrets(line), file=out)
+                print(escape_unprintable(redact_secrets(line), None), file=out)
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
                 # A log has no width, and rich would wrap lines in it at 80 columns.
-                console = Console(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
+                console = PlainConsole(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
                 for one in renderables:
                     console.print(one)
         out.flush()
@@ -133,7 +144,7 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
                 time.sleep(seconds)
                 report = look()
         with Live(
-            report.renderable, console=Console(**_AS_IT_IS), auto_refresh=False, transient=True
+            report.renderable, console=PlainConsole(**_AS_IT_IS), auto_refresh=False, transient=True
         ) as live:
             while True:
                 live.update(report.renderable, refresh=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, escape_unprintable
 
 STORES = ("abfs", "abfss", "gs")
 """Schemes of the stores in which exactly one of two simultaneous commits of a table's version succeeds."""
@@ -64,8 +64,8 @@ def parse_warehouse_root(text: str, base: Path | None = None) -> str:
     found = _MISREAD.search(root) or _MISREAD_IN_STORE.search(root.partition("://")[2])
     if found is not None:
         raise UserError(
-            f"a warehouse cannot be at {_escape_text(root)}: its URI has '{_escape_text(found[0])}' in it, and the "
-            "clients of the store would take it for different folders; choose a name without it"
+            f"a warehouse cannot be at {escape_unprintable(root)}: its URI has '{escape_unprintable(found[0])}' in it, "
+            "and the clients of the store would take it for different folders; choose a name without it"
         )
     return root
 
@@ -95,21 +95,16 @@ def refuse_misread(folder: str, what: str = "a warehouse") -> str:
     found = _MISREAD.search(real)
     if found is None:
         return folder
-    leads = "" if real == folder else f", which is {_escape_text(real)}"
+    leads = "" if real == folder else f", which is {escape_unprintable(real)}"
     part = found[0]
-    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{_escape_text(part)}' in it"
+    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{escape_unprintable(part)}' in it"
     meant = unquote(real)
     hint = f" (if {meant} is meant, write that)" if meant != real and os.path.isdir(meant) else ""
     raise UserError(
-        f"{what} cannot be at {_escape_text(folder)}{leads}: the path {why}, and the library that commits to Delta "
-        "tables would take it for another folder, as it does with a percent sign before two hexadecimal digits, a "
-        f"backslash, and control characters such as a line break; rename the folder or choose another one{hint}"
+        f"{what} cannot be at {escape_unprintable(folder)}{leads}: the path {why}, and the library that commits to "
+        "Delta tables would take it for another folder, as it does with a percent sign before two hexadecimal digits, "
+        f"a backslash, and control characters such as a line break; rename the folder or choose another one{hint}"
     )
-
-
-def _escape_text(text: str) -> str:
-    """Return a text in which the characters that would break a line are escaped."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def find_local_path(root: str) -> Path | None:

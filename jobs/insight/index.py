@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jobs.core.html_page import format_links, format_page, format_paragraph, format_section, format_table
 from jobs.core.report import format_count
@@ -65,7 +66,7 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
     """Return the index page as HTML."""
     rows = []
     for one in entries:
-        last = one.last or {}
+        last, folder = one.last or {}, quote(one.model, errors="replace")
         waiting = last.get("lag_rows")
         rows.append(
             [
@@ -75,7 +76,7 @@ def build_index(entries: Sequence[IndexEntry]) -> str:
                 "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
                 "–" if waiting is None else f"{waiting:,}",
                 f"{one.held:,}",
-                format_links((f"{one.model}/{name}", _format_report_name(name)) for name in one.pages),
+                format_links((f"{folder}/{quote(name)}", _format_report_name(name)) for name in one.pages),
             ]
         )
     head = (

@@ -38,6 +38,7 @@ from jobs.offline.plots import (
     format_date_axis,
     render_for_page,
     shorten_name,
+    use_log_scale,
 )
 from jobs.state.encoding.keys import format_key
 from jobs.upgrades.statistics import VersionSums
@@ -94,21 +95,18 @@ def draw_nis(ax: Axes, courses: Sequence[NisCourse], first_rows: Mapping[str, in
     """
     for one in courses:
         if one.error is None:
-            ax.plot(
-                convert_dates(one.time),
-                one.ratio,
-                ".-",
-                color=one.colour,
-                linewidth=1.2,
-                markersize=4,
-                label=one.label,
-            )
+            _draw_joined(ax, convert_dates(one.time), one.ratio, one.colour, one.label)
             continue
         _draw_errors(ax, one.time, one.ratio, one.error, one.colour)
         # Leave room for the legend above the error bars.
         ax.set_ylim(0, 1.12 * compute_axis_end(one.ratio + one.error, least=2.0))
     _draw_hand_overs(ax, first_rows or {})
     finish_nis(ax, convert_dates(courses[-1].time), courses[-1].degrees)
+
+
+def _draw_joined(ax: Axes, time: Any, values: Any, colour: str, name: str) -> None:
+    """Draw dots (N,) that a line joins, with their name in the legend."""
+    ax.plot(time, values, ".-", color=colour, linewidth=1.0, markersize=4, label=shorten_name(name, 70))
 
 
 def _draw_errors(
@@ -134,8 +132,8 @@ def draw_example(ax: Axes, one: Example, lines: Sequence[tuple[str, str, str]] =
     fit_values(ax, one.measured, drawn)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + (0.1 + 0.16 * len(drawn)) * (high - low))  # room for the legend
-    ax.set_title(f"{shorten_name(format_key(one.key))} · {one.why}")
-    ax.set_ylabel(one.quantity)
+    ax.set_title(f"{shorten_name(format_key(one.key))} · {shorten_name(one.why, 60)}")
+    ax.set_ylabel(shorten_name(one.quantity))
     ax.legend(loc="upper left", fontsize=LEGEND)
     format_date_axis(ax)
 
@@ -178,9 +176,10 @@ def draw_rows(ax: Axes, health: Health) -> None:
     time = convert_dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
     for (flag, counts), colour in zip(one.flags.items(), FLAG_COLOURS, strict=False):
-        ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=flag)
+        _draw_joined(ax, time, counts, colour, flag)
     _draw_hand_overs(ax, health.first_rows)
     ax.set_yscale("symlog", linthresh=1.0)
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.set_ylim(bottom=0)
     ax.set_title("rows and flags by event time")
     ax.legend(loc="best", fontsize=LEGEND)
@@ -195,14 +194,7 @@ def draw_lag(ax: Axes, health: Health) -> None:
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
         mine = [one for one in some if one["generation"] == name]
         time = np.array([one["started_at"].timestamp() * 1e6 for one in mine], np.int64)
-        ax.plot(
-            convert_dates(time),
-            [one["lag_rows"] for one in mine],
-            ".-",
-            color=colour,
-            linewidth=1.0,
-            label=name,
-        )
+        _draw_joined(ax, convert_dates(time), [one["lag_rows"] for one in mine], colour, name)
     # Counts of rows are integers, and often no row waits.
     ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
     if len(some) == 1:  # for a single time, matplotlib would show an axis of years
@@ -220,12 +212,12 @@ def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: flo
     bins: Any = 30
     if values.min() > 0 and values.max() > 30 * values.min():
         bins = np.geomspace(values.min(), values.max(), 31)
-        ax.set_xscale("log")
+        use_log_scale(ax)
     ax.hist(values, bins=bins, color=MEASURED, alpha=0.8)
     if of_all is not None:
         ax.axvline(of_all, color=ESTIMATE, linewidth=1.2, label=f"population {of_all:.4g}")
         ax.legend(loc="best", fontsize=LEGEND)
-    ax.set_title(f"{name} of {len(values):,} key{'s'[: len(values) != 1]}")
+    ax.set_title(f"{shorten_name(name)} of {len(values):,} key{'s'[: len(values) != 1]}")
     ax.set_ylabel("keys")
 
 
@@ -236,18 +228,17 @@ def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], err
     ax.errorbar(values, range(len(values)), xerr=half, fmt="o", color=ESTIMATE, capsize=4, markersize=5)
     ax.set_yticks(range(len(values)), [shorten_name(label) for label in labels])
     ax.set_ylim(-0.6, len(values) - 0.4)
-    ax.set_title(f"{name}, 95 %")
+    ax.set_title(f"{shorten_name(name)}, 95 %")
 
 
 def _draw_hand_overs(ax: Axes, first_rows: Mapping[str, int]) -> None:
     """Draw the event time at which the live rows of each later generation begin."""
     order = sorted(first_rows.items(), key=lambda item: (item[1], item[0]))
     for name, first in order[1:]:
-        ax.axvline(convert_dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
-        ax.annotate(
-            name.rpartition("-")[2], (convert_dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
-            fontsize=7.5, color=SMOOTHED, ha="left", va="top", rotation=90,
-        )  # fmt: skip
+        at, short = convert_dates(np.array([first]))[0], name.rpartition("-")[2]
+        ax.axvline(at, color=SMOOTHED, linewidth=0.9, linestyle="--")
+        how: Any = {"color": SMOOTHED, "ha": "left", "va": "top", "rotation": 90, "fontsize": 7.5}
+        ax.annotate(short, (at, 1.0), xycoords=("data", "axes fraction"), **how)
 
 
 @render_for_page

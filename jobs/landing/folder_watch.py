@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.errors import INPUT_ERROR, UserError, print_note
 from jobs.core.input_files import NO_TEXT, has_text_name, list_inputs, warn_once
 from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
@@ -161,9 +160,9 @@ class FolderLanding:
 
     def _note(self, done: Landed, stamp: Stamp) -> None:
         if done.note is not None:
-            print(f"note: {done.note}", file=sys.stderr, flush=True)
+            print_note(f"note: {done.note}")
         for line in explain_reasons(self.files.spec, done.reasons, done.counts.examples):
-            print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
+            print_note(f"warning: {done.path}: {line}")
         self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": done.digest, "rows": done.rows})
         self.totals.files += 1
         if done.version is not None:
@@ -185,7 +184,7 @@ class FolderLanding:
         keep_whole_file(self.files.warehouse, spec.name, file, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
-        print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
+        print_note(f"warning: {path}: {reason}; the whole file is in quarantine")
 
 
 def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, changed: str) -> Report:

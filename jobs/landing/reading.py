@@ -118,7 +118,7 @@ class LineReader(FileReader):
             yield source._replace(decimal=self.spec.files.decimal)
 
 
-class DocumentReader(FileReader):
+class DocumentReader(LineReader):
     """Reader of JSON files; all rows have the columns of the spec, and requested columns are ignored."""
 
     def columns(self) -> pa.Schema:
@@ -126,9 +126,6 @@ class DocumentReader(FileReader):
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[FilePart]:
         return json_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
-
-    def list_whole(self) -> list[FilePart]:
-        return self.pieces()
 
     def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
         for documents in read_json(piece, self.spec.file_columns):

@@ -9,7 +9,7 @@ which the micro-batch began and at which it ended. A micro-batch without estimat
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -51,10 +51,10 @@ class Nearest(NamedTuple):
     def joined(self, other: Nearest) -> Nearest:
         """Return the nearest micro-batches in this result and another result."""
         return Nearest(
-            _select_later(self.before, other.before),
-            _select_earlier(self.after, other.after),
-            _select_later(self.lower, other.lower),
-            _select_earlier(self.upper, other.upper),
+            _select_by(max, self.before, other.before),
+            _select_by(min, self.after, other.after),
+            _select_by(max, self.lower, other.lower),
+            _select_by(min, self.upper, other.upper),
         )
 
 
@@ -217,12 +217,9 @@ def _select_nearest(ranges: list[SourceRange], place: Place) -> Nearest:
     )
 
 
-def _select_later(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
-    return max((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
-
-
-def _select_earlier(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
-    return min((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
+def _select_by(choose: Any, one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
+    """Return the range whose micro-batch is `choose` (`min` or `max`) of both, or the only one that there is."""
+    return choose((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
 
 
 def _is_up_to(end: Column, place: Place) -> Column:

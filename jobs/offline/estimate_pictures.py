@@ -28,6 +28,7 @@ from jobs.offline.plots import (
     format_coverage,
     format_date_axis,
     join_title,
+    shorten_name,
 )
 from jobs.state.encoding.keys import ONLY, format_key
 
@@ -74,13 +75,13 @@ def draw_keys(found: DrawnSeries, title: str) -> Figure:
             zip(np.atleast_1d(left.subplots(len(panels), 1)), panels, strict=True)
         ):
             _draw_panel(ax, found.spec, one, number, name)
-            of_key = name if one.key == ONLY else f"{format_key(one.key)}: {name}"
+            of_key = name if one.key == ONLY else f"{shorten_name(format_key(one.key), 40)}: {name}"
             fits = "" if number else format_coverage(one.nis, _count_components(one))
-            ax.set_title(join_title(of_key, fits))
+            ax.set_title(join_title(shorten_name(of_key, 80), fits))
         over_time, spread = right.subplots(2, 1)
         _draw_nis_over_time(over_time, one)
         draw_nis(spread, one.nis, max(len(found.spec.measurement), 1))
-    picture.suptitle(title)
+    picture.suptitle(shorten_name(title, 120))
     return picture
 
 

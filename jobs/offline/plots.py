@@ -8,18 +8,20 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammaln
 
+from jobs.core.errors import shorten_text
 from kalman.evaluation.diagnostics import coverage, mean_bounds
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "legend.frameon": False,
     "figure.dpi": 160,
+    # Names of keys and columns are texts, not mathematics; a wrong formula would end the picture.
+    "text.parse_math": False,
+    "text.usetex": False,
 }
 
 
@@ -163,6 +168,7 @@ def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
     ax.plot(x, density, color=INK, linewidth=1.2, label=name)
     ax.axvline(bound, color=BOUND, linewidth=1.0, linestyle=":", label=f"95 % bound {bound:.2f}")
     ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.set_ylim(1e-4, 5)
     ax.set_xlabel("NIS (the last bar: all above)")
     ax.set_ylabel("density")
@@ -220,6 +226,13 @@ def finish_nis(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
     format_date_axis(ax)
 
 
+def use_log_scale(ax: Axes) -> None:
+    """Make the x axis logarithmic, with labels such as 60, 100, 200 instead of powers of ten, which are mathematics."""
+    ax.set_xscale("log")
+    for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
+
+
 def draw_funnel(
     ax: Axes,
     count: Floats,
@@ -235,10 +248,7 @@ def draw_funnel(
     """
     draw_expected(ax, expected)
     ax.set_xlabel("measured components of the key")
-    ax.set_xscale("log")
-    for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-        # Labels 60, 100, 200 instead of powers of ten.
-        set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
+    use_log_scale(ax)
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
@@ -262,8 +272,22 @@ def draw_nis_of_keys(
 
 
 def shorten_name(text: str, most: int = 28) -> str:
-    """Return the name of a key or group, shortened to at most `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Return a name for a picture: one line of at most `most` characters, with escapes for those the font lacks.
+
+    A space goes before an underscore, because a legend leaves out labels that begin with it.
+    """
+    text = "".join(
+        one if one.isprintable() and ord(one) in _list_glyphs() else one.encode("unicode_escape").decode()
+        for one in f"{' ' * text.startswith('_')}{text[: most + 1]}"
+    )
+    return shorten_text(text, most, "…")
+
+
+@cache
+def _list_glyphs() -> set[int]:
+    """Return the characters of the fonts of labels and of titles."""
+    paths = [font_manager.findfont(font_manager.FontProperties(weight=one)) for one in ("normal", "bold")]
+    return set.intersection(*(set(font_manager.get_font(path).get_charmap()) for path in paths))
 
 
 def compute_axis_end(*values: Floats, least: float) -> float:

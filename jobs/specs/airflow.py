@@ -23,7 +23,7 @@ class IngestDag(SpecSection):
         default=None, description="cron expression or preset such as @daily; null: started by hand"
     )
     path: str | None = Field(
-        default=None, description="file, folder or glob to land; may contain Airflow's templates"
+        default=None, description="file, folder or glob to land; may contain templates with a run's dates"
     )
 
 
@@ -55,7 +55,7 @@ class UpgradeDag(ScheduledDag):
     notifiers: dict[str, dict[str, Any]] = Field(
         default={},
         description="notifiers that are told when an approval waits: the dotted name of a class of Airflow's "
-        "providers, and its arguments, which may contain Airflow's templates",
+        "providers, and its arguments, which may contain templates with a run's names and dates",
     )
 
 
@@ -64,7 +64,7 @@ class ForecastDag(ScheduledDag):
 
     future: str | None = Field(
         default=None,
-        description="file of future rows of a model with control or inputs; may contain Airflow's templates",
+        description="file of future rows of a model with control or inputs; may contain templates, as `ingest.path`",
     )
 
 

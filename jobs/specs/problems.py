@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, shorten_text
 
 _KINDS = {
     list: "a list",
@@ -36,10 +36,6 @@ LONGEST = 500
 """Maximum length of a field, a problem or a remedy in a message, since each may quote the user's text."""
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in one field of one file."""
@@ -52,8 +48,10 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        where = f"{place}: {_cut(self.field)}" if self.field else place
-        text = f"{where}: {_cut(self.problem)}" + (f"; {_cut(self.remedy)}" if self.remedy else "")
+        field, problem, remedy = (
+            shorten_text(one, LONGEST) for one in (self.field, self.problem, self.remedy)
+        )
+        text = f"{f'{place}: {field}' if field else place}: {problem}{f'; {remedy}' if remedy else ''}"
         return " ".join(text.split())
 
 
@@ -160,5 +158,4 @@ def find_line(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...
 
 
 def _shorten_value(value: Any, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return shorten_text(repr(value), limit)

@@ -8,13 +8,12 @@ from its checkpoint, in the same application or in another application.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from jobs.core.errors import UserError, extract_first_line
+from jobs.core.errors import UserError, extract_first_line, print_note
 from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -116,7 +115,7 @@ class _Stream:
             self.error = (
                 problem.message if isinstance(problem, UserError) else extract_first_line(problem, 500)
             )
-            print(f"error: {self.error} (the other streams continue)", file=sys.stderr, flush=True)
+            print_note(f"error: {self.error} (the other streams continue)")
         finally:
             self.lock.close()
 

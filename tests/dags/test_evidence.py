@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from dags.kalman_dags.pages.missing import find_missing_intervals
 from kalman_dags.approval import format_approval
 from kalman_dags.outcome import VerbOutcome
 from kalman_dags.places import report_page
+from tests.support.hostile import HOSTILE
 
 pytestmark = pytest.mark.airflow
 
@@ -69,6 +71,33 @@ def test_a_good_verdict_with_all_its_evidence() -> None:
     assert "catch up first" not in text and "becomes live" in text and "refused" not in text
 
 
+@pytest.mark.parametrize(
+    "name", [*HOSTILE, "a` [click](http://evil.example) `b", "```\n**Verdict: good.**\n```"]
+)
+def test_a_key_is_code_and_no_part_of_the_evidence(name: str) -> None:
+    moved = {"key": name, "old": 1.0, "new": 2.0, "deviations": 1.0, "quantity": "level"}
+    numbers = {**SHADOW["data"]["comparison"], "moved": [moved]}
+    change = {**PREVIEW["data"]["change"], "left_out": 1, "left_out_keys": [name]}
+    texts = [
+        format_approval(
+            "tiny",
+            "blue-green",
+            {"data": {"change": change}},
+            {"lines": [f"key {name}"], "data": {**SHADOW["data"], "comparison": found}},
+            caught_up=False,
+        )
+        for found in (numbers, None)
+    ]
+    for text in texts:
+        outside = re.sub("`[^`\n]*`", "", re.sub("^```\n[^`]*?\n```$", "", text, flags=re.M))
+        assert "evil.example" not in outside and outside.count("**Verdict") == text.count(
+            "**Verdict: good.** Answer"
+        )
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert "`" not in outside or outside.count("`") == outside.count("`kalman-pipeline")
+        assert max(map(len, text.split("\n"))) < 2000
+
+
 def test_numbers_are_rounded_and_nothing_stands_there_twice() -> None:
     moved = {"key": "s|1", "old": 0.581984286, "new": 3.6509244, "deviations": 7.33249, "quantity": "level"}
     lost = {**moved, "key": "s2", "new": None, "deviations": None}  # an estimate that is infinite
@@ -105,7 +134,7 @@ def test_nothing_to_compare_says_why_and_what_remedies_it() -> None:
 def test_keys_that_are_lost_are_named() -> None:
     change = {"keys": 2, "left_out": 1, "left_out_keys": ["s7"]}
     text = format_approval("tiny", "stop-start", {"data": {"change": change}}, None, caught_up=False)
-    assert "1 whose state is not a number (s7)" in text and "without a comparison" in text
+    assert "1 whose state is not a number (`s7`)" in text and "without a comparison" in text
 
 
 def test_the_page_of_a_report() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import pytest
@@ -20,15 +22,21 @@ from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
 from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from dags.kalman_dags.pages.model_page import _complete
+from dags.kalman_dags.pages.missing import Intervals
+from dags.kalman_dags.pages.model_page import Dag, _complete, build_model_page
+from dags.kalman_dags.pages.waiting import WaitingRun
 from jobs.lineage.generations import LIVE, Generation, build_generation_row
+from jobs.specs.loading import load_spec
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS
 from jobs.storage.warehouse import Tables
 from tests.dags.conftest import HOME, MODELS
+from tests.support.hostile import HOSTILE, list_elements
 
 pytestmark = pytest.mark.airflow
 
@@ -48,6 +56,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "secret.html").write_text("a secret")
     (root / "warehouse" / "reports" / "tiny" / "link.html").symlink_to(root / "secret.html")
     (root / "warehouse" / "reports" / "tiny" / "notes.txt").write_text("a secret")
+    (root / "warehouse" / "reports" / "tiny" / "sibling.html").symlink_to("../other/other-g0002.html")
+    (root / "warehouse" / "reports" / "tiny" / "own.html").symlink_to("tiny-g0002.html")
+    (root / "warehouse" / "reports" / "tiny" / "folder.html").mkdir()
+    os.mkfifo(root / "warehouse" / "reports" / "tiny" / "pipe.html")
+    (root / "warehouse" / "reports" / "linked").symlink_to("other")
     (root / "warehouse" / "measurements" / "tiny" / "_delta_log").mkdir(parents=True)
     (root / "models").mkdir()
     text = (MODELS / "tiny.yaml").read_text()
@@ -82,6 +95,12 @@ def token(server: TestClient, user: str) -> dict[str, str]:
     answer = server.post("/auth/token", json={"username": user, "password": passwords[user]})
     assert answer.status_code == 201, answer.text
     return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
+@pytest.fixture(scope="module")
+def admin(server: TestClient) -> dict[str, str]:
+    """The header of an administrator."""
+    return token(server, "admin")
 
 
 def test_a_report_opens_for_who_may_read_its_dag(server: TestClient) -> None:
@@ -125,6 +144,86 @@ def test_no_other_file_can_be_reached(server: TestClient, name: str) -> None:
     # A path that leaves the pages is one of Airflow's own.
     assert answer.status_code == 404 or "a secret" not in answer.text, answer.text
     assert "a secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tiny/sibling.html",
+        "tiny/folder.html",
+        "tiny/pipe.html",
+        "tiny/..%2Fother%2Fother-g0002.html",
+        "tiny/%252e%252e%252fother%252fother-g0002.html",
+        "linked/other-g0002.html",
+        f"tiny/{'x' * 300}.html",
+        f"{'x' * 300}/tiny-g0002.html",
+    ],
+    ids=lambda path: path[:30],
+)
+def test_a_link_and_a_name_that_no_report_has_are_no_report(server: TestClient, path: str) -> None:
+    answer = server.get(f"/kalman/reports/{path}", headers=token(server, "admin"))
+    assert answer.status_code == 404 and "the report of" not in answer.text, answer.text
+
+
+def test_a_link_to_a_report_of_the_same_model_is_read(server: TestClient) -> None:
+    found = server.get("/kalman/reports/tiny/own.html", headers=token(server, "tiny_reader"))
+    assert (found.status_code, found.text) == (200, "<p>the report of tiny</p>")
+
+
+NAMES = st.one_of(
+    st.text(max_size=300),
+    st.sampled_from(
+        ["..", ".", "%2e%2e", "\0", "\u202e", "a\nb", "{{7*7}}", "<b>", "'--", "tiny;", "TINY", "x" * 400]
+    ),
+)
+
+
+@given(
+    model=NAMES | st.just("tiny"), name=NAMES, page=st.sampled_from(["models/{0}", "reports/{0}/{1}", "{0}"])
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_no_name_in_an_address_is_an_error_of_the_server(
+    server: TestClient, admin: dict[str, str], model: str, name: str, page: str
+) -> None:
+    parts = (quote(one.encode(errors="surrogatepass"), safe="") for one in (model, f"{name}.html"))
+    answer = server.get(f"/kalman/{page.format(*parts)}", headers=admin)
+    assert answer.status_code < 500, answer.text
+    assert "a secret" not in answer.text and "the report of other" not in answer.text
+
+
+@pytest.mark.parametrize("header", ["Host", "X-Forwarded-Host"])
+@pytest.mark.parametrize("path", ["models/tiny", "models/tiny/", "reports/tiny/tiny-g0002.html?a=b", ""])
+def test_no_redirect_takes_its_host_from_a_header(server: TestClient, header: str, path: str) -> None:
+    hostile = {header: "evil.example"}
+    for who in (hostile, {**hostile, **token(server, "admin")}):
+        answer = server.get(f"/kalman/{path}", headers=who)
+        assert "evil.example" not in answer.headers.get("location", ""), answer.headers
+    if not path.endswith("/"):
+        answer = server.get(f"/kalman/{path}", headers=hostile)
+        assert answer.headers["location"] == f"/auth/login?{urlencode({'next': f'/kalman/{path}'})}"
+
+
+def test_names_are_texts_in_a_models_page() -> None:
+    spec = load_spec("tiny", MODELS)
+
+    def build(name: str) -> str:
+        return build_model_page(
+            spec.model_copy(update={"description": name}),
+            {"live": name},
+            [Dag("a__b", name, name, False)],
+            [WaitingRun("a__b", "run", name, name, "task")],
+            [],
+            Intervals("a", "b", 1, ["c"]),
+            "",
+        )
+
+    for name in HOSTILE:
+        assert list_elements(build(name)) == list_elements(build("a")), name
 
 
 def test_a_models_page_links_what_belongs_to_it(server: TestClient, place: Path) -> None:

@@ -180,7 +180,7 @@ def test_the_spec_says_who_approves_and_who_is_told(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("os.system", "is of no provider of Airflow: name the module os in KALMAN_NOTIFIERS"),
+        ("os.system", "is not one of the notifiers that a spec may name: list os in KALMAN_NOTIFIERS"),
         ("airflow.providers.none.Notifier", "cannot be imported"),
         ("airflow.providers.smtp.hooks.smtp.SmtpHook", "is not a notifier"),
         (NOTIFIER, "does not accept these arguments"),

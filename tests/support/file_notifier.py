@@ -9,13 +9,13 @@ from airflow.sdk import BaseNotifier, Context
 
 
 class FileNotifier(BaseNotifier):
-    """Append `text`, a template, to the file `path`."""
+    """Append `text`, a template, to the file `path`; `more` is a template, too."""
 
-    template_fields = ("text",)
+    template_fields = ("text", "more")
 
-    def __init__(self, path: str, text: str, **kwargs: Any) -> None:
+    def __init__(self, path: str, text: str, more: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.path, self.text = path, text
+        self.path, self.text, self.more = path, text, more
 
     def notify(self, context: Context) -> None:
         """Write the message."""

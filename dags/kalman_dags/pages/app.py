@@ -24,9 +24,10 @@ from dags.kalman_dags.pages.waiting import list_waiting_runs
 from dags.kalman_dags.places import PAGES, find_models_path, find_warehouse_root, name_dag
 from jobs.core.errors import UserError
 from jobs.specs.loading import find_deployed_spec, list_model_names
-from jobs.specs.model_spec import ModelSpec
+from jobs.specs.model_spec import ModelSpec, is_model_name
 
-app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
+# Redirects that add or remove a slash would take their host from the request.
+app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
 GUARD = {
     # A report is made from data, so its content may only draw. It cannot run a script, send a form, or read Airflow's
@@ -52,7 +53,9 @@ def _may_read_dag(name: str, user: Any) -> bool:
 
 
 def check_readable(model: str, user: GetUserDep) -> str:
-    """Return the model in an address if the user may read it; raise a 403 error otherwise."""
+    """Return the model in an address if the user may read it; raise a 403 or 404 error otherwise."""
+    if not is_model_name(model):
+        raise HTTPException(404, "there is no such model")
     if not may_read(model, user):
         raise HTTPException(403, "Forbidden")
     return model
@@ -107,8 +110,9 @@ def list_dags(model: str, user: Any) -> list[Dag]:
 
 @app.exception_handler(401)
 def log_in(request: Request, error: Any) -> Response:
-    """Redirect a person without a valid log-in to Airflow's log-in page."""
-    return RedirectResponse(get_auth_manager().get_url_login(next_url=str(request.url)))
+    """Redirect a person without a valid log-in to Airflow's log-in page, and back to a path of the same server."""
+    here = request.url.replace(scheme="", netloc="")
+    return RedirectResponse(get_auth_manager().get_url_login(next_url=str(here)))
 
 
 @app.get("/", response_class=HTMLResponse)

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.core.progress import Progress
 from jobs.core.report import format_rate
+from tests.support.hostile import HOSTILE
 
 
 def begun(progress: Progress, seconds: float) -> Progress:
@@ -30,6 +31,20 @@ def test_without_a_total_nothing_is_counted_before_the_first_step():
     assert progress.text() == "waiting"
     progress.advance(1, "100 rows")
     assert progress.text() == "1 micro-batch · 100 rows"
+
+
+def test_no_name_controls_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for name in HOSTILE:
+        progress = Progress(f"ingest {name}", 2)
+        progress.note(name or "x")
+        progress._line()
+        (line,) = capsys.readouterr().err[:-1].split("\n")
+        assert line.isprintable()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Progress("[/] [red]", 2) as progress:  # which are no marks of rich
+        progress.advance(1, "a\nb \x1b[31m [/b] [red]")
+    err = capsys.readouterr().err
+    assert "[/] [red]" in err and "a\\nb" in err and "\\x1b[31m [/b] [red]" in err
 
 
 def test_a_log_has_a_line_only_where_something_has_changed(capsys: pytest.CaptureFixture[str]):
