@@ -28,6 +28,7 @@ from jobs.storage.quarantine import REASON
 from tests.fuzz import rows
 from tests.fuzz.damage import damaged
 from tests.fuzz.judge import ANY, CLEAR, QUARANTINED, REFUSED, REJECT, Wrong, check_sentence, compare
+from tests.fuzz.records import record_case
 from tests.fuzz.rows import SPEC
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -452,4 +453,5 @@ KINDS: dict[str, Case] = {
     "Parquet": parquet_case,
     "messages": message_case,
     "command lines": command_case,
+    "driver records": record_case,
 }
