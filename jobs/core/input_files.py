@@ -46,7 +46,7 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
         raise UnfitFile("has a path that no file can have") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnfitFile("is a link to itself") from error
+            raise UnfitFile(f"is a link to itself ({error.strerror})") from error
         raise
     try:
         status, real = os.fstat(handle), _resolve_path(handle, path)
