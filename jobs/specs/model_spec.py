@@ -672,7 +672,12 @@ class ModelSpec(SpecSection):
             name: (section.model_fields.keys() - said[name].keys() if name in said else True)
             for name, section in landing.items()
         }
-        return self.model_dump_json(by_alias=True, exclude=unsaid)
+        tables = {
+            name: {"clones"}
+            for name in ("source", "inputs")
+            if not getattr(getattr(self, name), "clones", False)
+        }
+        return self.model_dump_json(by_alias=True, exclude={**unsaid, **tables})
 
     def fingerprint(self) -> str:
         """Return the SHA-256, in hex, of all fields on which the meaning of the stored state depends.

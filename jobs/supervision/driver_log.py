@@ -403,7 +403,7 @@ def _parse_field(kind: str, value: Any) -> Any:
     if plain == "DriverIdentity":
         return _parse_values(DriverIdentity, value)
     if plain == "datetime":
-        at = datetime.fromisoformat(value)
+        at = datetime.fromisoformat(str(value))
         if (
             at.tzinfo is not None and 1970 <= at.year < 9000
         ):  # other times cannot be compared, or have no next one
