@@ -33,8 +33,8 @@ def read_own_files(
     if not clones:
         jvm: Any = home.spark._jvm
         plan: Any = frame._jdf
-        uris: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\n")
-        refuse_foreign_files(uris.split(), home.path(table), where)
+        files: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\n")
+        refuse_foreign_files(filter(None, files.split("\n")), home.path(table), where)
     return frame
 
 

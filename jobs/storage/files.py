@@ -159,8 +159,9 @@ class LocalFiles:
         except FileNotFoundError:
             return None
         except UnfitFile as error:
-            remedy = "remove it, and find out who may write there"
-            raise UserError(f"{self.root / name}: {error}; {remedy}", RUN_FAILED) from error
+            raise UserError(
+                f"{self.root / name}: {error}; remove it, and see who wrote it", RUN_FAILED
+            ) from error
 
     def read_first_line(self, name: str) -> bytes | None:
         try:

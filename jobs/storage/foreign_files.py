@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from urllib.parse import unquote
 
 from jobs.core.errors import UserError, show_name
 from jobs.core.input_files import is_below
@@ -26,20 +25,20 @@ def explain_foreign_file(where: str) -> str:
     )
 
 
-def refuse_foreign_files(uris: Iterable[str], root: str, where: str) -> None:
-    """Refuse a table if one of its files, given by URI, is not below the table's folder `root`, also by a link.
+def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
+    """Refuse a table if one of its files, without encoding, is not below the table's folder `root`, also by a link.
 
     Raises:
         UserError: a file is elsewhere.
     """
     local = find_local_path(root)
     folders = [] if local is None else [os.path.realpath(local)]
-    for uri in uris:
-        path, name = find_local_path(uri), unquote(uri)
+    for name in files:
         if local is None:
             own = name.startswith(f"{root.rstrip('/')}/") and re.search(UP, name) is None
         else:
-            own = path is not None and is_below(path, folders)
+            path = re.sub("^file:/+", "/", name)
+            own = path.startswith("/") and is_below(path, folders)
         if not own:
             raise UserError(f"{explain_foreign_file(where)} ({show_name(name, 200)})")
 
@@ -54,6 +53,7 @@ def refuse_foreign_table(home: Tables, table: str, where: str) -> int | None:
     if log is None:
         return None
     names: list[str] = list_live_files(log)["path"].to_pylist()
-    whole = (one if re.match(r"/|[A-Za-z][\w+.-]*:/", one) else f"{root}/{one}" for one in names)
+    folder = find_local_path(root) or root
+    whole = (one if re.match(r"/|[A-Za-z][\w+.-]*:/", one) else f"{folder}/{one}" for one in names)
     refuse_foreign_files(whole, root, where)
     return log.version()

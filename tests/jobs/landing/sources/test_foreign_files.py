@@ -10,10 +10,16 @@ from urllib.parse import quote
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from jobs.batch.history_rows import _read_given_rows
 from jobs.core.errors import UserError
+from jobs.lineage.generations import DeployedModel
+from jobs.lineage.inputs_table import InputsTable
+from jobs.offline.stored_keys import _read_inputs_table
 from jobs.spark.foreign_files import keep_own_files, read_own_files
+from jobs.specs.sections import Inputs
 from jobs.storage.foreign_files import refuse_foreign_table
 from jobs.storage.tables import measurements
+from jobs.upgrades.migration import importing
 from tests.jobs.landing.sources.test_table_source import add, keys, land, numbered, opened
 
 pytestmark = pytest.mark.spark
@@ -21,6 +27,8 @@ pytestmark = pytest.mark.spark
 TOLD = "its log names a file outside the table's folder, so rows of others could be read"
 WAYS = ["absolute", "a URI", "another spelling of a URI", "above", "above, encoded", "above, twice encoded in part",
         "a link", "a folder that is a link"]  # fmt: skip
+
+FEW = ["absolute", "above, encoded", "a link"]
 
 
 @pytest.fixture
@@ -66,10 +74,13 @@ def smuggle(table: Path, others: Path, way: str) -> None:
     (table / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"add": added}) + "\n")
 
 
-def test_a_table_whose_log_names_other_files_is_refused(tmp_path: Path, others: Path) -> None:
+@pytest.mark.parametrize("ways", [FEW, pytest.param(WAYS, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_table_whose_log_names_other_files_is_refused(
+    tmp_path: Path, others: Path, ways: list[str]
+) -> None:
     pipeline, _ = opened(tmp_path)
     home = pipeline.warehouse.at(str(tmp_path / "tables"))
-    for way in WAYS:
+    for way in ways:
         table = tmp_path / "tables" / way
         add(table, numbered(1))
         assert refuse_foreign_table(home, way, "it") == 0
@@ -78,7 +89,7 @@ def test_a_table_whose_log_names_other_files_is_refused(tmp_path: Path, others: 
             refuse_foreign_table(home, way, "it")
         with pytest.raises(UserError, match=TOLD):
             read_own_files(home, way, "it", clones=False)
-        if way in ("a URI", "above, encoded"):  # a stream compares names
+        if way == "above, encoded":  # a stream compares names
             rows = keep_own_files(home.read(way), home.path(way), "it").select("id")
             with pytest.raises(Exception, match=TOLD):
                 rows.collect()
@@ -121,12 +132,46 @@ def test_a_commit_while_the_source_is_landed_brings_no_rows_of_others(tmp_path: 
     ) as refused:
         land(pipeline)
     assert refused.value.exit_code == 1 and keys(pipeline) == [1, 2]
-    DeltaTable(str(table)).create_checkpoint()  # the log's commits are in a file of Parquet then
-    (table / "_delta_log" / f"{0:020d}.json").unlink()
-    fresh, _ = opened(tmp_path / "fresh", source={"table": str(table)})
-    with pytest.raises(UserError, match=TOLD):
-        land(fresh)
-    assert not fresh.tables.exists(measurements("walk")) or keys(fresh) == []
     spec = {"kind": "delta", "table": str(table), "clones": True}
     trusting, _ = opened(tmp_path / "trusting", source=spec)
     assert land(trusting).data["rows"] == 4 and keys(trusting) == [1, 2, 77, 78]
+
+
+@pytest.mark.slow
+def test_a_file_elsewhere_that_a_checkpoint_names_is_not_landed(tmp_path: Path, others: Path) -> None:
+    pipeline, table = opened(tmp_path)
+    add(table, numbered(1, 2))
+    smuggle(table, others, "a URI")
+    DeltaTable(str(table)).create_checkpoint()
+    for commit in (table / "_delta_log").glob("*[0-9].json"):
+        commit.unlink()
+    with pytest.raises(UserError, match=TOLD):
+        land(pipeline)
+    assert not pipeline.tables.exists(measurements("walk")) or keys(pipeline) == []
+
+
+@pytest.mark.slow
+def test_a_table_of_inputs_or_of_an_option_is_refused_likewise(tmp_path: Path, others: Path) -> None:
+    pipeline, table = opened(tmp_path)
+    add(table, numbered(1, 2))
+    smuggle(table, others, "absolute")
+    model = DeployedModel(pipeline.spec, pipeline.warehouse)
+    trusting = pipeline.spec.model_copy(
+        update={"source": pipeline.spec.source.model_copy(update={"clones": True})}
+    )
+    with pytest.raises(UserError, match=f"--input {table}: {TOLD}"):
+        _read_given_rows(model, str(table), None)
+    _read_given_rows(model.with_spec(trusting), str(table), None)
+    with pytest.raises(UserError, match=f"--input {table}: {TOLD}"):
+        importing.read_table(pipeline.warehouse, str(table))
+    section = {"table": str(table), "key": ["id"], "columns": {"noise": "a"}}
+    for clones in (False, True):
+        spec = pipeline.spec.model_copy(update={"inputs": Inputs(**section, clones=clones)})
+        inputs = InputsTable(DeployedModel(spec, pipeline.warehouse))
+        if clones:
+            assert inputs._read(1).count() == 4
+            continue
+        with pytest.raises(UserError, match=f"{table}: {TOLD}"):
+            inputs._read(1)
+        with pytest.raises(UserError, match=f"{table}: {TOLD}"):
+            _read_inputs_table(str(tmp_path), spec)
