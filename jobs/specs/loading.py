@@ -42,8 +42,8 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
             )
         )
     path = folder / f"{text}.yaml"
-    if not _is_file(path):
-        if _is_there(path):
+    if not os.path.isfile(path):
+        if os.path.lexists(path):
             return _load(path)  # raises an error with the reason
         known = [file.stem for file in list_spec_files(folder)] if folder.is_dir() else []
         hint = suggest_word(text, known) or (
@@ -78,26 +78,12 @@ def describe_broken_spec(
     model: str, found: ModelSpec | None, models_dir: str | Path | None = None
 ) -> str | None:
     """Return why the spec of a model was not `found` (`find_deployed_spec`); None if it was, or if it has no file."""
-    if found is None and _is_there(Path(models_dir or "models") / f"{model}.yaml"):
+    if found is None and os.path.lexists(Path(models_dir or "models") / f"{model}.yaml"):
         try:
             load_spec(model, models_dir)
         except SpecError as error:
             return f"the spec of {model} cannot be read: {extract_first_line(error)}"
     return None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # for example, the name is longer than a path may be
-        return False
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return os.path.lexists(path)
-    except (OSError, ValueError):
-        return False
 
 
 def list_spec_files(models_dir: str | Path) -> list[Path]:

@@ -10,9 +10,12 @@ import os
 import socket
 import time
 import uuid
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pydantic import TypeAdapter
 
 from jobs.core import times
 from jobs.core.errors import UserError
@@ -138,12 +141,15 @@ class Record:
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
         """Parse the content of a file; return None if the file is missing, incomplete or not a record."""
-        try:
-            return (
-                None if content is None or len(content) > LARGEST else _parse_values(cls, json.loads(content))
-            )
-        except (ValueError, TypeError, RecursionError):
+        if content is None or len(content) > LARGEST:
             return None
+        try:
+            found = _make_parser(cls).validate_json(content, strict=True)
+        except ValueError:
+            return None
+        instants = [value for value in asdict(found).values() if isinstance(value, datetime)]
+        # Other times cannot be compared, or have no next one (`compute_next_time`).
+        return found if all(at.tzinfo is not None and 1970 <= at.year < 9000 for at in instants) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,48 +385,9 @@ class DriverLog:
                 self.files.remove(f"{stem}.{ending}")
 
 
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": (float, int)}
-
-
-def _parse_values(cls: type[Any], values: Any) -> Any:
-    """Return a dataclass from a JSON object. Whoever may write the warehouse may have written it.
-
-    Raises:
-        ValueError: a value does not have the type of its field.
-        TypeError: the value is not an object, or a field is missing.
-    """
-    if not isinstance(values, dict):
-        raise TypeError(type(values).__name__)
-    known: dict[str, Any] = {one.name: str(one.type) for one in fields(cls) if one.name in values}
-    return cls(**{name: _parse_field(kind, values[name]) for name, kind in known.items()})
-
-
-def _parse_field(kind: str, value: Any) -> Any:
-    """Parse a JSON value by the type annotation of its field. Raises ValueError and TypeError."""
-    plain = kind.removesuffix(" | None")
-    if value is None and plain != kind:
-        return None
-    if plain == "DriverIdentity":
-        return _parse_values(DriverIdentity, value)
-    if plain == "datetime":
-        at = datetime.fromisoformat(str(value))
-        if (
-            at.tzinfo is not None and 1970 <= at.year < 9000
-        ):  # other times cannot be compared, or have no next one
-            return at
-        raise ValueError(value)
-    outer, _, inner = plain.rstrip("]").partition("[")
-    wanted = _TYPES.get(inner.rpartition(", ")[2], object)
-    if outer in ("list", "dict"):
-        found: Any = value if outer == "list" else value.values() if isinstance(value, dict) else None
-        fits = isinstance(value, dict if outer == "dict" else list) and all(
-            isinstance(one, wanted) for one in found
-        )
-    else:
-        fits = isinstance(value, _TYPES[outer]) and not isinstance(value, bool)
-    if not fits:
-        raise ValueError(kind)
-    return value
+@cache
+def _make_parser(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
 
 
 def _convert_to_json(value: Any) -> Any:

@@ -62,7 +62,9 @@ def record_case(chance: random.Random, folder: Path) -> str:
     log.write(replace(launch, token="last", began_at=log.compute_next_time()))
     status = read_driver_status(log)
     check_sentence(ascii(status.text())[:2000])
-    log.hold(), log.crashes(), CrashCounter(str(root), log).committed(), log.prune("launches", 1)
+    for read in (log.hold, log.crashes, CrashCounter(str(root), log).committed):
+        read()
+    log.prune("launches", 1)
     if list_killable_processes(status):
         raise Wrong("a process without the launch's token would be killed")
     if not (root / "victim.json").exists():
