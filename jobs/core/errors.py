@@ -57,7 +57,7 @@ _SHORTEST = 6
 """Minimum length of a hidden value, because shorter values also occur by chance."""
 
 _LONG = 16
-"""Length from which a value is hidden wherever it occurs; a shorter value of plain characters may be a common word."""
+"""Length from which a value is hidden wherever it occurs, unless it is lower-case words."""
 
 _registered: set[str] = set()
 
@@ -82,7 +82,7 @@ def redact_secrets(text: str) -> str:
     for value in sorted(_list_environment_secrets() | _registered, key=len, reverse=True):
         if value not in text:
             continue
-        if len(value) >= _LONG or re.search(r"[^\w.-]", value):
+        if re.search(r"[^\w.-]", value) or len(value) >= _LONG and re.search("[0-9A-Z]", value):
             text = text.replace(value, HIDDEN)
         else:
             before = r"(?<![\w.\\-])(?:(?<!/)|(?<=://))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -141,14 +142,15 @@ def list_killable_processes(status: DriverStatus) -> list[psutil.Process]:
     driver, launch = status.driver, status.launch
     if driver is None or launch is None or not launch.token or driver.launch != launch.token:
         return []
-    running = list_processes(driver.owner)
-    found = {
-        pid: psutil.Process(pid)  # which signals no later process with this id
-        for pid, command in zip((driver.owner.pid, driver.owner.jvm), driver.commands or (), strict=False)
-        if pid in running
-        and identify_command(pid) == command
-        and read_variable(pid, LAUNCH_VARIABLE) == launch.token
-    }
+    found: dict[int, psutil.Process] = {}
+    for pid, command in zip((driver.owner.pid, driver.owner.jvm), driver.commands or (), strict=False):
+        with suppress(psutil.Error, ValueError):  # it has ended, or no process has this id
+            process = psutil.Process(
+                pid
+            )  # found before the checks, so that no later process with this id is killed
+            proven = identify_command(pid) == command and read_variable(pid, LAUNCH_VARIABLE) == launch.token
+            if proven and pid in list_processes(driver.owner):
+                found[pid] = process
     return list(found.values())
 
 

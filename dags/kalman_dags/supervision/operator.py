@@ -6,12 +6,14 @@ resumes it when the driver has ended.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from psutil import NoSuchProcess
 
 from jobs.core import times
 from jobs.core.errors import ALREADY_RUNNING, UserError, escape_unprintable
@@ -197,7 +199,8 @@ class StreamForeverOperator(BaseOperator):
         found = list_killable_processes(status)
         for process in found:
             self.log.warning("Killing process %s: %s", process.pid, status.text())
-            process.kill()
+            with suppress(NoSuchProcess):  # Spark's process ends with the driver's
+                process.kill()
         if not found:
             raise AirflowException(
                 f"{status.text()}, and nothing proves that Airflow started it: kill it, nothing is lost by that"

@@ -143,7 +143,7 @@ def test_other_values_stay(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert redact_secrets("no estimates there") == "no estimates there"
 
 
-@pytest.mark.parametrize("value", ["kalman", "minioadmin", "pipeline"])
+@pytest.mark.parametrize("value", ["kalman", "minioadmin", "pipeline", "kalman-pipeline-access"])
 def test_a_secret_that_is_a_word_changes_no_path_and_no_other_word(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
