@@ -32,6 +32,7 @@ from jobs.lineage.generations import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
+from jobs.spark.foreign_files import read_own_files
 from jobs.spark.hadoop_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -110,7 +111,8 @@ def _read_given_rows(model: DeployedModel[Warehouse], given: str, version: int |
     if home.exists(table):
         number = check_version(home, table, version)
         identity: list[Any] = [given, number, *TableVersion.of(home, table, number).ids]
-        rows = _check_rows(home.read(table, number), spec, given)
+        clones = spec.source is not None and spec.source.clones
+        rows = _check_rows(read_own_files(home, table, f"--input {given}", clones, number), spec, given)
         return HistoryRows(RowSource.of_frame(warehouse, rows, _CHECKED), given, number, identity, False)
     if version is not None:
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")

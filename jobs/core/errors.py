@@ -14,17 +14,23 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import TextIO
+from urllib.parse import unquote
 
 HIDDEN = "***"
-_NAMES = "secret|passw|token|access.?key|account.?key|private.?key|api.?key|fernet|credential|jaas|sql_alchemy_conn"
-_NAMED = re.compile(_NAMES, re.I)
+_NAMES = (
+    r"secret|passw|passphrase|(?<![a-z])pass(?![a-z])|(?<=[_.-])pwd(?![a-z])|token|fernet|credential|jaas|sql_alchemy_conn"
+    r"|(?:access|account|api|auth|aws|client|encryption|master|private|s3|sas|shared|signing|storage).?key"
+)
+_NAMED = re.compile(rf"(?:{_NAMES})(?!.*[_.-](?:file|path|dir|location)$)|(?<=[_.-])key$", re.I)
+_ADDRESS = re.compile(r"(?<=[a-z0-9+.-])://[^\s/:@]*+:([^\s/]+)@", re.I)
 # Names are matched from their first letter only, and possessively: else the time grows with the square of a text.
 _LOOKS_SECRET = [
     (re.compile(pattern, flags), shown)
     for pattern, shown, flags in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
         # A user's password in an address.
-        (r"((?<=[a-z0-9+.-])://[^\s/:@]*+:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
+        (r"((?<=[a-z0-9+.-])://[^\s/:@]*+:)[^\s/]+(?=@)", rf"\1{HIDDEN}", re.I),
+        (r"((?<![\w.-])pwd=[\"']?)(?!/)[^\s\"',;&]{4,}", rf"\1{HIDDEN}", re.I),
         # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon counts as plain English, not as
         # a secret.
         (rf"((?<![\w.-])[\w.-]*(?:{_NAMES})[\w.-]*+[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
@@ -50,6 +56,9 @@ _LOOKS_SECRET = [
 _SHORTEST = 6
 """Minimum length of a hidden value, because shorter values also occur by chance."""
 
+_LONG = 16
+"""Length from which a value is hidden wherever it occurs, unless it is lower-case words."""
+
 _registered: set[str] = set()
 
 
@@ -66,13 +75,32 @@ def register_secret(name: str, value: str) -> None:
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text in which all known secrets are hidden."""
-    here = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)}
-    for value in sorted(here | _registered, key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
+    """Return a text in which all known secrets are hidden.
+
+    A short secret that could be a word is hidden where it stands alone, not within another word or a path.
+    """
+    for value in sorted(_list_environment_secrets() | _registered, key=len, reverse=True):
+        if value not in text:
+            continue
+        if re.search(r"[^\w.-]", value) or len(value) >= _LONG and re.search("[0-9A-Z]", value):
+            text = text.replace(value, HIDDEN)
+        else:
+            before = r"(?<![\w.\\-])(?:(?<!/)|(?<=://))"
+            text = re.sub(rf"{before}{re.escape(value)}(?![\w/\\-]|\.\w)", HIDDEN, text)
     for pattern, shown in _LOOKS_SECRET:
         text = pattern.sub(shown, text)
     return text
+
+
+def _list_environment_secrets() -> set[str]:
+    """Return the values of variables that are named like secrets, and the passwords in addresses of all variables."""
+    found: set[str] = set()
+    for name, value in os.environ.items():
+        if is_secret(name) and not (value.startswith("/") and os.path.exists(value)):  # the path of a file
+            found.add(value)
+        for password in _ADDRESS.findall(value) if "://" in value else ():
+            found.update((password, unquote(password)))
+    return {value for value in found if len(value) >= _SHORTEST}
 
 
 def show_name(name: str, most: int = 60) -> str:
@@ -133,7 +161,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
     The traceback of an unexpected exception goes to a file, which a line names; with `debug` it goes to `stream`.
     """
-    error, out = _interrupt(error) or error, stream or sys.stderr
+    error, out, where = _interrupt(error) or error, stream or sys.stderr, ""
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
         out.write(redact_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, UserError):
@@ -150,9 +178,9 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = [BUSY], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
-        lines, code = [f"{type(error).__name__}: {extract_first_line(error)}{where}"], RUN_FAILED
+        lines, code = [f"{type(error).__name__}: {extract_first_line(error)}"], RUN_FAILED
     for line in lines:
-        print(escape_unprintable(f"error: {redact_secrets(line)}"), file=out)
+        print(escape_unprintable(f"error: {redact_secrets(line)}{where}"), file=out)
     return code
 
 

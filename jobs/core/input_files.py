@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -42,6 +43,10 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnfitFile(f"is a link to itself ({error.strerror})") from error
+        raise
     try:
         status, real = os.fstat(handle), _resolve_path(handle, path)
         if within is not None and not any(is_within(real, folder) for folder in within):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from jobs.core.errors import Terminated
 
 
 def read_start_time(pid: int) -> float | None:
-    """Return the start time of a process, or None if it has ended; id and start time together identify a process.
+    """Return the start time of a process, or None if there is none; id and start time together identify a process.
 
     On Linux the time is in seconds since the machine's boot, because setting the clock changes the time of day.
     """
@@ -25,7 +26,24 @@ def read_start_time(pid: int) -> float | None:
             return None
         began = process.create_time()
         return round(began - psutil.boot_time(), 2) if psutil.LINUX else began
-    except psutil.NoSuchProcess:
+    except (psutil.Error, ValueError):  # also an id that no process has
+        return None
+
+
+def identify_command(pid: int) -> str | None:
+    """Return a hash of a process's command line, which may contain secrets; None if it cannot be read."""
+    try:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.Error, ValueError):
+        return None
+    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest() if words else None
+
+
+def read_variable(pid: int, name: str) -> str | None:
+    """Return a variable with which a process was started; None if it has none, or is another user's."""
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except (psutil.Error, ValueError, OSError):
         return None
 
 

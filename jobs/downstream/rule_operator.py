@@ -276,7 +276,7 @@ def build_rule_packets(
     rules = build_rules(monitor)
     functions = build_function_rules(spec, monitor)
     names = list_function_readings(monitor)
-    ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
+    ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.functions_folder)
     used = [find_rule_reading(spec, rule) for rule in monitor.rules]
     read = []
     for number, name in enumerate([*used, *names]):
@@ -303,7 +303,7 @@ def build_function_rules(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRul
                 Field(name, *(parse_field_type(kind) or ("", None))) for name, kind in rule.keeps.items()
             )
             reads = tuple((name, place[name]) for name in rule.reads)
-            function = Named(rule.function, spec.folder)
+            function = Named(rule.function, spec.functions_folder)
             found.append(
                 FunctionRule(
                     number,

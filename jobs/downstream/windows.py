@@ -88,7 +88,7 @@ def list_aggregated(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
     """Return the aggregates of a spec, grouped by reading."""
     by_reading: dict[str, list[WindowAggregate]] = {}
     for one in monitor.aggregates:
-        function = None if one.function is None else Named(one.function, spec.folder)
+        function = None if one.function is None else Named(one.function, spec.functions_folder)
         by_reading.setdefault(one.of, []).append(WindowAggregate(one.name, one.kind, one.level, function))
     return [Aggregated(name, tuple(some)) for name, some in by_reading.items()]
 
@@ -226,7 +226,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         functions = [one.function for one in self.monitor.aggregates if one.function is not None]
-        ship_named(self.warehouse.spark, functions, self.spec.folder)
+        ship_named(self.warehouse.spark, functions, self.spec.functions_folder)
 
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
         """Add a micro-batch to its windows. A repeated call changes nothing."""

@@ -80,12 +80,12 @@ RULES = (
             "source.framing",
         )
         + ("source.whole_keys", "source.message_key", "source.tombstones")
-        + ("source.topics", "source.pattern", "source.table", "source.rate"),
+        + ("source.topics", "source.pattern", "source.table", "source.clones", "source.rate"),
         "applies to rows that are landed, or read from a topic, from now on",
     ),
     CompatibilityRule(
         ALLOWED,
-        ("inputs.table", "inputs.key", "inputs.defaults"),
+        ("inputs.table", "inputs.clones", "inputs.key", "inputs.defaults"),
         "from the next micro-batch on; a half-written one is finished first",
     ),
     CompatibilityRule(
@@ -231,7 +231,7 @@ def collect_row_rules(spec: ModelSpec) -> dict[str, Any]:
         for name, value in _flatten_fields(spec).items()
         if name in names
         or name.startswith("source.")
-        and name not in ("source.max_offsets_per_batch", "source.start")
+        and name not in ("source.max_offsets_per_batch", "source.start", "source.clones")
     }
     return {**rules, "outputs": spec.outputs.model_dump(mode="json", exclude=spec.outputs.left_out)}
 

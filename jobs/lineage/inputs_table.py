@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError, show_names
 from jobs.core.settings import find_local_path
 from jobs.lineage.generations import DeployedModel, Generation
+from jobs.spark.foreign_files import read_own_files
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding.keys import (
@@ -243,7 +244,7 @@ class InputsTable:
         """
         by = select_sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         defaults = self.inputs.defaults or {}
-        rows = self._home.read(self._table, version).select(
+        rows = self._read(version).select(
             *_build_key_columns(by),
             *(F.col(f"`{c}`").try_cast("double").alias(n) for n, c in self.inputs.columns.items()),
         )
@@ -280,8 +281,11 @@ class InputsTable:
         )
         return found, version
 
+    def _read(self, version: int) -> DataFrame:
+        return read_own_files(self._home, self._table, self.name, self.inputs.clones, version)
+
     def _columns(self, by: KeyKind, version: int, where: str) -> DataFrame:
-        frame = self._home.read(self._table, version)
+        frame = self._read(version)
         absent = [n for n in (*by.columns, *self.inputs.columns.values()) if n not in frame.columns]
         if absent:
             raise UserError(

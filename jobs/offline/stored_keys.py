@@ -28,6 +28,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.state.encoding import arrow
 from jobs.state.encoding.table_columns import split_keys
+from jobs.storage.foreign_files import refuse_foreign_table
 from jobs.storage.table_rows import find_write_time, read_column_types, read_table
 from jobs.storage.tables import latest, measurements
 from jobs.storage.warehouse import Tables, find_home
@@ -320,7 +321,8 @@ def _read_inputs_table(root: str, spec: ModelSpec) -> Any:
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
     name = spec.inputs_table
     home, table = find_home(Tables(root), name)
-    rows = read_table(home.root, table, [*by, *columns])
+    version = None if spec.inputs.clones else refuse_foreign_table(home, table, name)
+    rows = read_table(home.root, table, [*by, *columns], version=version)
     if rows is None:
         raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
     found = {one: rows[one].combine_chunks() for one in rows.column_names}

@@ -1,7 +1,8 @@
 """Functions that a model's spec names: the fields that may name them, and the modules that may contain them.
 
 A spec that names a function runs the code of the function's module. So a spec may only name functions of modules in the
-spec's own folder, or in the list that the owner of the installation sets.
+list that the owner of the installation sets. A listed module is found on the Python path; the spec's own folder is
+searched only if the list has `.`.
 """
 
 from __future__ import annotations
@@ -65,45 +66,66 @@ def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
 
     The check imports no module.
     """
-    module = name.partition(":")[0]
-    parts = module.split(".")
+    parts = name.partition(":")[0].split(".")
     above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     modules = list_allowed_modules()
-    if any(fnmatchcase(one, pattern) for one in above for pattern in modules if pattern != BESIDE):
-        return None
     listed = (
         f"list it in {VARIABLE} (now {' '.join(modules)}), if everybody who writes specs may run its code"
     )
+    importlib.invalidate_caches()
+    if any(fnmatchcase(one, pattern) for one in above for pattern in modules if pattern != BESIDE):
+        return None if BESIDE in modules or folder is None else _find_misplaced(parts[0], folder)
     if BESIDE not in modules or folder is None:
         return f"module {parts[0]} is not one whose functions a spec may name", listed
-    importlib.invalidate_caches()
-    beside = _find_file(PathFinder.find_spec(parts[0], [folder]))
     if parts[0] in sys.stdlib_module_names:
         return (
             f"module {parts[0]} is Python's own, whose functions a spec may not name",
             "write a module of your own",
         )
+    beside = _list_places(PathFinder.find_spec(parts[0], [folder]))
     # Spark also puts its copies of the workers' files on the driver's path.
     own = [entry for entry in sys.path if "userFiles-" not in entry]
-    elsewhere = _find_file(PathFinder.find_spec(parts[0], own))
-    if beside is None:
-        if elsewhere is None and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
+    elsewhere = _list_places(PathFinder.find_spec(parts[0], own))
+    if not beside:
+        if not elsewhere and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
             return None  # the module does not exist, which the caller of the function reports
         return (
             f"module {parts[0]} is not in the folder of the spec, {folder}",
             f"put its file there, or {listed}",
         )
-    if elsewhere not in (None, beside):
+    others = [place for place in elsewhere if place not in beside]
+    if others:
         return (
-            f"module {parts[0]} is in the folder of the spec and at {elsewhere}",
+            f"module {parts[0]} is in the folder of the spec and at {others[0]}",
             "rename the one of the spec",
         )
     return None
 
 
-def _find_file(found: ModuleSpec | None) -> str | None:
-    """Return the file of a module, or the folder of a package that has no file."""
+def _find_misplaced(module: str, folder: str) -> tuple[str, str] | None:
+    """Return the problem and the remedy for a listed module that is not, or not only, outside the spec's folder."""
+    real = os.path.realpath(folder)
+    places = _list_places(PathFinder.find_spec(module))
+    if any(place.startswith(f"{real}/") for place in places):
+        why, remedy = "the folder of the spec is on the Python path", "start the command in another folder"
+    elif not places and PathFinder.find_spec(module, [folder]) is not None:
+        why, remedy = "it is not on the Python path", f"install {module}"
+    else:
+        return None  # the caller of the function reports a module that does not exist
+    return (
+        f"module {module} is beside the spec, and {why}",
+        f"{remedy}, or list . in {VARIABLE}, if everybody who writes specs may run code",
+    )
+
+
+def choose_search_folder(folder: str | None) -> str | None:
+    """Return the folder of a spec if its functions may be in it, or None: the list has only modules on the path."""
+    return folder if BESIDE in list_allowed_modules() else None
+
+
+def _list_places(found: ModuleSpec | None) -> list[str]:
+    """Return the file of a module, or the folders of a package that has no file; an empty list without a module."""
     if found is None:
-        return None
+        return []
     places = [found.origin] if found.origin else list(found.submodule_search_locations or [])
-    return os.path.realpath(places[0]) if places else None
+    return [os.path.realpath(place) for place in places]

@@ -30,7 +30,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
-        return _load(Path(text).expanduser())
+        return _load(Path(os.path.expanduser(text)))
     folder = Path(models_dir or "models")
     if len(text) > LONGEST_NAME:
         raise SpecError(
@@ -42,8 +42,8 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
             )
         )
     path = folder / f"{text}.yaml"
-    if not _is_file(path):
-        if _is_there(path):
+    if not os.path.isfile(path):
+        if os.path.lexists(path):
             return _load(path)  # raises an error with the reason
         known = [file.stem for file in list_spec_files(folder)] if folder.is_dir() else []
         hint = suggest_word(text, known) or (
@@ -78,7 +78,7 @@ def describe_broken_spec(
     model: str, found: ModelSpec | None, models_dir: str | Path | None = None
 ) -> str | None:
     """Return why the spec of a model was not `found` (`find_deployed_spec`); None if it was, or if it has no file."""
-    if found is None and _is_there(Path(models_dir or "models") / f"{model}.yaml"):
+    if found is None and os.path.lexists(Path(models_dir or "models") / f"{model}.yaml"):
         try:
             load_spec(model, models_dir)
         except SpecError as error:
@@ -86,45 +86,31 @@ def describe_broken_spec(
     return None
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # for example, the name is longer than a path may be
-        return False
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return os.path.lexists(path)
-    except (OSError, ValueError):
-        return False
-
-
 def list_spec_files(models_dir: str | Path) -> list[Path]:
     """Return the spec files of a folder, sorted by name.
 
     Raises:
-        SpecError: the folder does not exist.
+        SpecError: the folder does not exist, or cannot be read.
     """
     folder = Path(models_dir)
-    if not folder.is_dir():
-        raise SpecError(
-            Problem(str(folder), "", "there is no such folder of models", "set --models or KALMAN_MODELS")
-        )
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
-    )
+    try:
+        paths = sorted(folder.iterdir())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None)
+        gone = why is None or isinstance(error, FileNotFoundError | NotADirectoryError)
+        problem = "there is no such folder of models" if gone else f"cannot be read ({why})"
+        raise SpecError(Problem(str(folder), "", problem, "set --models or KALMAN_MODELS")) from error
+    return [path for path in paths if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")]
 
 
 def list_model_names(models_dir: str | Path) -> list[str]:
-    """Return the names of a folder's specs; an empty list if the folder does not exist.
+    """Return the names of a folder's models; an empty list if the folder cannot be read.
 
-    A missing folder is no error, because a warehouse may contain models without specs.
+    A missing folder is no error, because a warehouse may contain models without specs. A file with a name that no model
+    can have is left out.
     """
     try:
-        return [path.stem for path in list_spec_files(models_dir)]
+        return [path.stem for path in list_spec_files(models_dir) if is_model_name(path.stem)]
     except SpecError:
         return []
 
@@ -161,9 +147,37 @@ def build_json_schema() -> dict[str, Any]:
 
 
 def _load(path: Path) -> ModelSpec:
+    try:
+        return _load_checked(path)
+    except SpecError:
+        raise
+    except Exception as error:
+        # One faulty spec must not break the pages and DAGs of other models, whatever the fault is.
+        problem = f"cannot be understood ({type(error).__name__}: {extract_first_line(error, 100)})"
+        raise SpecError(Problem(str(path), "", problem, "compare it with docs/models.md")) from error
+
+
+def _load_checked(path: Path) -> ModelSpec:
+    file, document = str(path), _read_document(path)
+    if not isinstance(document.value, dict):
+        raise SpecError(Problem(file, "", "must be a mapping of fields", "begin with `name: ...`"))
+    try:
+        spec = ModelSpec.model_validate(document.value)
+    except ValidationError as error:
+        names, describe = _describe_fields()
+        found = [convert_to_problem(one, file, names, describe, document.lines) for one in error.errors()]
+        raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
+    spec._source, spec._folder, spec._lines = path, _find_models_folder(path), document.lines
+    refused = spec.find_refused_functions()
+    if refused:
+        raise SpecError(refused)
+    return spec
+
+
+def _read_document(path: Path) -> yaml_text.Document:
     file = str(path)
     try:
-        document = yaml_text.parse(read_regular(path, LARGEST).decode("utf-8-sig"))
+        return yaml_text.parse(read_regular(path, LARGEST).decode("utf-8-sig"))
     except UnfitFile as error:
         raise SpecError(Problem(file, "", str(error), "a spec is a text file of a few kilobytes")) from error
     except UnicodeDecodeError as error:
@@ -187,23 +201,6 @@ def _load(path: Path) -> ModelSpec:
         field = field if len(field) <= 100 else f"{field[:97]}..."
         problem = error.problem if field else f"is not valid YAML: {error.problem}"
         raise SpecError(Problem(place, field, problem, remedy)) from error
-    if not isinstance(document.value, dict):
-        raise SpecError(Problem(file, "", "must be a mapping of fields", "begin with `name: ...`"))
-    try:
-        spec = ModelSpec.model_validate(document.value)
-    except ValidationError as error:
-        names, describe = _describe_fields()
-        found = [convert_to_problem(one, file, names, describe, document.lines) for one in error.errors()]
-        raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
-    except Exception as error:
-        # One faulty spec must not break the DAGs of other models, whatever the fault is.
-        problem = f"cannot be understood ({type(error).__name__}: {extract_first_line(error, 100)})"
-        raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
-    spec._source, spec._folder, spec._lines = path, _find_models_folder(path), document.lines
-    refused = spec.find_refused_functions()
-    if refused:
-        raise SpecError(refused)
-    return spec
 
 
 def _find_models_folder(path: Path) -> str:

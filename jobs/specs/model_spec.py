@@ -44,7 +44,12 @@ from jobs.specs.filter_options import (
     Rls,
     RobustOptions,
 )
-from jobs.specs.functions import find_refusal, list_function_fields, list_functions
+from jobs.specs.functions import (
+    choose_search_folder,
+    find_refusal,
+    list_function_fields,
+    list_functions,
+)
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import ForecastSkill, Monitor, Readings
 from jobs.specs.problems import Problem, SpecError, find_line, invalid, suggest_key, suggest_word
@@ -525,6 +530,11 @@ class ModelSpec(SpecSection):
         """Return the folder of models that contains the spec's file and its functions; None if unknown."""
         return self._folder
 
+    @property
+    def functions_folder(self) -> str | None:
+        """Return the folder in which the spec's functions are searched; None if only the Python path is searched."""
+        return choose_search_folder(self._folder)
+
     def with_folder(self, folder: str | None) -> Self:
         """Return a copy of a spec from a manifest; `folder` is the folder of the spec's functions."""
         spec = self.model_copy()
@@ -644,7 +654,7 @@ class ModelSpec(SpecSection):
             result["form"] = self.form
         if self.outputs.sliding_log_likelihood is not None:
             result["sliding_log_likelihood"] = self.outputs.sliding_log_likelihood
-        folder = self.folder if any(list_functions(result)) else None
+        folder = self.functions_folder if any(list_functions(result)) else None
         if folder is not None:
             result["folder"] = folder
         result["learn"] = self.learn and self.learn.definition()
@@ -662,7 +672,12 @@ class ModelSpec(SpecSection):
             name: (section.model_fields.keys() - said[name].keys() if name in said else True)
             for name, section in landing.items()
         }
-        return self.model_dump_json(by_alias=True, exclude=unsaid)
+        tables = {
+            name: {"clones"}
+            for name in ("source", "inputs")
+            if not getattr(getattr(self, name), "clones", False)
+        }
+        return self.model_dump_json(by_alias=True, exclude={**unsaid, **tables})
 
     def fingerprint(self) -> str:
         """Return the SHA-256, in hex, of all fields on which the meaning of the stored state depends.

@@ -408,6 +408,9 @@ def check_duration(text: str | None, field: str) -> None:
             raise invalid(str(error), _DURATION_REMEDY, field) from error
 
 
+CLONES = "true: the table's log may name files elsewhere, as a clone's does; else such a table is refused"
+
+
 class Inputs(SpecSection):
     """A Delta table with one row for each key. The model uses the numbers in the row like control columns."""
 
@@ -415,6 +418,7 @@ class Inputs(SpecSection):
         default=None,
         description="the table's path below the warehouse, or absolute (/data/sensors); null: inputs/<name>",
     )
+    clones: bool = Field(default=False, description=CLONES)
     key: list[str] | None = Field(
         default=None,
         min_length=1,

@@ -9,11 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_key
-from jobs.specs.sections import SpecSection
+from jobs.specs.sections import CLONES, SpecSection
 
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
 _OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
-_FIELDS = {"kafka": _OF_KAFKA, "delta": ("table",), "rate": ("rate",)}
+_FIELDS = {"kafka": _OF_KAFKA, "delta": ("table", "clones"), "rate": ("rate",)}
 """The fields that only sources of one kind have, by kind."""
 
 
@@ -61,6 +61,7 @@ class Source(SpecSection):
         default="",
         description="with kind: delta, the table: a path or URI, or one below the warehouse's root",
     )
+    clones: bool = Field(default=False, description=f"with kind: delta, {CLONES}")
     rate: Rate = Field(default_factory=Rate, description="with kind: rate, the rows that are made up")
     format: Literal["json", "avro"] = Field(
         default="json", description="format of a message's value: a JSON object, or an Avro record"

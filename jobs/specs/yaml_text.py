@@ -145,10 +145,14 @@ def parse(text: str) -> Document:
     """
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
-            with suppress(YamlError, yaml.YAMLError, ValueError):  # below, PyYAML reports the problem
+            with suppress(
+                YamlError, yaml.YAMLError, ValueError, OverflowError
+            ):  # below, PyYAML reports the problem
                 return _compose_document(loader(text))
+    loader: Any = None
     try:
-        return _compose_document(_Loader(text))
+        loader = _Loader(text)
+        return _compose_document(loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"has a character that YAML does not allow (code {error.character})", line) from error
@@ -156,6 +160,8 @@ def parse(text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context or error).split())
         raise YamlError(problem, mark.line + 1 if mark else 1, mark.column + 1 if mark else 0) from error
+    except (ValueError, OverflowError) as error:  # "\U00110000", or the version in a %YAML line
+        raise YamlError("has an escape or a number beyond what YAML allows", loader.line + 1) from error
 
 
 def _compose_document(loader: Any) -> Document:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.input_files import UnfitFile, open_regular
 from jobs.core.settings import find_local_path
 from jobs.storage.object_files import FileStamp, ObjectFiles
 
@@ -153,9 +154,14 @@ class LocalFiles:
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self.root / name).read_bytes()
+            with open_regular(self.root / name) as file:
+                return file.read()
         except FileNotFoundError:
             return None
+        except UnfitFile as error:
+            raise UserError(
+                f"{self.root / name}: {error}; remove it, and see who wrote it", RUN_FAILED
+            ) from error
 
     def read_first_line(self, name: str) -> bytes | None:
         try:

@@ -308,7 +308,7 @@ def _begin_publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
     """Return the publisher of estimates, resumed at its position, or None if the spec has no such sink."""
-    publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.folder))
+    publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.functions_folder))
     publisher.begin(committed)
     return publisher if publisher.sinks else None
 

@@ -10,11 +10,15 @@ import os
 import socket
 import time
 import uuid
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from pydantic import TypeAdapter
+
 from jobs.core import times
+from jobs.core.errors import UserError
 from jobs.core.processes import read_start_time
 from jobs.storage.files import SmallFiles, open_files
 
@@ -108,6 +112,8 @@ def is_fresh(heartbeat: datetime, seconds: float) -> bool:
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
+LAUNCH_VARIABLE = "KALMAN_LAUNCH"
+"""The environment variable that has the token of a driver's launch."""
 HOLD, CRASHES = "hold.json", "crashes.json"
 KEPT = 100
 """Number of drivers per generation, and number of launches, that the log keeps."""
@@ -118,6 +124,9 @@ driver has its lease or its generation is retired (lost). A killed driver record
 
 QUERIES = "queries"
 """Entry of a driver's rules with the names of its queries, for a driver that runs no generation's query."""
+
+LARGEST = 1 << 20
+"""Maximum bytes of a record, which has a few kilobytes."""
 
 R = TypeVar("R", bound="Record")
 
@@ -131,13 +140,16 @@ class Record:
 
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
-        """Parse the content of a file; return None if the file is missing or incomplete."""
-        try:
-            values: dict[str, Any] = json.loads(content or b"")
-            known = [one for one in fields(cls) if one.name in values]  # pyright: ignore[reportArgumentType]
-            return cls(**{one.name: _parse_field(str(one.type), values[one.name]) for one in known})
-        except (ValueError, TypeError):
+        """Parse the content of a file; return None if the file is missing, incomplete or not a record."""
+        if content is None or len(content) > LARGEST:
             return None
+        try:
+            found = _make_parser(cls).validate_json(content, strict=True)
+        except ValueError:
+            return None
+        instants = [value for value in asdict(found).values() if isinstance(value, datetime)]
+        # Other times cannot be compared, or have no next one (`compute_next_time`).
+        return found if all(at.tzinfo is not None and 1970 <= at.year < 9000 for at in instants) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,7 @@ class DriverRecord(Record):
     beat_at: last sign of life of the driver. how: the kind of its end (`STOPPED`, ...). rules: the fields of the spec
     that decide how rows are processed (`jobs.lineage.compatibility.collect_row_rules`), or `QUERIES`. suspect: the
     latest earlier epoch without a recorded end when this driver began (`jobs.lineage.leases`); 0 if there is none; None
-    in records of earlier releases.
+    in records of earlier releases. commands: hashes of the command lines of the owner's two processes.
     """
 
     model: str
@@ -163,6 +175,7 @@ class DriverRecord(Record):
     error: str | None = None
     rules: dict[str, Any] | None = None
     suspect: int | None = None
+    commands: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -172,7 +185,8 @@ class DriverRecord(Record):
     @property
     def queries(self) -> list[str] | None:
         """Return the names of the driver's queries and their checkpoints; None if it runs its generation's query."""
-        return (self.rules or {}).get(QUERIES)
+        found = (self.rules or {}).get(QUERIES)
+        return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
 
     @property
     def runs(self) -> bool:
@@ -273,7 +287,7 @@ class DriverLog:
                 continue
             epochs = [name for name in self.files.names(generation) if name.endswith(".json")]
             if epochs:
-                found.append(DriverRecord.parse(self.files.read(f"{generation}/{epochs[-1]}")))
+                found.append(self._read_record(DriverRecord, f"{generation}/{epochs[-1]}"))
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def compute_next_time(self) -> datetime:
@@ -299,12 +313,24 @@ class DriverLog:
     def _read_records(self, kind: type[R], folder: str) -> list[R]:
         """Return the records in a folder, ordered by their names."""
         names = (name for name in self.files.names(folder) if name.endswith(".json"))
-        found = (kind.parse(self.files.read(f"{folder}/{name}")) for name in names)
+        found = (self._read_record(kind, f"{folder}/{name}") for name in names)
         return [one for one in found if one is not None]
+
+    def _read_record(self, kind: type[R], name: str) -> R | None:
+        """Return a file's record, unless it has another name: by its name it is written, and removed."""
+        found = kind.parse(self._read_file(name))
+        return found if getattr(found, "name", None) == name else None
+
+    def _read_file(self, name: str) -> bytes | None:
+        """Return a file's content; None if there is none, or a folder, a pipe or a link out of the warehouse."""
+        try:
+            return self.files.read(name)
+        except UserError:
+            return None
 
     def launch(self, token: str) -> LaunchRecord | None:
         """Return the launch with this token."""
-        return LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
+        return self._read_record(LaunchRecord, f"{LAUNCHES}/{token}.json")
 
     def overtaken(self, generation: str, epoch: int) -> bool:
         """Return whether a driver of a later epoch has the generation's lease."""
@@ -321,11 +347,11 @@ class DriverLog:
 
     def read_stop_request(self, record: DriverRecord | LaunchRecord) -> Stop | None:
         """Return the request that a driver stop, or None."""
-        return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
+        return Stop.parse(self._read_file(record.name.removesuffix("json") + "stop"))
 
     def hold(self) -> Hold | None:
         """Return the hold that is in force, or None."""
-        found = Hold.parse(self.files.read(HOLD))
+        found = Hold.parse(self._read_file(HOLD))
         return None if found is None or found.over(times.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
@@ -338,7 +364,7 @@ class DriverLog:
 
     def crashes(self) -> Crashes | None:
         """Return the count of consecutive crashes."""
-        return Crashes.parse(self.files.read(CRASHES))
+        return Crashes.parse(self._read_file(CRASHES))
 
     def put_crashes(self, crashes: Crashes | None) -> None:
         """Write the count of consecutive crashes; None resets the count."""
@@ -359,12 +385,9 @@ class DriverLog:
                 self.files.remove(f"{stem}.{ending}")
 
 
-def _parse_field(kind: str, value: Any) -> Any:
-    """Parse a JSON value by the type annotation of its field."""
-    kind = kind.removesuffix(" | None")
-    if value is None or kind not in ("datetime", "DriverIdentity"):
-        return value
-    return datetime.fromisoformat(value) if kind == "datetime" else DriverIdentity(**value)
+@cache
+def _make_parser(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
 
 
 def _convert_to_json(value: Any) -> Any:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
+
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.processes import read_start_time
+from jobs.core.processes import identify_command, read_start_time, read_variable
 from jobs.storage.files import open_files
 from jobs.supervision import driver_log
 from jobs.supervision.driver_log import (
+    LAUNCH_VARIABLE,
     Crashes,
     DriverIdentity,
     DriverLog,
@@ -127,6 +131,27 @@ def list_processes(owner: DriverIdentity) -> list[int]:
     """Return the process ids of a driver's running processes."""
     pairs = ((owner.pid, owner.started), (owner.jvm, owner.jvm_started))
     return [pid for pid, started in pairs if read_start_time(pid) == started]
+
+
+def list_killable_processes(status: DriverStatus) -> list[psutil.Process]:
+    """Return the running processes of a driver that are proven to belong to its launch.
+
+    The record lies in the warehouse, so it alone must not have a process killed: start time and command line must be
+    those of the record, and the process must have been started with the launch's token.
+    """
+    driver, launch = status.driver, status.launch
+    if driver is None or launch is None or not launch.token or driver.launch != launch.token:
+        return []
+    found: dict[int, psutil.Process] = {}
+    for pid, command in zip((driver.owner.pid, driver.owner.jvm), driver.commands or (), strict=False):
+        with suppress(psutil.Error, ValueError):  # it has ended, or no process has this id
+            process = psutil.Process(
+                pid
+            )  # found before the checks, so that no later process with this id is killed
+            proven = identify_command(pid) == command and read_variable(pid, LAUNCH_VARIABLE) == launch.token
+            if proven and pid in list_processes(driver.owner):
+                found[pid] = process
+    return list(found.values())
 
 
 def _is_starting(launch: LaunchRecord) -> bool:
@@ -247,7 +272,7 @@ class CrashCounter:
         found = {}
         for name in names:
             commits = open_files(f"{self.root}/checkpoints/{name}/commits").names("")
-            found[name] = max((int(one) for one in commits if one.isdigit()), default=-1)
+            found[name] = max((int(one) for one in commits if one.isdecimal()), default=-1)
         return found
 
 

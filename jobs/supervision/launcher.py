@@ -20,14 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import RUN_FAILED, UserError, redact_secrets
+from jobs.core.input_files import UnfitFile, open_regular
 from jobs.core.processes import read_start_time
-from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord, read_machine_name
+from jobs.supervision.driver_log import LAUNCH_VARIABLE, LAUNCHES, DriverLog, LaunchRecord, read_machine_name
 
 POLL_SECONDS = 0.5
 BEGIN_SECONDS = 60.0
-LAUNCH_VARIABLE = "KALMAN_LAUNCH"
-"""The environment variable that has the token of a driver's launch."""
 
 
 def make_token() -> str:
@@ -122,16 +121,21 @@ def main(words: Sequence[str]) -> int:
 
 def find_last_error(log: Path, size: int = 20_000) -> str | None:
     """Return the last `error:` line in the last `size` bytes of a driver's log."""
-    lines = read_tail(log, size).splitlines()
+    lines = read_tail(log, log.parent, size).splitlines()
     return next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), None)
 
 
-def read_tail(log: Path, size: int = 4_000) -> str:
-    """Return the last `size` bytes of a log; empty if the log is not on this machine."""
+def read_tail(log: Path, folder: Path, size: int = 4_000) -> str:
+    """Return the last `size` bytes of a log without secrets; empty if the log is not on this machine.
+
+    A record in the warehouse names the log, so only files of the folder of logs are read.
+    """
     try:
-        with log.open("rb") as file:
+        with open_regular(log, [os.path.realpath(folder)]) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
+            return redact_secrets(file.read(size).decode(errors="replace"))
+    except UnfitFile:
+        return f"(not shown: it is no file in {folder})"
     except OSError:
         return ""
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.core import times
 from jobs.core.errors import extract_first_line
+from jobs.core.processes import identify_command
 from jobs.supervision.driver_log import (
     CAUGHT_UP,
     FAILED,
     HEARTBEAT_SECONDS,
+    LAUNCH_VARIABLE,
     LIVENESS_SECONDS,
     LOST,
     STOPPED,
@@ -28,7 +30,6 @@ from jobs.supervision.driver_log import (
     DriverLog,
     DriverRecord,
 )
-from jobs.supervision.launcher import LAUNCH_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +84,8 @@ def register(
     record = DriverRecord(
         log.model, generation, epoch, status, owner, began_at, now, launch, rules=rules, suspect=suspect
     )
+    commands = [identify_command(pid) or "" for pid in (owner.pid, owner.jvm)]
+    record = replace(record, commands=commands)
     log.write(record)
     log.prune(generation)
     return record

@@ -1,8 +1,8 @@
 """Functions of a model, which are imported and pickled by their names `module:function`.
 
-A module is searched on the Python path, then in the folder of the spec, then in the current folder. Only plain Python
-functions that the module defines are valid, so a name cannot reach other code that the module imports. Before that,
-`jobs.specs.functions` checks which modules a spec may name.
+A module is searched on the Python path, then in the given folder. Only plain Python functions that the module defines
+are valid, so a name cannot reach other code that the module imports. Before that, `jobs.specs.functions` checks which
+modules a spec may name.
 """
 
 import importlib
@@ -56,9 +56,9 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
             raise ModelError(
                 field, f"module {module_name} needs {error.name}, which is not there", "install it"
             ) from error
-        places = f"on the Python path, in {os.getcwd()}" + (f", in {folder}" if folder else "")
+        places = "on the Python path" + (f" and in {folder}" if folder else "")
         raise ModelError(
-            field, f"there is no module {module_name} (looked {places})", "put its file into one of them"
+            field, f"there is no module {module_name} (looked {places})", "put its file there"
         ) from error
     except Exception as error:
         raise ModelError(
@@ -81,11 +81,11 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
 
 
 def load(name: str, folder: str | None = None) -> ModuleType:
-    """Import a module from the Python path, from `folder`, or from the current folder.
+    """Import a module from the Python path, or else from `folder`.
 
     Two folders may have modules of the same name, because each file is a separate module.
     """
-    places = [*([folder] if folder else []), os.getcwd()]
+    places = [folder] if folder else []
     importlib.invalidate_caches()
     on_path = PathFinder.find_spec(name)
     found = on_path if _is_file(on_path) else PathFinder.find_spec(name, places)

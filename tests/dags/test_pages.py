@@ -359,6 +359,25 @@ def test_the_list_has_the_models_that_one_may_read(server: TestClient) -> None:
     assert "models/tiny" in everything and "models/other" in everything
 
 
+BROKEN = {
+    "no yaml": ("broken.yaml", "name: ["),
+    "an escape beyond all numbers": ("broken.yaml", 'name: broken\ndescription: "\\UFFFFFFFF"\n'),
+    "a name that no model has": ("Not A Model.yaml", "name: ["),
+    "a name that is no text": (os.fsdecode(b"\xff.yaml"), "name: ["),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_spec_takes_down_no_page(server: TestClient, place: Path, name: str, text: str) -> None:
+    (place / "models" / name).write_text(text)
+    try:
+        for page in ("/kalman/", "/kalman/models/tiny"):
+            answer = server.get(page, headers=token(server, "admin"))
+            assert answer.status_code == 200 and "tiny" in answer.text
+    finally:
+        (place / "models" / name).unlink()
+
+
 def test_airflows_menu_has_the_pages(server: TestClient) -> None:
     found = server.get("/api/v2/plugins", headers=token(server, "admin")).json()["plugins"]
     (ours,) = [one for one in found if one["name"] == "kalman_pages"]

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from jobs.core.processes import read_start_time
+from jobs.core.processes import identify_command, read_start_time
 from jobs.supervision.driver_log import (
+    LAUNCH_VARIABLE,
     DriverIdentity,
     DriverLog,
     DriverRecord,
@@ -382,18 +383,57 @@ def test_a_hold_is_waited_for(
     assert len(script.list_launches) == 1
 
 
-def test_a_driver_that_hangs_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
+@pytest.mark.parametrize("token", ["a1b2c3", None], ids=["ours", "a stranger"])
+def test_a_driver_that_hangs_is_killed_if_it_carries_its_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None, token: str | None
 ) -> None:
-    hanging = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    environment = {**os.environ, **({LAUNCH_VARIABLE: token} if token else {})}
+    hanging = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
     at = read_start_time(hanging.pid) or 0.0
     owner = DriverIdentity(read_machine_name(), hanging.pid, at, hanging.pid, at, "t")
-    log.write(driving(owner=owner, beat_at=NOW - timedelta(minutes=5)))
+    log.write(LaunchRecord("a1b2c3", read_machine_name(), NOW - timedelta(minutes=9)))
+    commands = [identify_command(hanging.pid) or ""] * 2
+    before = NOW - timedelta(minutes=5)
+    log.write(driving(owner=owner, beat_at=before, launch="a1b2c3", commands=commands))
     script = Script(tmp_path, "time.sleep(60)")
     made = operator(monkeypatch, script)
-    deferred(made.execute, CONTEXT)
-    assert hanging.wait(10) == -9
-    assert len(script.list_launches) == 1
+    try:
+        if token:
+            deferred(made.execute, CONTEXT)
+            assert hanging.wait(10) == -9
+        else:
+            with pytest.raises(AirflowException, match="nothing proves that Airflow started it: kill it"):
+                made.execute(CONTEXT)
+            assert hanging.poll() is None
+        assert len(script.list_launches) == (1 if token else 0)
+    finally:
+        hanging.kill()
+        hanging.wait()
+
+
+def test_only_the_log_of_a_launch_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: DriverLog,
+    clean: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KALMAN_LOGS", str(tmp_path / "logs"))
+    (tmp_path / "logs" / "tiny").mkdir(parents=True)
+    (tmp_path / "logs" / "tiny" / "own.log").write_text("the end of the driver")
+    (tmp_path / "secret").write_text("a secret")
+    (tmp_path / "logs" / "tiny" / "link.log").symlink_to(tmp_path / "secret")
+    made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
+    for name, shown in (
+        (str(tmp_path / "logs" / "tiny" / "own.log"), "the end of the driver"),
+        (str(tmp_path / "logs" / "tiny" / "link.log"), "not shown"),
+        ("/proc/self/environ", "not shown"),
+        (str(tmp_path / "secret"), "not shown"),
+    ):
+        log.write(LaunchRecord("t", read_machine_name(), NOW, log=name, exit_code=1, ended_at=NOW))
+        deferred(made.resume, CONTEXT, StreamEvent.GONE, 0, (NOW + timedelta(hours=1)).isoformat())
+        said = capsys.readouterr().out
+        assert shown in said and "a secret" not in said and "PATH=" not in said
 
 
 def test_the_watch_of_a_run_ends_and_the_driver_continues(

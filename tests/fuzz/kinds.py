@@ -28,6 +28,7 @@ from jobs.storage.quarantine import REASON
 from tests.fuzz import rows
 from tests.fuzz.damage import damaged
 from tests.fuzz.judge import ANY, CLEAR, QUARANTINED, REFUSED, REJECT, Wrong, check_sentence, compare
+from tests.fuzz.records import record_case
 from tests.fuzz.rows import SPEC
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -72,6 +73,12 @@ HOSTILE_YAML = [
     "a: !!python/object/apply:os.system [id]\n",
     'description: "\\ud800"\n',
     'missing_values: ["\\0"]\n',
+    'description: "\\UFFFFFFFF"\n',
+    'description: "\\U00110000"\n',
+    'a: "\\xZZ"\n',
+    'a: "\\q"\n',
+    "a: !<tag:yaml.org,2002:%FF> b\n",
+    f"%YAML {'9' * 5000}.1\n---\na: 1\n",
     "\x00",
     "\ufeff\ufeff",
     "description: " + "x" * 300_000,
@@ -446,4 +453,5 @@ KINDS: dict[str, Case] = {
     "Parquet": parquet_case,
     "messages": message_case,
     "command lines": command_case,
+    "driver records": record_case,
 }

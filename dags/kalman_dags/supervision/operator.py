@@ -6,17 +6,17 @@ resumes it when the driver has ended.
 
 from __future__ import annotations
 
-import os
-import signal
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from psutil import NoSuchProcess
 
 from jobs.core import times
-from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.errors import ALREADY_RUNNING, UserError, escape_unprintable
 from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
 from jobs.supervision.driver_status import (
     ENDED,
@@ -25,7 +25,7 @@ from jobs.supervision.driver_status import (
     CrashCounter,
     DriverStatus,
     give_up_reason,
-    list_processes,
+    list_killable_processes,
     read_driver_status,
     request_stop,
     resume_command,
@@ -34,7 +34,7 @@ from jobs.supervision.launcher import read_tail
 from kalman_dags.asset_events import tell
 from kalman_dags.outcome import VerbOutcome
 from kalman_dags.places import find_warehouse_root
-from kalman_dags.supervision.launchers import Work, build_launcher, format_settings
+from kalman_dags.supervision.launchers import Work, build_launcher, format_settings, name_log_file
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
 WATCH = timedelta(hours=1)
@@ -196,10 +196,15 @@ class StreamForeverOperator(BaseOperator):
 
     def _kill(self, status: DriverStatus) -> None:
         """Kill a driver on this machine that shows no sign of life; the next driver resumes from the checkpoint."""
-        assert status.driver is not None
-        for pid in list_processes(status.driver.owner):
-            self.log.warning("Killing process %s: %s", pid, status.text())
-            os.kill(pid, signal.SIGKILL)
+        found = list_killable_processes(status)
+        for process in found:
+            self.log.warning("Killing process %s: %s", process.pid, status.text())
+            with suppress(NoSuchProcess):  # Spark's process ends with the driver's
+                process.kill()
+        if not found:
+            raise AirflowException(
+                f"{status.text()}, and nothing proves that Airflow started it: kill it, nothing is lost by that"
+            )
 
     def _watch(self, failures: int, until: str) -> NoReturn:
         self._defer_until(StreamTrigger(self._root, self._work.name, until), failures, until)
@@ -220,7 +225,8 @@ class StreamForeverOperator(BaseOperator):
 
     def _show_log(self, status: DriverStatus) -> None:
         if status.launch is not None and status.launch.log:
-            self.log.info("The end of %s:\n%s", status.launch.log, read_tail(Path(status.launch.log)))
+            log, folder = Path(status.launch.log), name_log_file(self._work.name).parent
+            self.log.info("The end of %s:\n%s", escape_unprintable(str(log)), read_tail(log, folder))
 
     def _look(self) -> DriverStatus:
         return read_driver_status(self._log())

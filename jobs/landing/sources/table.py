@@ -15,6 +15,7 @@ from jobs.landing.sources.landing import Reader
 from jobs.landing.target_table import prepare, record_start
 from jobs.landing.values.keys import derive_key_types
 from jobs.landing.written_pieces import ORIGIN, SOURCE
+from jobs.spark.foreign_files import keep_own_files
 from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -297,7 +298,10 @@ class TableReader(Reader):
         reader = session.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
-        rows = reader.load(self._table.home.path(self._table.name))
+        root = self._table.home.path(self._table.name)
+        rows = reader.load(root)
+        if spec.source is None or not spec.source.clones:
+            rows = keep_own_files(rows, root, f"table {path}")
         return read_checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import STATE_ROWS, StateRows, map_of, measure_rows, restore_types
 from jobs.snapshots.store import find_whole, write
+from jobs.spark.foreign_files import read_own_files
 from jobs.spark.hadoop_files import convert_path
 from jobs.spark.job_labels import label_jobs
 from jobs.state.encoding.arrow import build_lists
@@ -273,7 +274,7 @@ def read_table(warehouse: Warehouse, name: str) -> DataFrame:
         return reduce(lambda one, other: one.unionByName(other), frames)
     if path.is_file() or not home.exists(table):
         raise UserError(f"--input {name}: no such .csv or .parquet file, and no such Delta table")
-    return home.read(table)
+    return read_own_files(home, table, f"--input {name}", False)
 
 
 def _read_file(warehouse: Warehouse, path: Path) -> DataFrame:

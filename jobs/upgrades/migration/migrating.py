@@ -220,7 +220,9 @@ def ship_functions(warehouse: Warehouse, steps: list[MigrationStep]) -> None:
             step.keys and step.keys.merge,
         ]
         ship_named(
-            warehouse.spark, [name for name in names if name and name != NEWEST], step.rules_spec.folder
+            warehouse.spark,
+            [name for name in names if name and name != NEWEST],
+            step.rules_spec.functions_folder,
         )
 
 

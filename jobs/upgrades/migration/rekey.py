@@ -71,7 +71,7 @@ def build_rekey(warehouse: Warehouse, steps: Sequence[MigrationStep], target: Fi
             f"then that snapshot"
         )
     ((step, rules),) = changing
-    folder = step.new.folder
+    folder = step.new.functions_folder
     merge = rules.merge
     schema = warehouse.read(measurements(step.new.name)).schema
     types = {field.name: field.dataType.simpleString() for field in schema.fields}

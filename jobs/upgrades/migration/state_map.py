@@ -236,7 +236,7 @@ def build_state_map(step: MigrationStep) -> StateMap:
     _refuse_other_keys(step)
     rules, states = step.rules, tuple(step.new.states)
     if rules is not None and rules.function is not None:
-        function = load_function(rules.function, f"{step.section}.function", step.rules_spec.folder)
+        function = load_function(rules.function, f"{step.section}.function", step.rules_spec.functions_folder)
         return StateMap(states, None, function, ())
     if rules is not None and rules.transform is not None:
         return StateMap(states, _build_transform(step, rules.transform), None, ())

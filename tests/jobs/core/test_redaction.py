@@ -6,6 +6,7 @@ import io
 import json
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,13 @@ SECRET = {
     "a token of GitHub": ("ghp_" + "a1" * 18, "a1a1"),
     "a token of Slack": ("xoxb-123456789012-abcdef", "123456789012"),
     "a private key": ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
+    "a password with a slash's neighbour": ("amqp://me:p@ss@host:5672/x", "p@ss"),
+    "a short name of a password": ("SMTP_PASS=hunter22", "hunter22"),
+    "a password of a connection string": ("Server=db;Uid=me;Pwd=hunter22;", "hunter22"),
+    "a password named as MySQL names it": ("MYSQL_PWD=hunter22", "hunter22"),
+    "a passphrase": ("passphrase=hunter22", "hunter22"),
+    "a key of a storage account": ("storage_key=hunter22", "hunter22"),
+    "a key of an API": ("X-APIKEY: Hunter22", "Hunter22"),
     "the beginning of a private key": ("-----BEGIN PRIVATE KEY-----\nMIIE", "MIIE"),
 }
 PLAIN = [
@@ -43,6 +51,9 @@ PLAIN = [
     "station=17;line=4",
     "2024-01-01T00:00:00Z",
     "the secret: a file of its owner's",
+    "PWD=/work/models, OLDPWD=/work/data",
+    "bypass=nothing, compass=north",
+    "source.message_key=river, the key=12345",
 ]
 
 
@@ -105,3 +116,75 @@ def test_the_time_to_hide_secrets_does_not_grow_with_the_square_of_a_text(part: 
     began = time.process_time()
     redact_secrets(part * (20_000 // len(part)))
     assert time.process_time() - began < 2
+
+
+NAMES = ["API_KEY", "OPENAI_APIKEY", "AWS_KEY", "STORAGE_ACCOUNT_KEY", "SIGNING_KEY", "SMTP_PASS", "MYSQL_PWD",
+         "GIT_TOKEN", "DB_CREDENTIAL", "KEY_PASSPHRASE", "AWS_SECRET_ACCESS_KEY"]  # fmt: skip
+OPEN_NAMES = ["PWD", "OLDPWD", "KEYBOARD", "MONKEY", "BYPASS", "COMPASS_URL", "KALMAN_MODELS"]
+
+
+@pytest.mark.parametrize("value", ["minioadmin", "Zq8#x/v+1", "0123456789abcdef0123"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_value_of_a_variable_that_is_named_like_a_secret_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    for text in (
+        value, f"'{value}'", f'"{value}"', f"say {value}.", f"({value}, x)", f"user={value};", f"id: {value}\n",
+        f"https://me:{value}@host/x", f"https://{value}@host", f"[{value}]", f"?id={value}&x=1",
+    ):  # fmt: skip
+        shown = redact_secrets(text)
+        assert value not in shown and HIDDEN in shown, text
+
+
+@pytest.mark.parametrize("name", OPEN_NAMES)
+def test_other_values_stay(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "estimates")
+    assert redact_secrets("no estimates there") == "no estimates there"
+
+
+@pytest.mark.parametrize("value", ["kalman", "minioadmin", "pipeline", "kalman-pipeline-access"])
+def test_a_secret_that_is_a_word_changes_no_path_and_no_other_word(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", value)
+    for text in (
+        f"/tmp/{value}-x1.log", f"/tmp/x-{value}.log", f'File "/home/{value}/jobs/core.py", line 3', f"{value}s",
+        f"s3a://bucket/{value}/x", f"my_{value}", f"{value}.yaml", f"/home/{value}", f"{value}/x.csv", f"un{value}",
+        f"C:\\{value}\\x",
+    ):  # fmt: skip
+        assert redact_secrets(text) == text
+
+
+def test_the_file_of_a_traceback_is_named_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "token=abcdefgh1234"  # a folder that looks like a secret
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "kalman-pipeline")
+    out = io.StringIO()
+    show(ValueError("the key kalman-pipeline is wrong"), False, out)
+    named = out.getvalue().partition("traceback in ")[2].partition(";")[0]
+    assert Path(named).parent == folder and "kalman-pipeline is wrong" not in out.getvalue()
+    assert "the key *** is wrong" in Path(named).read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS_ENDPOINT_URL", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "HTTPS_PROXY", "X"]
+)
+@pytest.mark.parametrize("password", ["hunter22", "p%40ss%2Fword", "x@y", "Zq8#v+1", "abc"])
+def test_a_password_in_the_address_of_any_variable_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, name: str, password: str
+) -> None:
+    monkeypatch.setenv(name, f"https://me:{password}@host:9000/path?x=1")
+    assert password not in redact_secrets(f"cannot reach https://me:{password}@host:9000/path?x=1 now")
+    if len(password) >= 6:  # a shorter one is hidden in its address alone
+        assert redact_secrets(f"401 for '{password}'") == f"401 for '{HIDDEN}'"
+        assert redact_secrets(f"401 for {unquote(password)}") == f"401 for {HIDDEN}"
+
+
+def test_a_path_is_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key.json").touch()
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/absent")
+    text = f"{tmp_path}/key.json and /var/run/absent are not readable"
+    assert redact_secrets(text) == text

@@ -154,3 +154,76 @@ def test_a_spec_from_a_manifest_is_treated_alike(folder: Path) -> None:
         with pytest.raises(SpecError, match="module pickle"):
             found.definition()
     assert find_refusal("swings:move", None) is not None
+
+
+def build(path: Path) -> None:
+    kalman.build(load_spec(path).definition())
+
+
+@pytest.mark.parametrize("listed", ["kalman_*", "kalman_ours", "kalman_ours.swings", "acme,kalman_*"])
+@pytest.mark.parametrize("entry", [None, "", ".", "models", "{folder}", "{folder}/../models"])
+@pytest.mark.parametrize("package", [False, True])
+def test_a_listed_module_beside_the_spec_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: str, entry: str | None, package: bool
+) -> None:
+    """Neither by the folder of the spec nor by a path that happens to contain it, as a module or a package."""
+    (folder / "kalman_ours").mkdir()
+    (folder / "kalman_ours" / "swings.py").write_text(MODULE)
+    if package:
+        (folder / "kalman_ours" / "__init__.py").write_text(MODULE)
+    if entry is not None:
+        monkeypatch.chdir(folder.parent if entry == "models" else folder)
+        monkeypatch.syspath_prepend(entry.format(folder=folder))
+    monkeypatch.setenv(VARIABLE, listed)
+    with pytest.raises(
+        SpecError, match=r"kalman_ours is beside the spec, and .*, or list \. in KALMAN_FUNCTIONS"
+    ):
+        build(write(folder, "kalman_ours.swings:move"))
+    assert not list(folder.rglob("imported")) and "kalman_ours" not in sys.modules
+
+
+@pytest.mark.parametrize("listed", [None, "kalman_*", ". kalman_*"])
+def test_a_listed_module_of_the_path_is_taken_before_one_beside_the_spec(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None
+) -> None:
+    library = folder.parent / "library"
+    library.mkdir()
+    for place in (library, folder):
+        (place / "kalman_swings.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(library)
+    if listed is not None:
+        monkeypatch.setenv(VARIABLE, listed)
+    build(write(folder, "kalman_swings:move"))
+    assert (library / "imported").exists() and not (folder / "imported").exists()
+
+
+def test_a_part_of_a_listed_package_beside_the_spec_is_not_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package without __init__.py may have parts in several folders of the path."""
+    (folder.parent / "library" / "kalman_parts").mkdir(parents=True)
+    (folder / "kalman_parts").mkdir()
+    (folder / "kalman_parts" / "swings.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder.parent / "library")
+    monkeypatch.setenv(VARIABLE, "kalman_*")
+    with pytest.raises(kalman.ModelError, match=r"there is no module kalman_parts.swings"):
+        build(write(folder, "kalman_parts.swings:move"))
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(SpecError, match="the folder of the spec is on the Python path"):
+        build(write(folder, "kalman_parts.swings:move"))
+    assert not list(folder.rglob("imported"))
+
+
+def test_a_listed_module_of_the_current_folder_alone_is_not_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "kalman_here.py").write_text(MODULE)
+    monkeypatch.setenv(VARIABLE, "kalman_*")
+    with pytest.raises(kalman.ModelError, match="there is no module kalman_here"):
+        build(write(folder, "kalman_here:move"))
+
+
+def test_a_listed_module_beside_the_spec_runs_where_the_folder_is_listed(folder: Path) -> None:
+    (folder / "kalman_beside.py").write_text(MODULE)
+    build(write(folder, "kalman_beside:move"))
+    assert (folder / "imported").exists()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -16,7 +18,7 @@ from jobs import schema as schema_command
 from jobs.core.errors import UserError
 from jobs.core.times import parse_duration_us
 from jobs.specs import yaml_text
-from jobs.specs.loading import list_spec_files, load_all, load_spec
+from jobs.specs.loading import list_model_names, list_spec_files, load_all, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.state.kernel import load_checked_spec
 
@@ -313,6 +315,25 @@ def test_a_model_must_have_its_files_name(tmp_path: Path) -> None:
         SpecError, match=r"name: 'nile' differs from its file's name; name the file nile.yaml"
     ):
         load_spec("other", tmp_path)
+
+
+def test_a_file_with_a_name_that_no_model_has_is_not_listed(tmp_path: Path) -> None:
+    for name in ("good", "Not A Model", "monitor-good", os.fsdecode(b"\xff")):
+        (tmp_path / f"{name}.yaml").touch()
+    assert list_model_names(tmp_path) == ["good"]
+    for name in (tmp_path / "good.yaml", "a\0b", "~nobody-has-this-name/models"):
+        assert list_model_names(name) == []
+        with pytest.raises(SpecError, match="there is no such folder of models"):
+            list_spec_files(name)
+    with pytest.raises(SpecError, match="there is no such file"):
+        load_spec("~nobody-has-this-name/nile.yaml")
+
+
+def test_any_fault_while_a_spec_is_read_is_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fault in (RecursionError(), MemoryError(), OverflowError("too large"), KeyError("x")):
+        monkeypatch.setattr(ModelSpec, "find_refused_functions", Mock(side_effect=fault))
+        with pytest.raises(SpecError, match=r"nile.yaml: cannot be understood \(\w+Error"):
+            load_spec("nile", MODELS)
 
 
 def test_problems_of_all_files_come_together(tmp_path: Path) -> None:

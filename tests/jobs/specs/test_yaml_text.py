@@ -70,3 +70,17 @@ def test_both_parsers_read_damaged_specs_alike_or_the_slow_one_decides() -> None
 def test_a_text_that_is_too_deep_or_too_large_is_refused(text: str) -> None:
     with pytest.raises(yaml_text.YamlError, match="nested too deeply|too large"):
         yaml_text.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('a: 1\nb: "\\UFFFFFFFF"\n', 2),
+        ('a: "\\U00110000"\n', 1),
+        (f"%YAML {'9' * 5000}.1\n---\na: 1\n", 1),
+    ],
+)
+def test_an_escape_or_a_number_beyond_yaml_is_a_problem_at_its_line(text: str, line: int) -> None:
+    with pytest.raises(yaml_text.YamlError, match="beyond what YAML allows") as found:
+        yaml_text.parse(text)
+    assert found.value.line == line

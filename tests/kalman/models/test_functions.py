@@ -175,11 +175,12 @@ def test_two_folders_may_have_modules_of_one_name(folder, tmp_path):
     assert find("moves:see_plain", other)(np.ones((2, 1)))[0] == 3.0
 
 
-def test_a_module_in_the_current_folder_and_on_the_path(tmp_path, monkeypatch):
+def test_a_module_in_a_folder_and_on_the_path(tmp_path, monkeypatch):
     place = written(tmp_path / "here", "2.0")
+    assert find("moves:see", place)(np.ones((2, 1)))[0, 0] == 2.0
     monkeypatch.chdir(place)
-    assert find("moves:see")(np.ones((2, 1)))[0, 0] == 2.0
-    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kalman.ModelError, match=r"there is no module moves \(looked on the Python path\)"):
+        find("moves:see")  # a current folder that is not on the path
     monkeypatch.syspath_prepend(written(tmp_path / "path", "4.0"))
     try:
         assert find("moves:see", place)(np.ones((2, 1)))[0, 0] == 4.0, "the Python path comes first"

@@ -1,0 +1,52 @@
+"""Read a user's Delta table by Spark, without files outside the table (`jobs.storage.foreign_files`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from jobs.core.settings import find_local_path
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.foreign_files import UP, explain_foreign_file, refuse_foreign_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def read_own_files(
+    home: Warehouse, table: str, where: str, clones: bool, version: int | None = None
+) -> DataFrame:
+    """Read a version of a user's table, by default the newest.
+
+    Args:
+        home: warehouse that contains the table.
+        table: name of the table there.
+        where: the table in messages.
+        clones: whether the table's log may name files outside the table's folder.
+        version: version of the table.
+
+    Raises:
+        UserError: a file of the version is outside the folder.
+    """
+    frame = home.read(table, version)
+    if not clones:
+        jvm: Any = home.spark._jvm
+        plan: Any = frame._jdf
+        files: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\n")
+        refuse_foreign_files(filter(None, files.split("\n")), home.path(table), where)
+    return frame
+
+
+def keep_own_files(rows: DataFrame, root: str, where: str) -> DataFrame:
+    """Return the rows of a stream from a user's table, which fails at a row of a file outside the folder `root`.
+
+    Spark compares the names of the files that it reads, so a later commit cannot name others either.
+    """
+    local = find_local_path(root)
+    folder = (
+        (root if local is None else str(local)).rstrip("/").replace("+", " ")
+    )  # as `try_url_decode` returns it
+    name = F.try_url_decode(F.regexp_replace(F.input_file_name(), "^file:/+", "/"))
+    own = F.coalesce(name.startswith(f"{folder}/") & ~name.rlike(UP), F.lit(False))
+    return rows.filter(F.assert_true(own, F.lit(explain_foreign_file(where))).isNull())
