@@ -17,6 +17,7 @@ from jobs.specs.files import BLANKS, SEPARATORS, Files
 MOST_RECORDS = 200
 """Number of records at the beginning of a file that are searched for the header."""
 NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
+_NUMBER = re.compile(r" *[+-]?[0-9.,]+(?:[eE][+-]?[0-9]+)?")
 _TIME_NAME = re.compile(
     r"time|date|zeit|datum|fecha|heure|stamp|jahr|year|month|^(at|ts|t|when|day|hour|_time|epoch|utc)$",
     re.IGNORECASE,
@@ -386,22 +387,40 @@ def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str]
     comment = named.comment or (mark if commented else "")
     if place < 0:
         return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
-    below = count_units_below(records, place)
     header = records[place].fields
-    rows = [
-        one.fields
-        for one in records[place + 1 + below :]
-        if not (comment and one.fields[0].startswith(comment))
-    ]
-    extra, unnamed = _count_unnamed_fields(header, rows)
+    rows = [one.fields for one in records[place + 1 :] if not (comment and one.fields[0].startswith(comment))]
+    if named.units_rows is None:
+        below = count_units_below(records, place)
+    else:
+        below = _count_units_rows(rows, named.units_rows)
+    extra, unnamed = _count_unnamed_fields(header, rows[below:])
     return plain._replace(
         separator=cut.separator,
         skip=plain.skip + records[place].line,
-        below=below if named.units_rows is None else named.units_rows,
+        below=below,
         comment=comment,
         extra=extra,
         first=ROW_NAMES if unnamed else None,
     )
+
+
+def _count_units_rows(rows: Sequence[Sequence[str]], most: int) -> int:
+    """Return how many of the first rows are rows of units: at most `most`, and none from the first measured row on.
+
+    A row is measured if it has a time where the row after the rows of units has one, or a number where that row has one
+    and no time. So a file without its rows of units loses no measured row.
+    """
+    kinds = [[_find_kind(text) for text in row] for row in rows[: most + 1]]
+    usual = kinds[most] if len(kinds) > most else None
+    for count, found in enumerate(kinds[:most]):
+        if max(found) > 0 and (usual is None or (max(usual), max(usual)) in zip(found, usual, strict=False)):
+            return count
+    return most
+
+
+def _find_kind(text: str) -> int:
+    """Return 2 for a time, 1 for a number, and 0 for another text."""
+    return 0 if NUMBER_OR_TIME.fullmatch(text) is None else 1 if _NUMBER.fullmatch(text) else 2
 
 
 def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
