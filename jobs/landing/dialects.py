@@ -31,7 +31,8 @@ _UNITS = frozenset(
     "hpa pa kpa mpa bar mbar psi mmhg m mm cm km in inch ft mi s ms us sec secs seconds min mins minutes h hr hrs hour "
     "hours d day days kmh kph mph kn kt kts knots l ml gal g mg kg t lb ug µg μg ng ppm ppb ppt lux lx db dba j kj mj "
     "eur usd chf gbp count counts n nr - -- none n/a na ts rn smp avg max tot std wvc utc local iso8601 unitless ph µs "
-    "string long double datetime rfc3339 boolean unsignedlong float int integer ° º °c °f ºc ω ohm kohm ntu".split()
+    "string long double datetime rfc3339 boolean unsignedlong float int integer ° º °c °f ºc ω ohm kohm ntu "
+    "yr mo dy mn degt nmi".split()
 )  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _find_texts_above(
 ) -> list[int]:
     """Return the indices of records above the first row that may be a header or units.
 
-    A comment directly above the first row is returned alone. Other comments are not returned.
+    Of comments, only the one directly above the first row is returned, alone, or the comment above it if it has units.
     """
     found: list[int] = []
     for place in range(first - 1, -1, -1):
@@ -158,7 +159,8 @@ def _find_texts_above(
         if place in plain and len(set(fields)) > 1:
             found.append(place)
         elif place == first - 1 and place not in plain:
-            return [place]
+            is_header_above = place > 0 and is_units_row(fields) and len(records[place - 1].fields) == width
+            return [place - 1 if is_header_above else place]
     return found
 
 
@@ -241,7 +243,7 @@ def _score_likeness(fields: Sequence[str]) -> int:
 
 
 def _is_unit(text: str) -> bool:
-    bare = text.strip("[](){}<> ").casefold()
+    bare = text.strip("[](){}<># ").casefold()
     if not bare or _FORMAT.fullmatch(bare):
         return True
     words = [word for word in re.split(r"[/*·.^ :²³⁻¹\d_-]+", bare.replace("deg ", "deg")) if word]
