@@ -318,11 +318,9 @@ def _find_time(table: InputTable, wishes: Wishes) -> TimeColumn:
         raise UserError(
             f"{table.files[0]}: no column is a time; name one with --time, and its format with --time-format{listed}"
         )
-    return max(times, key=lambda one: (one.known.mean() > 0.99, _is_hinted(one), _count_distinct(one)))
-
-
-def _is_hinted(one: TimeColumn) -> bool:
-    return HINT.search(one.name) is not None
+    return max(
+        times, key=lambda one: (one.known.mean() > 0.99, bool(HINT.search(one.name)), _count_distinct(one))
+    )
 
 
 def _count_distinct(one: TimeColumn) -> int:

@@ -105,11 +105,11 @@ def find_rows(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any
         return None
     objects = list(_walk_objects(envelope))
     for one in objects:
-        names = next((one[name] for name in _NAMES if _is_names(one.get(name))), None)
-        cells = next((one[name] for name in _CELLS if _is_table(one.get(name))), None)
+        names = next((one[name] for name in _NAMES if _is_list_of(str, one.get(name))), None)
+        cells = next((one[name] for name in _CELLS if _is_list_of(list, one.get(name))), None)
         if names and cells:
             return [_name_cells(names, row) for row in cells]
-    found = [value for one in objects for value in one.values() if _is_rows(value)]
+    found = [value for one in objects for value in one.values() if _is_list_of(dict, value)]
     if len(found) == 1:
         within = find_rows(found[0][0]) if len(found[0]) == 1 and not _has_scalars(found[0][0]) else None
         return found[0] if within is None else within
@@ -181,7 +181,7 @@ def _split_samples(text: str) -> Iterator[str]:
 
 
 def _are_pairs(value: Any) -> bool:
-    return _is_table(value) and all(len(one) == 2 and not any(map(_is_nested, one)) for one in value)
+    return _is_list_of(list, value) and all(len(one) == 2 and not any(map(_is_nested, one)) for one in value)
 
 
 def describe_members(value: dict[str, Any]) -> str:
@@ -269,16 +269,9 @@ def _walk_objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, A
             yield from _walk_objects(member[0], depth - 1)
 
 
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, list) for one in value)
+def _is_list_of(kind: type, value: Any) -> bool:
+    """Return whether a value is an array that is not empty and has elements of one kind."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, kind) for one in value)
 
 
 def _has_scalars(value: dict[str, Any]) -> bool:

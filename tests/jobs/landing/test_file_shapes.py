@@ -291,7 +291,7 @@ def test_lines_between_the_rows_are_counted(tmp_path: Path) -> None:
     assert read(written(tmp_path / "rows.csv", SHAPES["as most files"]), COLUMNS).left_out == 0
 
 
-UNITS = {
+UNITS_ROWS = {
     1: ["UTC,,degC"],
     2: ["yyyy-mm-dd,name,V", "1,2,3"],
     3: ["time,text,", "UTC,-,m/s", "a,b,c"],
@@ -313,7 +313,9 @@ def test_a_file_without_its_rows_of_units_loses_no_row(
     head = "at,sensor,value\n"
     bare = written(folder / "bare.csv", head + lines(drawn))
     unlike = rows != 2 or not form.startswith("17")  # beside counts of seconds, a row of numbers is measured
-    whole = written(folder / "whole.csv", head + "".join(f"{one}\n" for one in UNITS[rows]) + lines(drawn))
+    whole = written(
+        folder / "whole.csv", head + "".join(f"{one}\n" for one in UNITS_ROWS[rows]) + lines(drawn)
+    )
     right = [(at, sensor, value or None) for at, sensor, value in drawn]
     assert rows_of(bare, Files(units_rows=rows)) == right
     if unlike and count:
