@@ -51,7 +51,12 @@ def act(
     if not held.prepare_quarantine(tables):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     if action == "discard":
-        return _report_discard(spec.name, held.discard(tables, spec.name, choice))
+        count = held.discard(tables, spec.name, choice)
+        stay = "they stay, marked, until `maintain` removes them"
+        return Report(
+            [f"discarded {format_count(count, 'row')} of {spec.name}: {stay}"],
+            {"model": spec.name, "discarded": count},
+        )
     rows = held.read_selected(tables, spec.name, choice)
     if action == "replay":
         mended, before = (
@@ -123,15 +128,6 @@ def _report_export(model: str, count: int, path: Path) -> Report:
     return Report(
         [f"wrote {format_count(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
         {"model": model, "rows": count, "output": str(path)},
-    )
-
-
-def _report_discard(model: str, count: int) -> Report:
-    return Report(
-        [
-            f"discarded {format_count(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"
-        ],
-        {"model": model, "discarded": count},
     )
 
 

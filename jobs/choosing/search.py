@@ -371,7 +371,6 @@ class StructureChoice(NamedTuple):
     """The choice of structures for all measurements.
 
     ranking: the ranking over all measurements.
-    of_measurement: the ranking for each measurement.
     chosen: the structure of each measurement.
     robust: options of robust updates, or None.
     failed: the name of each structure that could not be fitted, with the reason.
@@ -379,7 +378,6 @@ class StructureChoice(NamedTuple):
     """
 
     ranking: Ranking
-    of_measurement: list[Ranking]
     chosen: list[CandidateStructure]
     robust: dict[str, Any] | None
     failed: dict[str, str]
@@ -437,9 +435,7 @@ def search(
         else structures[name.removesuffix(ROBUST)]
         for one in of_measurement
     ]
-    return StructureChoice(
-        ranking, of_measurement, chosen, weights if is_robust else None, failed, wanted is not None
-    )
+    return StructureChoice(ranking, chosen, weights if is_robust else None, failed, wanted is not None)
 
 
 def _compute_scores(

@@ -348,6 +348,7 @@ _ZONE = re.compile(
     r"\s*(?:(?:UTC|GMT)?[+-](?:1[0-9]|0?[0-9])(?::[0-9]{2}|[0-9]{2})?|UTC|GMT|[A-Z]{3,4}T|CET|"
     r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Za-z_-]+){1,2})\s*"
 )
+_AHEAD = timezone(timedelta(hours=1))
 _OF_UTC = re.compile(r"\s*(?:UTC|GMT)?(?:[+-]0?0(?::?00)?)?\s*")
 LONGEST_DAY = 1500
 """The maximum number of rows for one key and time that a column may number: the minutes of a day, and a few more."""
@@ -461,31 +462,28 @@ def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
 
 def find_half_day(table: InputTable, time: TimeColumn) -> str | None:
     """Return a column beside the time that has AM and PM; None without one."""
-    for name, column in table.source.columns.items():
-        is_text = name not in time.columns and pa.types.is_string(column.type)
-        if is_text and are_most(sample_column_texts(column), _HALF_DAY.fullmatch):
-            return name
-    return None
+    beside = _sample_texts_beside(table, time).items()
+    return next((name for name, texts in beside if are_most(texts, _HALF_DAY.fullmatch)), None)
 
 
 def note_zones(table: InputTable, time: TimeColumn, zone: tzinfo) -> list[str]:
     """Return a note on a column of time zones or of offsets from UTC beside times without an offset."""
-    if zone is not UTC:
+    ahead = None if time.parts else _read(table, time.name, time.time_format, _AHEAD)
+    if zone is not UTC or isinstance(ahead, TimeColumn) and _is_same(time, ahead):
         return []
-    if not time.parts:
-        ahead = _read(table, time.name, time.time_format, timezone(timedelta(hours=1)))
-        if isinstance(ahead, str) or _is_same(time, ahead):
-            return []
-    for name, column in table.source.columns.items():
-        if name in time.columns or not pa.types.is_string(column.type):
-            continue
-        texts = sample_column_texts(column)
-        if are_most(texts, _ZONE.fullmatch) and not are_most(texts, _OF_UTC.fullmatch):
-            return [
-                f"{name} holds {', '.join(map(show_name, texts[:2]))}, and the times are read as UTC; if they are "
-                "local, name their zone with --time-zone, such as --time-zone Europe/Vienna"
-            ]
-    return []
+    return [
+        f"{name} holds {', '.join(map(show_name, texts[:2]))}, and the times are read as UTC; if they are local, name "
+        "their zone with --time-zone, such as --time-zone Europe/Vienna"
+        for name, texts in _sample_texts_beside(table, time).items()
+        if are_most(texts, _ZONE.fullmatch) and not are_most(texts, _OF_UTC.fullmatch)
+    ]
+
+
+def _sample_texts_beside(table: InputTable, time: TimeColumn) -> dict[str, list[str]]:
+    """Return samples of the columns of texts that are not part of the time."""
+    columns = table.source.columns.items()
+    texts = {name: column for name, column in columns if pa.types.is_string(column.type)}
+    return {name: sample_column_texts(column) for name, column in texts.items() if name not in time.columns}
 
 
 def find_column_within_times(
