@@ -391,10 +391,8 @@ def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str]
         return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
     header = records[place].fields
     rows = [one.fields for one in records[place + 1 :] if not (comment and one.fields[0].startswith(comment))]
-    if named.units_rows is None:
-        below = count_units_below(records, place)
-    else:
-        below = _count_units_rows(rows, named.units_rows)
+    units = named.units_rows
+    below = count_units_below(records, place) if units is None else _count_units_rows(rows, units)
     extra, unnamed = _count_unnamed_fields(header, rows[below:])
     return plain._replace(
         separator=cut.separator,

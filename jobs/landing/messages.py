@@ -114,8 +114,8 @@ class MessageChecker(NamedTuple):
         message_keys = self._decode_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
         problems[arrow.to_numpy(values.is_null())] = TOMBSTONE
-        decimal, sent = self.spec.files.decimal, _read_send_times(batch)
-        source = Columns(columns, len(values), problems, decimal, landed=sent)
+        mark = self.spec.files.decimal
+        source = Columns(columns, len(values), problems, mark, landed=_read_send_times(batch))
         rows = check_rows(self.spec, source, self.types, self.source.title)
         reasons, written = rows.column(REASON).to_pylist(), rows.column(PAYLOAD)
         payloads: list[str | None] = [None] * len(values)
