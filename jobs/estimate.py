@@ -149,14 +149,11 @@ def _explain_left_out(spec: ModelSpec, result: EstimateResult) -> list[str]:
 def _start_line(result: EstimateResult) -> str:
     """Return where parameters and states came from."""
     manifest = result.start.manifest
-    if manifest is None:
-        parameters = "the spec's parameters"
-    else:
-        parameters = f"snapshot {manifest.snapshot_id}: its parameters"
+    owner = "the spec's" if manifest is None else f"snapshot {manifest.snapshot_id}: its"
     if result.start.before is not None:
-        return f"{parameters}, and its states before the interval"
+        return f"{owner} parameters, and its states before the interval"
     before = format_count(result.counts.before, "row")
-    return f"{parameters}; {before} before the interval filtered, from each key's first"
+    return f"{owner} parameters; {before} before the interval filtered, from each key's first"
 
 
 if __name__ == "__main__":

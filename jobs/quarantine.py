@@ -51,7 +51,12 @@ def act(
     if not held.prepare_quarantine(tables):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     if action == "discard":
-        return _report_discard(spec.name, held.discard(tables, spec.name, choice))
+        count = held.discard(tables, spec.name, choice)
+        stay = "they stay, marked, until `maintain` removes them"
+        return Report(
+            [f"discarded {format_count(count, 'row')} of {spec.name}: {stay}"],
+            {"model": spec.name, "discarded": count},
+        )
     rows = held.read_selected(tables, spec.name, choice)
     if action == "replay":
         mended, before = (
@@ -64,7 +69,11 @@ def act(
         return _show(spec.name, held.list_quarantined_rows(rows, limit), limit)
     path, found = Path(output).expanduser(), held.list_quarantined_rows(rows)
     held.export_rows(found, path)
-    return _report_export(spec.name, len(found), path)
+    hint = f"`kalman-pipeline quarantine replay --model {spec.name} --edited {shlex.quote(str(path))}`"
+    return Report(
+        [f"wrote {format_count(len(found), 'row')} to {path}", f"edit the payloads there, then run {hint}"],
+        {"model": spec.name, "rows": len(found), "output": str(path)},
+    )
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:
@@ -116,23 +125,6 @@ def _show(model: str, data: list[dict[str, Any]], limit: int) -> Report:
     if len(data) == limit:
         lines.append(f"at most {limit} rows are shown (--limit); --output FILE writes all")
     return Report(lines, {"model": model, "rows": data})
-
-
-def _report_export(model: str, count: int, path: Path) -> Report:
-    hint = f"`kalman-pipeline quarantine replay --model {model} --edited {shlex.quote(str(path))}`"
-    return Report(
-        [f"wrote {format_count(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
-        {"model": model, "rows": count, "output": str(path)},
-    )
-
-
-def _report_discard(model: str, count: int) -> Report:
-    return Report(
-        [
-            f"discarded {format_count(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"
-        ],
-        {"model": model, "discarded": count},
-    )
 
 
 def _report_replay(model: str, late: str, outcome: ReplayOutcome, before: int) -> Report:

@@ -244,7 +244,7 @@ def find_roles(table: InputTable, wishes: Wishes) -> Roles:
                 raise UserError(f"--measurement {name}: {one}")
             numbers.append(one)
             continue
-        reason = one if isinstance(one, str) else _explain_no_measurement(one, table, found)
+        reason = one if isinstance(one, str) else _explain_no_measurement(one, table)
         is_text = isinstance(one, str) or name in table.numbers.verbal
         if reason is not None and _may_be_key(table, name, is_text):
             keys.append(name)
@@ -255,7 +255,7 @@ def find_roles(table: InputTable, wishes: Wishes) -> Roles:
             numbers.append(one)
         else:
             refused[name] = "another was asked for"
-    if not numbers and (name := _find_last_resort(table, found, refused)) is not None:
+    if not numbers and (name := _find_last_resort(table, refused)) is not None:
         one = convert_to_numbers(table, name)
         numbers = [] if isinstance(one, str) else [one]
         keys = [key for key in keys if key != name]
@@ -266,7 +266,7 @@ def find_roles(table: InputTable, wishes: Wishes) -> Roles:
     return Roles(found, numbers, keys, frozenset(texts), refused)
 
 
-def _find_last_resort(table: InputTable, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
+def _find_last_resort(table: InputTable, refused: Mapping[str, str]) -> str | None:
     """Return the likeliest measurement of a table whose numbers all look like keys; None if no column fits."""
 
     def merit(name: str) -> tuple[bool, bool, int]:
@@ -318,11 +318,9 @@ def _find_time(table: InputTable, wishes: Wishes) -> TimeColumn:
         raise UserError(
             f"{table.files[0]}: no column is a time; name one with --time, and its format with --time-format{listed}"
         )
-    return max(times, key=lambda one: (one.known.mean() > 0.99, _is_hinted(one), _count_distinct(one)))
-
-
-def _is_hinted(one: TimeColumn) -> bool:
-    return HINT.search(one.name) is not None
+    return max(
+        times, key=lambda one: (one.known.mean() > 0.99, bool(HINT.search(one.name)), _count_distinct(one))
+    )
 
 
 def _count_distinct(one: TimeColumn) -> int:
@@ -364,7 +362,7 @@ def convert_to_numbers(table: InputTable, name: str) -> NumericColumn | str:
     return NumericColumn(name, values, absent, marks)
 
 
-def _explain_no_measurement(one: NumericColumn, table: InputTable, time: TimeColumn) -> str | None:
+def _explain_no_measurement(one: NumericColumn, table: InputTable) -> str | None:
     if one.name in table.numbers.verbal:
         words = " and ".join(sorted(table.numbers.words[one.name]))
         return f"holds {words}; to measure it as 1 and 0, give --measurement {one.name}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from jobs.choosing.columns import DESCRIBES, KEY, SERIES, NumericColumn, Roles, Wishes, find_marks, find_roles
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import InputTable
-from jobs.choosing.times import find_column_within_times, has_clock
+from jobs.choosing.times import find_column_within_times, find_half_day, has_clock, note_zones
 from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -353,7 +353,7 @@ def find_columns(input: str, table: InputTable, wishes: Wishes, watch: Stopwatch
         parsed = parse(spec, take_columns(spec, source), input)
         rhythm = find_rhythm(keys.code[roles.time.known], parsed.time[roles.time.known])
         spec = spec.model_copy(update={"time_unit": rhythm.unit})
-    notes += [*marked, *note_left_out_texts(table, roles, keys)]
+    notes += [*marked, *note_left_out_texts(table, roles, keys), *note_zones(table, roles.time, wishes.zone)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
 
@@ -397,11 +397,21 @@ def _refuse_time_apart(table: InputTable, roles: Roles, keys: Keys, wishes: Wish
         UserError: such a column exists; the message names it.
     """
     time = roles.time
+    half = find_half_day(table, time)
+    if half is not None and half not in wishes.key:
+        raise UserError(
+            f"{table.files[0]}: '{half}' has AM and PM, which are a part of the time: write the time with it into one "
+            "column, such as 03/31/2025 01:15 PM"
+        )
     apart = next((name for name in keys.columns if name not in wishes.key and _has_clock(table, name)), None)
     rest = ""
     if apart is None and wishes.time is None:
         rest = f"; to go on without it, --time {shlex.quote(time.columns[0])}"
-        apart = find_column_within_times(table, keys.code, time, [*keys.columns, *time.columns])
+        of_keys = {name: _encode_column(table, name) for name in roles.keys if keys.from_name}
+        for name, code in {"": keys.code, **of_keys}.items():
+            if apart is None:
+                apart = find_column_within_times(table, code, time, [name, *keys.columns, *time.columns])
+                rest += f"; the series may be --key {shlex.quote(name)}" if apart is not None and name else ""
     if apart is None:
         return
     names = " and ".join(f"'{name}'" for name in time.columns)

@@ -58,11 +58,6 @@ def mark_held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray
     return seen - before[key] > np.ceil(SHARE * counts)[key]
 
 
-def mark_usable_keys(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which keys (K,) have enough measurements to be used."""
-    return np.bincount(key, has_value, minlength=keys) >= FEWEST
-
-
 class Fitted(NamedTuple):
     """Parameters learned from the first rows: per key (d, K), or by name if all keys have the same values."""
 
@@ -167,7 +162,7 @@ def sample_rows(
     """
     fit = np.ones(keys, bool)
     for values in rows.y:
-        fit &= mark_usable_keys(rows.key, keys, np.isfinite(values))
+        fit &= np.bincount(rows.key, np.isfinite(values), minlength=keys) >= FEWEST
     able = np.flatnonzero(fit)
     if not len(able):
         return None

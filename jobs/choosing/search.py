@@ -6,7 +6,7 @@ Each structure models one measurement; several are composed into one model. The 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -317,7 +317,8 @@ def _split_rounds(sample: SplitRows) -> _Rounds:
 def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
     """Return log-likelihood, sum of NIS and number of rows with a NIS (K, C) at parameters (d, K, C)."""
     _, keys, points = parameters.shape
-    slices = _split_slices(points, max(1, WIDTH // keys))
+    width = max(1, WIDTH // keys)
+    slices = (slice(at, min(at + width, points)) for at in range(0, points, width))
     parts = [_filter_points(model, plan, parameters[:, :, some]) for some in slices]
     likelihood, nis, count = (np.concatenate(one, axis=1) for one in zip(*parts, strict=True))
     return likelihood, nis, count
@@ -328,10 +329,6 @@ def _concentrate_scale(likelihood: Floats, nis: Floats, count: Floats) -> tuple[
     count = np.maximum(count, 1.0)
     scale = np.maximum(nis / count, 1e-300)
     return likelihood + 0.5 * (nis - count * np.log(scale) - count), scale
-
-
-def _split_slices(size: int, width: int) -> Iterator[slice]:
-    return (slice(at, min(at + width, size)) for at in range(0, size, width))
 
 
 def _filter_points(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
@@ -371,7 +368,6 @@ class StructureChoice(NamedTuple):
     """The choice of structures for all measurements.
 
     ranking: the ranking over all measurements.
-    of_measurement: the ranking for each measurement.
     chosen: the structure of each measurement.
     robust: options of robust updates, or None.
     failed: the name of each structure that could not be fitted, with the reason.
@@ -379,7 +375,6 @@ class StructureChoice(NamedTuple):
     """
 
     ranking: Ranking
-    of_measurement: list[Ranking]
     chosen: list[CandidateStructure]
     robust: dict[str, Any] | None
     failed: dict[str, str]
@@ -437,9 +432,7 @@ def search(
         else structures[name.removesuffix(ROBUST)]
         for one in of_measurement
     ]
-    return StructureChoice(
-        ranking, of_measurement, chosen, weights if is_robust else None, failed, wanted is not None
-    )
+    return StructureChoice(ranking, chosen, weights if is_robust else None, failed, wanted is not None)
 
 
 def _compute_scores(

@@ -14,6 +14,7 @@ from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import FORMATS, list_parts, read_dialect, read_part, read_settings
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
+from jobs.landing.file_parts import check_columns
 from jobs.landing.file_rows import read_columns_schema, read_member_rows, take_rows
 from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, RawRows, join_parts
@@ -94,10 +95,9 @@ def _list_common_columns(paths: list[Path], written: Files) -> tuple[list[str], 
             for name in other.names:
                 if name not in (schema if other is schemas[0] else schemas[0]).names:
                     partial.setdefault(name, f"is not in {at.name}")
+        check_columns(path, schema.names, schema.names)
         for name in schema.names:
-            if schema.names.count(name) > 1:
-                partial.setdefault(name, f"is there twice in {path.name}")
-            elif name not in partial and schema.field(name).type != schemas[0].field(name).type:
+            if name not in partial and schema.field(name).type != schemas[0].field(name).type:
                 partial.setdefault(name, f"has another type in {path.name} than in {paths[0].name}")
     return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
 

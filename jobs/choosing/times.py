@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC, timedelta, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import InputTable
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, show_name
 from jobs.core.time_counts import COUNTS
 from jobs.core.time_readings import (
     EPOCHS,
@@ -161,10 +162,10 @@ def _convert_texts(table: InputTable, name: str, zone: tzinfo, hinted: bool) -> 
     fitting = [form for form in (None, *usual) if are_most(tried, TimeParser(form, zone))]
     if not fitting:
         if lacks_date(tried[0]):
-            return f"holds a time of day without a date, such as {tried[0]!r}"
+            return f"holds a time of day without a date, such as '{show_name(tried[0])}'"
         return (
             _find_mixed_forms(table, column, tried, zone, usual)
-            or f"holds text that is no time, such as {tried[0]!r}"
+            or f"holds text that is no time, such as '{show_name(tried[0])}'"
         )
     forms = fitting[:1] if fitting[0] is None else fitting
     return _choose_best(
@@ -184,7 +185,7 @@ def _find_mixed_forms(
         if first is None:
             return None
         file = table.files[int(table.file[column.index(first).as_py()])].name
-        named.append(f"{first!r} ({form or 'ISO 8601'}) in {file}")
+        named.append(f"'{show_name(first)}' ({form or 'ISO 8601'}) in {file}")
         rest = [text for text in rest if parser(text) is None]
         if len(rest) <= (1 - ENOUGH) * len(tried):
             return f"holds times in two forms, {' and '.join(named)}; write all in one"
@@ -273,7 +274,7 @@ def _convert_numbers(
     rising = _is_rising(values, table.file)
     whole = bool((known == np.floor(known)).all())
     if whole and YEARS[0] <= low and high <= YEARS[1] and (rising or re.search("year", name, re.IGNORECASE)):
-        return "holds years; write them as dates, such as 1871-01-01"
+        return f"holds years; to read each as its first day, give --time {shlex.quote(name)} --time-format %Y"
     hints = [
         form
         for form, names in _NAMES.items()
@@ -340,6 +341,15 @@ _MARKED = re.compile(r"[:h]|[.].*[.]")
 """A pattern that occurs in times of day, but not in numbers."""
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
+_HOUR_NAME = re.compile(r"[^a-z](hour|hours|hr|hrs|stunde|heure|hora|ora|uur)$", re.IGNORECASE)
+"""Names that end with the word for an hour, such as `Delivery Hour`; a whole name is in `jobs.specs.column_names`."""
+_HALF_DAY = re.compile(r"\s*[ap][.]?\s?m[.]?\s*", re.IGNORECASE)
+_ZONE = re.compile(
+    r"\s*(?:(?:UTC|GMT)?[+-](?:1[0-9]|0?[0-9])(?::[0-9]{2}|[0-9]{2})?|UTC|GMT|[A-Z]{3,4}T|CET|"
+    r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Za-z_-]+){1,2})\s*"
+)
+_AHEAD = timezone(timedelta(hours=1))
+_OF_UTC = re.compile(r"\s*(?:UTC|GMT)?(?:[+-]0?0(?::?00)?)?\s*")
 LONGEST_DAY = 1500
 """The maximum number of rows for one key and time that a column may number: the minutes of a day, and a few more."""
 FEW = 0.01
@@ -393,6 +403,8 @@ def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) 
 def find_clock_part(table: InputTable, name: str) -> str | None:
     """Return the part of a time of day that a column's values and name suggest; None for any other column."""
     column, named = table.source.columns[name], find_time_part(name)
+    if named is None and _HOUR_NAME.search(name):
+        named = "hour"
     if pa.types.is_time(column.type):
         return "time"
     is_text, is_clock = pa.types.is_string(column.type), named in CLOCK_PARTS
@@ -446,6 +458,32 @@ def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     whole = values[np.isfinite(values)]
     whole = whole[whole == np.floor(whole)]
     return whole if len(whole) and len(whole) >= ENOUGH * len(values) else None
+
+
+def find_half_day(table: InputTable, time: TimeColumn) -> str | None:
+    """Return a column beside the time that has AM and PM; None without one."""
+    beside = _sample_texts_beside(table, time).items()
+    return next((name for name, texts in beside if are_most(texts, _HALF_DAY.fullmatch)), None)
+
+
+def note_zones(table: InputTable, time: TimeColumn, zone: tzinfo) -> list[str]:
+    """Return a note on a column of time zones or of offsets from UTC beside times without an offset."""
+    ahead = None if time.parts else _read(table, time.name, time.time_format, _AHEAD)
+    if zone is not UTC or isinstance(ahead, TimeColumn) and _is_same(time, ahead):
+        return []
+    return [
+        f"{name} holds {', '.join(map(show_name, texts[:2]))}, and the times are read as UTC; if they are local, name "
+        "their zone with --time-zone, such as --time-zone Europe/Vienna"
+        for name, texts in _sample_texts_beside(table, time).items()
+        if are_most(texts, _ZONE.fullmatch) and not are_most(texts, _OF_UTC.fullmatch)
+    ]
+
+
+def _sample_texts_beside(table: InputTable, time: TimeColumn) -> dict[str, list[str]]:
+    """Return samples of the columns of texts that are not part of the time."""
+    columns = table.source.columns.items()
+    texts = {name: column for name, column in columns if pa.types.is_string(column.type)}
+    return {name: sample_column_texts(column) for name, column in texts.items() if name not in time.columns}
 
 
 def find_column_within_times(

@@ -41,7 +41,8 @@ _UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
 def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
     """Return a table of wide files as long rows, with the setting for wide files; any other table unchanged.
 
-    given: the user's choices; if a key or a measurement is given, the files are not wide.
+    given: the user's choices; if a key or a measurement is given, the files are not wide; without a key, no column is a
+        series.
     """
     if given.key or given.measurement:
         return table
@@ -49,7 +50,7 @@ def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
     found = (
         _find_time_columns(table, names)
         or _find_part_columns(table, names)
-        or _find_series_columns(table, names, given)
+        or (None if given.no_key else _find_series_columns(table, names, given))
     )
     if found is None:
         return table

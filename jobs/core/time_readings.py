@@ -63,9 +63,9 @@ USUAL_FORMATS = (
 """Formats of text besides ISO 8601, including the formats of spreadsheets."""
 COMPACT_FORMATS = {
     4: ("%Y",),
-    6: ("%y%m%d", "%Y%m"),
+    6: ("%y%m%d", "%Y%m", "%m%d%y", "%d%m%y"),
     7: ("%Y%j",),
-    8: ("%Y%m%d",),
+    8: ("%Y%m%d", "%m%d%Y", "%d%m%Y"),
     10: ("%y%m%d%H%M", "%Y%m%d%H"),
     12: ("%Y%m%d%H%M", "%y%m%d%H%M%S"),
     14: ("%Y%m%d%H%M%S",),

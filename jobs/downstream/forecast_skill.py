@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
     from jobs.snapshots.manifests import Manifest
     from jobs.state.encoding.keys import KeyKind
+
+_get_row_columns = attrgetter("measurement", "control", "input_names", "time_unit")
+"""What two specs must have in common so that their rows can be scored together."""
 
 
 @dataclass
@@ -144,7 +148,7 @@ class ForecastScorer(LiveQueries):
             spec = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(spec, self.section)
-                if _has_same_rows(spec, self.spec):
+                if _get_row_columns(spec) == _get_row_columns(self.spec):
                     source, parameters = self._find_learned(manifest)
                     kernel = build_forecaster(spec, parameters, self.with_state)
                     used[name] = UsedModel(spec, parameters, kernel)
@@ -377,16 +381,6 @@ def format_skill(one: dict[str, Any], probability: float) -> str:
         f"{one['measurement']} {one['horizon']} ahead: {one['forecasts']:,} forecasts, {inside} inside the "
         f"{100 * probability:g} % interval, mean error {number('mean_error')}, RMSE {number('rmse')}, "
         f"CRPS {number('crps')}, log score {number('log_score')}"
-    )
-
-
-def _has_same_rows(one: ModelSpec, other: ModelSpec) -> bool:
-    """Return whether two specs have the same measurements, controls, inputs and unit of time."""
-    return (one.measurement, one.control, one.input_names, one.time_unit) == (
-        other.measurement,
-        other.control,
-        other.input_names,
-        other.time_unit,
     )
 
 

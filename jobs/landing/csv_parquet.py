@@ -184,18 +184,12 @@ _TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
 _BLOCK = 1 << 20
 
 
-def recode_stream(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
-    """Return a forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
-
-    Args:
-        stream: stream at the beginning of the file.
-        encoding: encoding of the text.
-        by_cr: whether lines end with a carriage return alone.
-    """
-    return io.BufferedReader(_RecodedText(stream, encoding, by_cr), _BLOCK)
-
-
 class _RecodedText(io.RawIOBase):
+    """Forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
+
+    by_cr: whether lines end with a carriage return alone.
+    """
+
     def __init__(self, stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> None:
         self._stream, self._by_cr = stream, by_cr
         self._decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)()
@@ -482,7 +476,7 @@ def _open_bytes(
         if not (dialect.is_recoded or dialect.by_cr):
             yield plain
             return
-        stream = recode_stream(plain, dialect.encoding, dialect.by_cr)
+        stream = io.BufferedReader(_RecodedText(plain, dialect.encoding, dialect.by_cr), _BLOCK)
         if dialect.is_recoded:
             stream.read(start)
         yield stream

@@ -17,6 +17,7 @@ from jobs.specs.files import BLANKS, SEPARATORS, Files
 MOST_RECORDS = 200
 """Number of records at the beginning of a file that are searched for the header."""
 NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
+_NUMBER = re.compile(r" *[+-]?[0-9.,]+(?:[eE][+-]?[0-9]+)?")
 _TIME_NAME = re.compile(
     r"time|date|zeit|datum|fecha|heure|stamp|jahr|year|month|^(at|ts|t|when|day|hour|_time|epoch|utc)$",
     re.IGNORECASE,
@@ -30,7 +31,8 @@ _UNITS = frozenset(
     "hpa pa kpa mpa bar mbar psi mmhg m mm cm km in inch ft mi s ms us sec secs seconds min mins minutes h hr hrs hour "
     "hours d day days kmh kph mph kn kt kts knots l ml gal g mg kg t lb ug µg μg ng ppm ppb ppt lux lx db dba j kj mj "
     "eur usd chf gbp count counts n nr - -- none n/a na ts rn smp avg max tot std wvc utc local iso8601 unitless ph µs "
-    "string long double datetime rfc3339 boolean unsignedlong float int integer ° º °c °f ºc ω ohm kohm ntu".split()
+    "string long double datetime rfc3339 boolean unsignedlong float int integer ° º °c °f ºc ω ohm kohm ntu "
+    "yr mo dy mn degt nmi".split()
 )  # fmt: skip
 
 
@@ -147,7 +149,7 @@ def _find_texts_above(
 ) -> list[int]:
     """Return the indices of records above the first row that may be a header or units.
 
-    A comment directly above the first row is returned alone. Other comments are not returned.
+    Of comments, only the one directly above the first row is returned, alone, or the comment above it if it has units.
     """
     found: list[int] = []
     for place in range(first - 1, -1, -1):
@@ -157,7 +159,8 @@ def _find_texts_above(
         if place in plain and len(set(fields)) > 1:
             found.append(place)
         elif place == first - 1 and place not in plain:
-            return [place]
+            is_header_above = place > 0 and is_units_row(fields) and len(records[place - 1].fields) == width
+            return [place - 1 if is_header_above else place]
     return found
 
 
@@ -240,7 +243,7 @@ def _score_likeness(fields: Sequence[str]) -> int:
 
 
 def _is_unit(text: str) -> bool:
-    bare = text.strip("[](){}<> ").casefold()
+    bare = text.strip("[](){}<># ").casefold()
     if not bare or _FORMAT.fullmatch(bare):
         return True
     words = [word for word in re.split(r"[/*·.^ :²³⁻¹\d_-]+", bare.replace("deg ", "deg")) if word]
@@ -386,22 +389,38 @@ def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str]
     comment = named.comment or (mark if commented else "")
     if place < 0:
         return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
-    below = count_units_below(records, place)
     header = records[place].fields
-    rows = [
-        one.fields
-        for one in records[place + 1 + below :]
-        if not (comment and one.fields[0].startswith(comment))
-    ]
-    extra, unnamed = _count_unnamed_fields(header, rows)
+    rows = [one.fields for one in records[place + 1 :] if not (comment and one.fields[0].startswith(comment))]
+    units = named.units_rows
+    below = count_units_below(records, place) if units is None else _count_units_rows(rows, units)
+    extra, unnamed = _count_unnamed_fields(header, rows[below:])
     return plain._replace(
         separator=cut.separator,
         skip=plain.skip + records[place].line,
-        below=below if named.units_rows is None else named.units_rows,
+        below=below,
         comment=comment,
         extra=extra,
         first=ROW_NAMES if unnamed else None,
     )
+
+
+def _count_units_rows(rows: Sequence[Sequence[str]], most: int) -> int:
+    """Return how many of the first rows are rows of units: at most `most`, and none from the first measured row on.
+
+    A row is measured if it has a time where the row after the rows of units has one, or a number where that row has one
+    and no time. So a file without its rows of units loses no measured row.
+    """
+    kinds = [[_find_kind(text) for text in row] for row in rows[: most + 1]]
+    usual = kinds[most] if len(kinds) > most else None
+    for count, found in enumerate(kinds[:most]):
+        if max(found) > 0 and (usual is None or (max(usual), max(usual)) in zip(found, usual, strict=False)):
+            return count
+    return most
+
+
+def _find_kind(text: str) -> int:
+    """Return 2 for a time, 1 for a number, and 0 for another text."""
+    return 0 if NUMBER_OR_TIME.fullmatch(text) is None else 1 if _NUMBER.fullmatch(text) else 2
 
 
 def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ from jobs.landing.json_rows import (
 )
 from jobs.landing.json_rows import list_json_parts as json_parts
 from jobs.landing.json_rows import read_part as read_documents
-from jobs.landing.raw_rows import RawRows, join_parts, take_columns
+from jobs.landing.raw_rows import RawRows, join_parts, take_columns, write_as_texts
 from jobs.landing.reading import ALWAYS_READ, list_endings, read_keyed_schema, select_reader
 from jobs.landing.wide_files import describe_wide
 from jobs.specs.files import Files
@@ -97,7 +97,7 @@ def _unify_types(sources: list[RawRows], are_json: list[bool]) -> list[RawRows]:
     return [
         source._replace(
             columns={
-                name: column.cast(pa.string()) if name in differ else column
+                name: write_as_texts(column, source.decimal) if name in differ else column
                 for name, column in source.columns.items()
             }
         )
@@ -120,7 +120,7 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> R
     """
     sources: list[RawRows] = []
     for path in list_input_files(input, ALWAYS_READ):
-        source = _read_members(path, columns) if is_json(path) else read(path, columns, named)
+        source = _read_members(path, columns, named.decimal) if is_json(path) else read(path, columns, named)
         sources.append(source._replace(decimal=named.decimal))
         if columns is None:
             check_columns(path, list(source.columns), list(sources[0].columns))
@@ -128,7 +128,7 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> R
     return sources[0] if len(sources) == 1 else join_parts(sources, list(sources[0].columns))
 
 
-def _read_members(path: Path, columns: Sequence[str] | None) -> RawRows:
+def _read_members(path: Path, columns: Sequence[str] | None, decimal: str) -> RawRows:
     """Return the named members, or all members, of all objects of a JSON file.
 
     Raises:
@@ -136,7 +136,7 @@ def _read_members(path: Path, columns: Sequence[str] | None) -> RawRows:
     """
     schema = read_columns_schema(path, columns or ())
     names = list(schema.names if columns is None else columns)
-    found = list(read_member_rows(path, schema, names))
+    found = list(read_member_rows(path, schema, names, decimal))
     source = join_parts(found, names)
     problems = [] if source.problems is None else [one for one in source.problems if one is not None]
     if problems:
@@ -224,7 +224,9 @@ def infer_member_schema(path: Path) -> pa.Schema:
     return pa.schema([(name, _infer_kind(some)) for name, some in values.items()])
 
 
-def read_member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[RawRows]:
+def read_member_rows(
+    path: Path, schema: pa.Schema, names: list[str], decimal: str = "."
+) -> Iterator[RawRows]:
     """Yield the named members of a file of JSON objects in batches of rows, with the types of a schema.
 
     Raises:
@@ -233,7 +235,7 @@ def read_member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterato
     for part in json_parts(path):
         for some in read_documents(part):
             exact = [name for name in names if schema.field(name).type == pa.int64()]
-            found = read_objects(some, names, [], exact)
+            found = read_objects(some, names, [], exact, decimal)
             alike = {
                 name: _cast_column(column, schema.field(name).type) for name, column in found.columns.items()
             }

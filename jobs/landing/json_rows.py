@@ -61,6 +61,7 @@ class _Wanted(NamedTuple):
     columns: tuple[str, ...]
     keys: tuple[str, ...]
     exact: tuple[str, ...]
+    decimal: str = "."
 
 
 class _Number(str):
@@ -68,7 +69,11 @@ class _Number(str):
 
 
 def read_objects(
-    documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
+    documents: pa.Array,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    exact: Sequence[str] = (),
+    decimal: str = ".",
 ) -> RawRows:
     """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
@@ -81,8 +86,9 @@ def read_objects(
         keys: names of the key columns. A key must be a text, a whole number or a boolean, because only these values
             have a unique notation.
         exact: names of other columns whose numbers must keep their notation.
+        decimal: decimal mark of texts; a number in a column of texts gets it too.
     """
-    parts = _read_parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
+    parts = _read_parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact), decimal))
     return join_parts(parts, columns)
 
 
@@ -140,7 +146,7 @@ def _read_halves(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted)
     if schema is not None:
         read = _read_by_arrow(documents, schema)
         if read is not None:
-            return [read]
+            return [read._replace(decimal=wanted.decimal)]
     if len(documents) <= FEW or schema is None:
         return [_read_singly(documents, wanted)]
     middle = len(documents) // 2
@@ -181,10 +187,15 @@ def _read_singly(documents: pa.Array, wanted: _Wanted) -> RawRows:
         problems[place] = problem or _find_key_problem(row, wanted.keys)
         rows.append(row)
     columns = {
-        name: arrow.build_texts([_format_text(find_member(row, name)) for row in rows])
+        name: arrow.build_texts(
+            [
+                _format_text(find_member(row, name), "." if name in wanted.exact else wanted.decimal)
+                for row in rows
+            ]
+        )
         for name in wanted.columns
     }
-    return RawRows(columns, len(rows), problems)
+    return RawRows(columns, len(rows), problems, wanted.decimal)
 
 
 def parse_object(document: bytes) -> tuple[dict[str, Any], str | None]:
@@ -246,7 +257,9 @@ def _find_key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None
     return None
 
 
-def _format_text(value: Any) -> str | None:
+def _format_text(value: Any, decimal: str) -> str | None:
+    if isinstance(value, _Number):
+        return value.replace(".", decimal)
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -403,4 +416,5 @@ def parse_documents(spec: ModelSpec, values: pa.Array, path: str) -> RawRows:
     def payload(at: int) -> str:
         return add_key_to_document(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
 
-    return read_objects(values, spec.file_columns, keys, exact)._replace(payload=payload)
+    found = read_objects(values, spec.file_columns, keys, exact, spec.files.decimal)
+    return found._replace(payload=payload)

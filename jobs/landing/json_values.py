@@ -270,6 +270,7 @@ def _walk_objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, A
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
+    """Return whether a value is an array that is not empty and has elements of one kind."""
     return isinstance(value, list) and bool(value) and all(isinstance(one, kind) for one in value)
 
 

@@ -114,7 +114,8 @@ class MessageChecker(NamedTuple):
         message_keys = self._decode_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
         problems[arrow.to_numpy(values.is_null())] = TOMBSTONE
-        source = Columns(columns, len(values), problems, landed=_read_send_times(batch))
+        mark = self.spec.files.decimal
+        source = Columns(columns, len(values), problems, mark, landed=_read_send_times(batch))
         rows = check_rows(self.spec, source, self.types, self.source.title)
         reasons, written = rows.column(REASON).to_pylist(), rows.column(PAYLOAD)
         payloads: list[str | None] = [None] * len(values)
@@ -157,7 +158,7 @@ class MessageChecker(NamedTuple):
             filled = batch.column("value").fill_null(b"")
             keys = spec.list_file_columns(name for name in spec.key if name != key)
             exact = spec.list_file_columns([spec.time, *spec.id_columns])
-            found = read_objects(filled, inner, keys, exact)
+            found = read_objects(filled, inner, keys, exact, spec.files.decimal)
             columns, problems = found.columns, found.reasons()
         if key is not None and message_keys is not None:
             columns[spec.list_file_columns([key])[0]] = message_keys

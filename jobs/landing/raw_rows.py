@@ -114,20 +114,29 @@ def join_parts(parts: Sequence[RawRows], names: Sequence[str]) -> RawRows:
     A column that has several types becomes a column of texts. Such columns occur in JSON, if a member is a number in
     one part and a text in another part.
     """
+    decimal = parts[0].decimal if parts else "."
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys([*names, *(name for part in parts for name in part.columns)]):
         pieces = [part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts]
         if len({piece.type for piece in pieces}) > 1:
-            pieces = [piece.cast(pa.string()) for piece in pieces]
+            pieces = [write_as_texts(piece, decimal) for piece in pieces]
         columns[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
     are_valid = all(part.problems is None for part in parts)
     return RawRows(
         columns,
         sum(part.rows for part in parts),
         None if are_valid else np.concatenate([part.reasons() for part in parts]),
-        parts[0].decimal if parts else ".",
+        decimal,
         sum(part.left_out for part in parts),
     )
+
+
+def write_as_texts(column: pa.Array, decimal: str) -> pa.Array:
+    """Return a column as texts; a fraction gets the decimal mark."""
+    texts = column.cast(pa.string())
+    if decimal == "." or not pa.types.is_floating(column.type):
+        return texts
+    return arrow.load_compute().replace_substring(texts, ".", decimal)
 
 
 def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], text: str) -> None:

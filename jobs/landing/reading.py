@@ -80,6 +80,7 @@ class FileReader:
         """
         last: list[RawRows] = []  # only the previous batch, to limit the memory for a large piece
         for number, source in enumerate(self._read_unkeyed(piece, columns)):
+            source = source._replace(decimal=self.spec.files.decimal)
             keyed = add_key(self.spec, source, self.path)
 
             def before(number: int = number, last: list[RawRows] = last) -> Iterator[RawRows]:
@@ -97,8 +98,7 @@ class FileReader:
                 yield from reversed(list(self.sources(one, columns)))
 
     def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
-        for source in read_part(piece, columns):
-            yield source._replace(decimal=self.spec.files.decimal)
+        return read_part(piece, columns)
 
 
 class LineReader(FileReader):
@@ -114,8 +114,7 @@ class LineReader(FileReader):
         return self.pieces()
 
     def _read_unkeyed(self, piece: FilePart, columns: Sequence[str] | None) -> Iterator[RawRows]:
-        for source in read_text(get_line_pattern(self.spec, self.path), piece, columns):
-            yield source._replace(decimal=self.spec.files.decimal)
+        return read_text(get_line_pattern(self.spec, self.path), piece, columns)
 
 
 class DocumentReader(LineReader):

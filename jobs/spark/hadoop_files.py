@@ -12,53 +12,22 @@ import re
 import shutil
 import tempfile
 import uuid
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from jobs.core.settings import find_local_path
-from jobs.storage.object_files import FileStamp
-
-_BLOCK = 16_384
-"""Number of bytes per read in the search for the end of a line."""
 
 
 class HadoopFiles:
-    """A folder of the warehouse, which the JVM accesses through Spark's file system.
-
-    The class is also used for local folders, because Hadoop writes a checksum beside each file and verifies it on
-    reading.
-    """
+    """A folder of published files, in a store that only the JVM can access."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._jvm: Any = spark._jvm
         self._root = folder.rstrip("/")
         session: Any = spark._jsparkSession
         self._files: Any = self._path("").getFileSystem(session.sessionState().newHadoopConf())
-
-    def read(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-        finally:
-            stream.close()
-
-    def read_first_line(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        stream, line = self._files.open(path), b""
-        try:
-            while b"\n" not in line and (more := bytes(stream.readNBytes(_BLOCK))):
-                line += more
-        finally:
-            stream.close()
-        return line.split(b"\n", 1)[0]
 
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
@@ -79,18 +48,6 @@ class HadoopFiles:
 
     def exists(self, name: str) -> bool:
         return bool(self._files.exists(self._path(name)))
-
-    def seen(self, name: str) -> FileStamp | None:
-        path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        status = self._files.getFileStatus(path)
-        return FileStamp(str(status.getModificationTime()), int(status.getLen()))
-
-    def read_modified_time(self, name: str) -> datetime:
-        """Return the time of the last change of a file."""
-        status = self._files.getFileStatus(self._path(name))
-        return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
 
     def rename(self, name: str, to: str) -> bool:
         target = self._path(to)

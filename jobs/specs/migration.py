@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, SpecSection
 
+Share = Annotated[Number, Field(ge=0.0, le=1.0)]
+
 
 class Origin(SpecSection):
     """The origin of a state: a state of the old version or, for a new state, a distribution."""
@@ -146,22 +148,16 @@ class Upgrade(SpecSection):
         default=0.01,
         description="log-likelihood per row that the new version may lose against the old one and is still not worse",
     )
-    keys_worse: Number | None = Field(
+    keys_worse: Share | None = Field(
         default=None,
-        ge=0.0,
-        le=1.0,
         description="share of the keys that the new version may predict worse than the old one; null: any",
     )
-    nis_outside: Number | None = Field(
+    nis_outside: Share | None = Field(
         default=None,
-        ge=0.0,
-        le=1.0,
         description="share of the keys whose NIS may be outside its 95 % bounds; 0.05 is expected; null: any",
     )
-    bias_outside: Number | None = Field(
+    bias_outside: Share | None = Field(
         default=None,
-        ge=0.0,
-        le=1.0,
         description="share of the keys whose mean innovation may be outside its 95 % bounds; needs "
         "outputs.innovation; null: any",
     )

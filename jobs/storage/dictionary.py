@@ -406,14 +406,9 @@ TABLES: Mapping[str, TableDescription] = MappingProxyType(
 )
 
 
-def parse_kind(table: str) -> str:
-    """Return the kind of a table, such as `estimates` for the table `estimates/nile`."""
-    return table.partition("/")[0]
-
-
 def list_comments(table: str) -> Mapping[str, str]:
     """Return the descriptions of a table's columns by name; empty if the table is not one of this product."""
-    found = TABLES.get(parse_kind(table))
+    found = TABLES.get(table.partition("/")[0])
     return {} if found is None else found.columns
 
 

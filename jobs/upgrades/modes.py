@@ -335,8 +335,7 @@ def _pretrain_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Man
         cut = Cut(warehouse.latest_version(table), None, position)
     # Its own object, because a pretraining of few rows does the work of tasks in this process.
     apart = DeployedModel(spec, warehouse.at(warehouse.root))
-    manifest = pretrain_snapshot(apart, table, cut, Interval(None, None), context.progress).manifest
-    return manifest
+    return pretrain_snapshot(apart, table, cut, Interval(None, None), context.progress).manifest
 
 
 def _write_empty_snapshot(

@@ -294,7 +294,8 @@ def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> ReplayOutcom
     table = need_measurements(tables, spec.name)
     key_types = read_key_types(tables, spec)
     with tables.lock(f"replay-{spec.name}"):
-        former = [_complete(tables, spec, key_types, one) for one in list_interrupted(tables, spec.name)]
+        interrupted = sorted({row["replay"] for row in _read_marked(tables, spec.name)})
+        former = [_complete(tables, spec, key_types, one) for one in interrupted]
         outcome = ReplayOutcome()
         replay_id = uuid.uuid4().hex
         landing = Landing.of(tables, spec)
@@ -308,11 +309,6 @@ def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> ReplayOutcom
     outcome.reasons = {reason: count for reason, count in left.items() if reason is not None}
     outcome.version = tables.latest_version(table) if outcome.landed or outcome.completed else None
     return outcome
-
-
-def list_interrupted(tables: Tables, model: str) -> list[str]:
-    """Return the ids of the model's replays that crashed between two of their commits."""
-    return sorted({row["replay"] for row in _read_marked(tables, model)})
 
 
 def _read_marked(tables: Tables, model: str) -> list[Row]:

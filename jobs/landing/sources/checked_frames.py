@@ -66,7 +66,7 @@ def read_checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, ta
         for batch in batches:
             columns = dict(zip(names, batch.columns[:-1], strict=True))
             began = arrow.to_numpy(batch.column(_BEGAN).cast(pa.int64()))
-            source = RawRows(columns, batch.num_rows, landed=began)
+            source = RawRows(columns, batch.num_rows, decimal=spec.files.decimal, landed=began)
             yield check_rows(spec, source, key_types, table)
 
     # Columns are renamed because `mapInArrow` interprets a dot in a name as access to a struct field.

@@ -84,7 +84,7 @@ def test_every_column_without_a_time_is_listed_with_its_reason(tmp_path: Path) -
     lines = refused.value.message.splitlines()
     assert lines[0].endswith("no column is a time; name one with --time, and its format with --time-format")
     assert lines[1:] == [
-        "  year: holds years; write them as dates, such as 1871-01-01",
+        "  year: holds years; to read each as its first day, give --time year --time-format %Y",
         "  y: holds numbers that are no times",
         "  clock: holds a time of day without a date, such as '12:30'",
         "  note: holds text that is no time, such as 'fine'",

@@ -289,3 +289,34 @@ def test_lines_between_the_rows_are_counted(tmp_path: Path) -> None:
     assert read(written(tmp_path / "rows.csv", content), COLUMNS).left_out == 3
     assert read(written(tmp_path / "rows.csv", SHAPES["repeated headers"]), COLUMNS).left_out == 1
     assert read(written(tmp_path / "rows.csv", SHAPES["as most files"]), COLUMNS).left_out == 0
+
+
+UNITS_ROWS = {
+    1: ["UTC,,degC"],
+    2: ["yyyy-mm-dd,name,V", "1,2,3"],
+    3: ["time,text,", "UTC,-,m/s", "a,b,c"],
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 5),
+    st.sampled_from(["2024-03-01T00:00:0{}Z", "01.03.2024 00:0{}", "170000000{}"]),
+    st.sampled_from(["", "NA", "1.5", "-3"]),
+)
+def test_a_file_without_its_rows_of_units_loses_no_row(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, count: int, form: str, first: str
+) -> None:
+    folder = tmp_path_factory.mktemp("units")
+    drawn = [(form.format(place), "s", first if place == 0 else f"{place}.5") for place in range(count)]
+    head = "at,sensor,value\n"
+    bare = written(folder / "bare.csv", head + lines(drawn))
+    unlike = rows != 2 or not form.startswith("17")  # beside counts of seconds, a row of numbers is measured
+    whole = written(
+        folder / "whole.csv", head + "".join(f"{one}\n" for one in UNITS_ROWS[rows]) + lines(drawn)
+    )
+    right = [(at, sensor, value or None) for at, sensor, value in drawn]
+    assert rows_of(bare, Files(units_rows=rows)) == right
+    if unlike and count:
+        assert rows_of(whole, Files(units_rows=rows)) == right

@@ -267,3 +267,16 @@ def test_landings_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> Non
 
 def keys_or_none(pipeline: Pipeline) -> list[int]:
     return keys(pipeline) if pipeline.warehouse.exists(measurements("walk")) else []
+
+
+@pytest.mark.slow
+def test_texts_of_a_table_have_the_decimal_mark_of_the_spec(tmp_path: Path) -> None:
+    pipeline, table = opened(tmp_path, files={"decimal": ",", "thousands": "."})
+    add(table, numbered(1, 2, 3).assign(a=["1,5", "1.234", "1.5"]))
+    assert (
+        land(pipeline).data["rows"],
+        sorted(row["a"] for row in pipeline.tables.rows(measurements("walk"))),
+    ) == (
+        2,
+        [1.5, 1234.0],
+    )
