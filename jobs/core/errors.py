@@ -135,7 +135,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
     The traceback of an unexpected exception goes to a file, which a line names; with `debug` it goes to `stream`.
     """
-    error, out = _interrupt(error) or error, stream or sys.stderr
+    error, out = _interrupt(error) or _find_failure_of_spark(error) or error, stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
         out.write(redact_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, UserError):
@@ -168,6 +168,15 @@ def _interrupt(error: BaseException) -> BaseException | None:
     while one is not None and not isinstance(one, KeyboardInterrupt | Terminated):
         one = one.__context__
     return one
+
+
+def _find_failure_of_spark(error: BaseException) -> UserError | None:
+    """Return an error for the user if a failure of Spark caused an error whose sentence does not name the failure."""
+    failures = sys.modules.get("jobs.spark.failures")  # not imported, because it loads PySpark
+    failure = None if failures is None else failures.find_failure(error)
+    if failure is None or (isinstance(error, UserError) and failure in error.message):
+        return None
+    return UserError(failure, RUN_FAILED)
 
 
 def _is_model_error(error: BaseException) -> bool:

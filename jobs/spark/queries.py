@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 from jobs.core.errors import BUSY, FULL, is_busy, is_full
+from jobs.spark.failures import find_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +110,9 @@ def _find_last_batch(query: StreamingQuery) -> int:
 
 def find_cause(error: BaseException) -> str:
     """Return the most informative part of an error: the last exception raised in Python, or else the first line."""
+    failure = find_failure(error)
+    if failure is not None:
+        return failure
     if is_full(error):
         return FULL
     if is_busy(error):

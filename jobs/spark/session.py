@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.settings import Settings
 from jobs.spark.conf import build_quick_java_conf, build_spark_conf, set_local_paths
+from jobs.spark.failures import watch_tasks
 from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
 from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
@@ -119,6 +121,8 @@ def spark_session(
     # PySpark logs each exception as JSON with a stack trace, although the command prints the exception as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):  # prints a stack trace if Java is killed
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
@@ -152,6 +156,7 @@ def spark_session(
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     set_label(session, app)
+    watch_tasks(session)
     return set_local_paths(session, settings.warehouse)
 
 
