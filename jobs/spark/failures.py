@@ -27,11 +27,12 @@ STALL_MINUTES = 30.0
 """Default time without progress. A task counts each batch of rows that it reads or writes, which takes seconds."""
 
 _POLL_SECONDS = 10.0
+_LOST = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError")
 _LAST_SECONDS = 5.0
 """Seconds for which an error of the connection to Java waits for the end of Java's process."""
 _COUNTS = (
-    *("numCompleteTasks", "numFailedTasks", "numKilledTasks", "inputRecords", "outputRecords"),
-    *("shuffleReadRecords", "shuffleReadBytes", "shuffleWriteRecords", "memoryBytesSpilled"),
+    *("numCompleteTasks", "numFailedTasks", "inputRecords", "outputRecords"),
+    *("shuffleReadBytes", "shuffleWriteBytes", "memoryBytesSpilled"),
 )
 """Counts of a stage that grow while its tasks work; executors report them every ten seconds."""
 _TASKS_LISTED = 10_000
@@ -56,10 +57,11 @@ _stalls: list[str] = []
 def find_failure(error: BaseException) -> str | None:
     """Return a sentence about a failure of Spark that caused an error, or None if no such failure caused it."""
     texts = list(_list_texts(error))
+    lost = any(text.startswith(_LOST) for text in texts)
     stall = next((stall for stall in _stalls if any(stall in text for text in texts)), None)
     if _OF_SPARK.search(texts[0]):
         stall = stall or next((said for sign, said in _OF_WORKERS.items() if re.search(sign, texts[0])), None)
-    return stall or _describe_java_end(any("py4j" in text.lower() for text in texts))
+    return stall or _describe_java_end(lost)
 
 
 def _list_texts(error: BaseException | None) -> Iterator[str]:
@@ -71,11 +73,11 @@ def _list_texts(error: BaseException | None) -> Iterator[str]:
 def _describe_java_end(lost: bool) -> str | None:
     """Return a sentence if Spark's Java process ended; `lost`: whether the connection to the process failed."""
     process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
-    if process is None:  # Java is the parent process (spark-submit), and has ended with this process's output
-        return None
-    try:
-        code = process.wait(_LAST_SECONDS if lost else 0.0)
+    try:  # there is no process if Java (spark-submit) started this one, whose output ends with Java
+        code = None if process is None else process.wait(_LAST_SECONDS if lost else 0.0)
     except subprocess.TimeoutExpired:
+        code = None
+    if process is None or code is None:
         return None
     how = f"with exit code {code}" if code >= 0 else f"by signal {-code} ({signal.Signals(-code).name})"
     return (
