@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 
-from jobs.core.errors import UserError
+from jobs.core.errors import FULL, UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +39,10 @@ _COUNTS = (
 """Counts of a stage that grow while its tasks work; executors report them every ten seconds."""
 _TASKS_LISTED = 10_000
 
+STATE_LOST = "CANNOT_LOAD_STATE_STORE"
+"""Spark's error class for missing or damaged files of its state, and for a full disk under its local copy."""
+_LEAST_ROOM = 16 << 20
+"""Bytes below which a disk counts as full; Spark's error of its state does not always name a full disk."""
 _OF_SPARK = re.compile("Job aborted due to stage failure|PythonException")
 _AGAIN = "give the machine more memory, or use fewer tasks at once (--master local[1]), and run the same command again"
 _OF_WORKERS = {
@@ -61,6 +67,8 @@ def find_failure(error: BaseException) -> str | None:
     stall = next((stall for stall in _stalls if any(stall in text for text in texts)), None)
     if _OF_SPARK.search(texts[0]):
         stall = stall or next((said for sign, said in _OF_WORKERS.items() if re.search(sign, texts[0])), None)
+    if STATE_LOST in texts[0]:
+        stall = stall or _describe_full_disk()
     return stall or _describe_java_end(lost)
 
 
@@ -68,6 +76,15 @@ def _list_texts(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield f"{type(error).__name__}: {error}"
         error = error.__cause__ or error.__context__
+
+
+def _describe_full_disk() -> str | None:
+    """Return a sentence if a disk with Spark's local copies of its state is full."""
+    context = SparkContext._active_spark_context
+    default = tempfile.gettempdir() if context is None else context.getConf().get("spark.local.dir", "/tmp")
+    folders = (os.environ.get("SPARK_LOCAL_DIRS") or str(default)).split(",")
+    full = (one for one in folders if os.path.isdir(one) and shutil.disk_usage(one).free < _LEAST_ROOM)
+    return next((f"{folder}: {FULL}" for folder in full), None)
 
 
 def _describe_java_end(lost: bool) -> str | None:

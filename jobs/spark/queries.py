@@ -28,9 +28,6 @@ _AFTER = r"^(?: SQLSTATE: |\tat |== DataFrame ==|Driver stacktrace:|Caused by: |
 _CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling "
 _CAPTURED = "pyspark.errors.exceptions.captured."
 
-STATE_LOST = "CANNOT_LOAD_STATE_STORE"
-"""Spark's error class for missing or damaged files of its state."""
-
 LOG_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
 """Spark's error class if another driver has planned or committed a micro-batch first."""
 

@@ -22,8 +22,9 @@ from jobs.lineage.generation_checkpoint import describe_recovery
 from jobs.lineage.generations import LIVE, DeployedModel, read_position
 from jobs.lineage.start_point import StartPoint, resolve
 from jobs.snapshots.manifests import Manifest
+from jobs.spark.failures import STATE_LOST, find_failure
 from jobs.spark.job_labels import set_label
-from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, find_cause
+from jobs.spark.queries import LOG_TAKEN, await_end, find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
@@ -248,7 +249,7 @@ class Driver:
             if LOG_TAKEN in str(error):
                 lease.check()
                 raise CommittedElsewhere(problem, RUN_FAILED) from error
-            if STATE_LOST in str(error):
+            if STATE_LOST in str(error) and find_failure(error) is None:
                 hint = describe_recovery(self.model.warehouse, generation)
                 problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error

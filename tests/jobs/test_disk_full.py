@@ -91,11 +91,12 @@ def one_row_a_key(day: int, keys: int = 2000) -> pd.DataFrame:
     [
         pytest.param("warehouse/checkpoints", 0, id="the plan of a micro-batch"),
         pytest.param("warehouse/checkpoints", 80_000, id="the changes of the state"),
-        pytest.param("warehouse/checkpoints", 130_000, id="the second half of the state"),
+        pytest.param("warehouse/checkpoints", 130_000, id="the commit of a micro-batch"),
         pytest.param("warehouse/estimates", 0, id="the first estimates"),
         pytest.param("warehouse/estimates/walk/_delta_log", 0, id="the commit of the estimates"),
         pytest.param("local", 0, id="the temporary folder of Spark"),
-        pytest.param("local", 200_000, id="the local copy of the state"),
+        pytest.param("local", 9_760_000, id="the local blocks of Spark"),
+        pytest.param("local", 9_900_000, id="the local copy of the state"),
     ],
 )
 def test_a_stream_whose_disk_fills_up_ends_and_goes_on_after(

@@ -101,10 +101,16 @@ def test_a_task_that_waits_ends_its_job_with_the_cause_and_a_busy_one_does_not(s
 def test_a_stream_whose_worker_hangs_ends_with_the_cause_and_goes_on_after(tmp_path: Path) -> None:
     pipeline, expected = prepared(tmp_path)
     driver = started(pipeline, **_STALL)
-    for worker in driver.python_workers():
+    workers = driver.python_workers()
+    for worker in workers:
         with suppress(psutil.NoSuchProcess):
             worker.send_signal(signal.SIGSTOP)
-    said = the_sentence(driver)
+    try:
+        said = the_sentence(driver)
+    finally:
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
     assert "the stream of walk failed: task " in said and "made no progress for 0.1 minutes" in said
     assert "it waits for its Python worker" in said
     pipeline.stream()
