@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from jobs.core.errors import BUSY, FULL, is_busy, is_full
+from jobs.core.faults import find_fault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,10 +109,9 @@ def _find_last_batch(query: StreamingQuery) -> int:
 
 def find_cause(error: BaseException) -> str:
     """Return the most informative part of an error: the last exception raised in Python, or else the first line."""
-    if is_full(error):
-        return FULL
-    if is_busy(error):
-        return BUSY
+    fault = find_fault(error)
+    if fault is not None:
+        return fault
     ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
     if ours:
         return ours[-1][:600]

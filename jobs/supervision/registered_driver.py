@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.core import times
 from jobs.core.errors import extract_first_line
+from jobs.core.faults import find_fault
 from jobs.supervision.driver_log import (
     CAUGHT_UP,
     FAILED,
@@ -114,7 +115,7 @@ def driving(
     try:
         yield
     except BaseException as problem:
-        error = extract_first_line(problem, 500)
+        error = find_fault(problem) or extract_first_line(problem, 500)
         raise
     finally:
         ended.set()

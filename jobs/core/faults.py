@@ -1,0 +1,300 @@
+"""Faults of the system around a command: disks, rights, limits and connections.
+
+A fault arrives in many forms: as an OSError of Python, as a text of a library in Rust or C++, or as a Java exception
+that other exceptions contain. `find_fault` recognizes all of them, and its sentence names the cause, the place, and the
+remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+_AGAIN = "and run the same command again; nothing is lost"
+
+
+class _Kind(NamedTuple):
+    """A kind of fault.
+
+    numbers: error numbers of the system.
+    signs: texts of libraries that mean the same, besides the system's texts for the numbers.
+    problem, remedy: parts of the sentence; the system's text is inserted between them.
+    """
+
+    numbers: tuple[int, ...]
+    signs: tuple[str, ...]
+    problem: str
+    remedy: str
+
+    def list_signs(self) -> list[str]:
+        """Return the texts by which an error without a number is recognized."""
+        # A peer or a worker of Spark, too, may refuse a connection; such texts do not identify the cause.
+        texts = [] if self is _CONNECTION else [os.strerror(number) for number in self.numbers]
+        return [*texts, *self.signs]
+
+
+_CONNECTION = _Kind(
+    (
+        *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE),
+        *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
+    ),
+    (),
+    "a connection was cut or refused",
+    f"see that the service runs and that this machine reaches it, {_AGAIN}",
+)
+_BUSY = _Kind(
+    (),
+    (
+        "Timed out while waiting for the Python worker to connect back",
+        "Python worker failed to connect back",
+    ),
+    "the machine is too busy: a Python process that Spark started did not answer in time",
+    "run the same command again, if possible with less beside it; nothing is lost",
+)
+_KINDS = (
+    _Kind(
+        (errno.ENOSPC, errno.EDQUOT),
+        (),
+        "there is no room left on a disk that it writes to",
+        "make room and run the command again; no reader sees what was half written, and nothing is lost",
+    ),
+    _Kind((errno.EROFS,), (), "the file system is mounted read-only", f"mount it for writing, {_AGAIN}"),
+    _Kind(
+        (errno.ENFILE,),
+        (),
+        "the system has too many open files",
+        f"end other programs, or raise its limit, {_AGAIN}",
+    ),
+    _Kind(
+        (errno.EMFILE,),
+        (),
+        "this process may not open more files",
+        f"raise its limit of open files ({{files}} now), for example `ulimit -n 65536`, {_AGAIN}",
+    ),
+    _Kind(
+        (errno.EFBIG,),
+        (),
+        "a file would be larger than this process, or the file system, allows",
+        f"raise the limit (`ulimit -f unlimited`), {_AGAIN}",
+    ),
+    _Kind(
+        (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
+        (),
+        "the disk, or the connection to it, failed",
+        f"look into the system's log, repair it, {_AGAIN}",
+    ),
+    _Kind((errno.ESTALE,), (), "the network file system lost the file", f"mount it anew, {_AGAIN}"),
+    _Kind((errno.ENOMEM,), (), "the system has no memory left", f"end other programs, {_AGAIN}"),
+    _Kind((errno.ETXTBSY, errno.EBUSY), (), "another process uses it", f"wait for that process, {_AGAIN}"),
+    _BUSY,
+    _Kind(
+        (),
+        (
+            *("PermissionDeniedError", "UnauthenticatedError", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+            *(
+                "status code: 401",
+                "status code: 403",
+                "Status Code: 401",
+                "Status Code: 403",
+                "403 Forbidden",
+            ),
+            "The operation lacked the necessary privileges",
+        ),
+        "the store refused the request",
+        "check the credentials and their rights (environment, ~/.aws/credentials or the machine's role), and the "
+        "clocks of both machines, and run the same command again",
+    ),
+    _Kind(
+        (),
+        (
+            *("Generic S3 error", "Generic MicrosoftAzure error", "Generic GCS error", "SdkClientException"),
+            *(
+                "AWSClientIOException",
+                "AWSServiceIOException",
+                "AWSServiceThrottledException",
+                "AWSStatus500Exception",
+            ),
+            *(
+                "SlowDown",
+                "Status Code: 503",
+                "Status Code: 500",
+                "error sending request",
+                "HttpHostConnectException",
+            ),
+        ),
+        "the store did not do it",
+        f"see that it runs, check AWS_ENDPOINT_URL and AWS_REGION (or AZURE_STORAGE_*, GOOGLE_*), {_AGAIN}",
+    ),
+    _Kind(
+        (errno.EACCES, errno.EPERM),
+        ("AccessDeniedException", "AccessControlException"),
+        "user {user} has no right to do this there",
+        f"give the right to the file and its folders, or run the command as their owner, {_AGAIN}",
+    ),
+    _CONNECTION,
+)
+"""Kinds of faults; if a text has signs of several kinds, the first kind counts."""
+_OF_STORES = {sign for kind in _KINDS if kind.problem.startswith("the store ") for sign in kind.signs}
+"""Texts of the clients of stores, whose lines contain addresses and not paths."""
+_OF_GATEWAY = "Py4JNetworkError"
+"""Error of the connection to Spark's Java process, which is not a fault of a network."""
+_PATH = re.compile(r"(?:[a-z][a-z0-9+.-]*:/)?(?<![\w.])/[^\s'\"`:,;()<>]+")
+
+
+def find_fault(error: BaseException | None) -> str | None:
+    """Return a sentence about the fault of the system that caused an error, or None if the system caused none."""
+    chain = list(_list_causes(error))
+    if any(type(each).__name__ == _OF_GATEWAY for each in chain):
+        return None
+    for number, each in enumerate(chain):
+        found = _recognize_number(each) or _recognize_text(each)
+        if found is not None:
+            kind, shown, place = found
+            if kind is _CONNECTION and _is_for_user(chain[0]):
+                return None  # its sentence names the service
+            return _write_sentence(kind, shown, place or _find_place(chain[:number]))
+    return None
+
+
+def find_fault_in_text(text: str) -> str | None:
+    """Return a sentence about the first fault whose sign a program's output contains, or None."""
+    return find_fault(RuntimeError(text))
+
+
+def is_said(fault: str, message: str) -> bool:
+    """Return whether a message contains the sentence of a fault."""
+    return fault.partition(": ")[2] in message
+
+
+def find_fault_of_folder(folder: str) -> str | None:
+    """Return a sentence about the first part of a local folder that this user may not read or change, or None.
+
+    A library may report such a part as damaged or missing.
+    """
+    for place, _, files in os.walk(folder):
+        for path, mode in (
+            (place, os.R_OK | os.W_OK | os.X_OK),
+            *((f"{place}/{name}", os.R_OK) for name in files),
+        ):
+            if not os.access(path, mode):
+                number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+                return find_fault(OSError(number, os.strerror(number), path))
+    return None
+
+
+def require_open_files(count: int) -> None:
+    """Check that this process may open at least `count` files.
+
+    Raises:
+        OSError: its limit is lower.
+    """
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < count:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@contextmanager
+def name_file(path: str | Path) -> Iterator[None]:
+    """Add the path to an OSError that has none: the system names no file if a write to an open file fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes. The context of an error for the user is not its cause unless stated."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        follow = not error.__suppress_context__ and not _is_for_user(error)
+        # PySpark keeps the cause of a Java exception in `_cause`.
+        error = error.__cause__ or getattr(error, "_cause", None) or (error.__context__ if follow else None)
+
+
+def _is_for_user(error: BaseException) -> bool:
+    """Return whether an error has a sentence for the user, which may quote any text."""
+    return hasattr(error, "exit_code") or type(error).__name__ == "ModelError"
+
+
+def _recognize_number(error: BaseException) -> tuple[_Kind, str, str | None] | None:
+    """Return the kind, the text and the place of a fault with an error number."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    kind = next((kind for kind in _KINDS if number in kind.numbers), None)
+    if kind is None or number is None:
+        return None
+    named = getattr(error, "filename", None)
+    place = os.fsdecode(named) if isinstance(named, str | bytes) else _search_path(str(error))
+    return kind, os.strerror(number), place
+
+
+def _recognize_text(error: BaseException) -> tuple[_Kind, str, str | None] | None:
+    """Return the kind, the text and the place of a fault that another library describes."""
+    if _is_for_user(error) or isinstance(error, ValueError | LookupError | TypeError):
+        return None  # its text may contain values of a file
+    # The stack of a Java exception names its causes.
+    text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', None) or ''}"
+    for kind in _KINDS:
+        for sign in kind.list_signs():
+            start = text.find(sign)
+            if start >= 0:
+                first, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
+                line = text[first : end if end >= 0 else len(text)]
+                if sign in _OF_STORES:
+                    return kind, line[start:].partition("<?xml")[0].strip(" :")[:200], None
+                return kind, sign, _search_path(line, start - first)
+    return None
+
+
+def _search_path(line: str, before: int | None = None) -> str | None:
+    """Return the last path of a line before a position, or else the first path of the line."""
+    paths = list(_PATH.finditer(line))
+    if not paths:
+        return None
+    earlier = [path for path in paths if before is None or path.start() < before]
+    # A file that object stores' client writes before it renames it has a number.
+    return re.sub(r"#\d+$", "", (earlier[-1] if earlier else paths[0])[0]).rstrip(".")
+
+
+def _find_place(outer: Sequence[BaseException]) -> str | None:
+    """Return the path that the errors around a fault name."""
+    places = (_search_path(line) for each in reversed(outer) for line in str(each).splitlines()[:1])
+    return next((place for place in places if place is not None), None)
+
+
+def _write_sentence(kind: _Kind, shown: str, place: str | None) -> str:
+    if place is None and errno.ENOSPC in kind.numbers:
+        place = _find_full_folder()
+    where = "" if place is None or kind is _BUSY else f"{place}: "
+    sign = "" if kind is _BUSY else f" ({shown})"
+    text = f"{where}{kind.problem}{sign}: {kind.remedy}"
+    if "{user}" in text:
+        text = text.replace("{user}", _name_user())
+    return text.replace("{files}", str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+
+
+def _find_full_folder() -> str | None:
+    """Return a folder for temporary files whose disk is full."""
+    for folder in (os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0], tempfile.gettempdir()):
+        if os.path.isdir(folder) and shutil.disk_usage(folder).free < 1 << 20:
+            return folder
+    return None
+
+
+def _name_user() -> str:
+    """Return the name of the process's user, or the number of a user without a name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.geteuid())
