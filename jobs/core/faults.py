@@ -252,7 +252,9 @@ def _recognize_text(error: BaseException) -> tuple[_Kind, str, str | None] | Non
                 first, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
                 line = text[first : end if end >= 0 else len(text)]
                 if sign in _OF_STORES:
-                    return kind, line[start:].partition("<?xml")[0].strip(" :")[:200], None
+                    # delta-rs writes each cause on a line of its own, with colours.
+                    whole = re.sub(r"\x1b\[[0-9;]*m|↳", "", text[start:].partition("<?xml")[0])
+                    return kind, " ".join(whole.split())[:300].strip(" :"), None
                 return kind, sign, _search_path(line, start - first)
     return None
 

@@ -150,8 +150,15 @@ class ObjectFiles:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if the file does not exist."""
-        found = self._get(name)
-        return None if found is None else bytes(found.bytes())
+        with self._report_failures(name), suppress(FileNotFoundError):
+            for left in reversed(range(_READS)):
+                found = self._store.get(self._path(name))
+                try:
+                    return bytes(found.bytes())
+                except Exception:  # the client does not repeat a read whose answer was cut
+                    if not left:
+                        raise
+        return None
 
     def read_first_line(self, name: str) -> bytes | None:
         """Return a file's first line, or None if the file does not exist."""
