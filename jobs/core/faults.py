@@ -26,125 +26,83 @@ class _Kind(NamedTuple):
     """A kind of fault.
 
     numbers: error numbers of the system.
-    signs: texts of libraries that mean the same, besides the system's texts for the numbers.
-    problem, remedy: parts of the sentence; the system's text is inserted between them.
+    signs: regular expression for texts of libraries that mean the same, besides the system's texts for the numbers.
+    sentence: problem, sign and remedy.
     """
 
-    numbers: tuple[int, ...]
-    signs: tuple[str, ...]
-    problem: str
-    remedy: str
+    numbers: Sequence[int]
+    signs: str
+    sentence: str
 
-    def list_signs(self) -> list[str]:
-        """Return the texts by which an error without a number is recognized."""
+    def search(self, text: str) -> re.Match[str] | None:
+        """Find the first sign of the fault in a text."""
         # A peer or a worker of Spark, too, may refuse a connection; such texts do not identify the cause.
-        texts = [] if self is _CONNECTION else [os.strerror(number) for number in self.numbers]
-        return [*texts, *self.signs]
+        texts = [] if self is _CONNECTION else [re.escape(os.strerror(number)) for number in self.numbers]
+        return re.search("|".join(filter(None, [*texts, self.signs])) or r"(?!)", text)
 
 
+_UNREACHABLE = (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _CONNECTION = _Kind(
-    (
-        *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE),
-        *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
-    ),
-    (),
-    "a connection was cut or refused",
-    f"see that the service runs and that this machine reaches it, {_AGAIN}",
+    (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, *_UNREACHABLE),
+    "",
+    f"a connection was cut or refused ({{sign}}): see that this machine reaches the service, {_AGAIN}",
 )
 _BUSY = _Kind(
     (),
+    "(?:Timed out while waiting for the Python worker|Python worker failed) to connect back",
+    "the machine is too busy: a Python process that Spark started did not answer in time: run the same command again, "
+    "if possible with less beside it; nothing is lost",
+)
+_REFUSED = _Kind(
+    (),
+    "PermissionDeniedError|UnauthenticatedError|InvalidAccessKeyId|SignatureDoesNotMatch|[Ss]tatus [Cc]ode: 40[13]|"
+    "403 Forbidden|The operation lacked the necessary privileges",
+    "the store refused the request ({sign}): check the credentials and their rights (environment, ~/.aws/credentials "
+    "or the machine's role), and the clocks of both machines, and run the same command again",
+)
+_STORE = _Kind(
+    (),
+    r"Generic (?:S3|MicrosoftAzure|GCS) error|SdkClientException|AWS\w*(?:IO|Throttled|Status500)Exception|SlowDown|"
+    "Status Code: 50[03]|error sending request|HttpHostConnectException",
+    "the store did not do it ({sign}): see that it runs, check AWS_ENDPOINT_URL and AWS_REGION (or AZURE_STORAGE_*, "
+    f"GOOGLE_*), {_AGAIN}",
+)
+_FULL = _Kind(
+    (errno.ENOSPC, errno.EDQUOT),
+    "",
+    "there is no room left on a disk that it writes to ({sign}): make room and run the command again; no reader sees "
+    "what was half written, and nothing is lost",
+)
+_OF_SYSTEM = {
+    (errno.EROFS,): "the file system is mounted read-only ({sign}): mount it for writing",
+    (errno.ENFILE,): "the system has too many open files ({sign}): end other programs, or raise its limit",
     (
-        "Timed out while waiting for the Python worker to connect back",
-        "Python worker failed to connect back",
-    ),
-    "the machine is too busy: a Python process that Spark started did not answer in time",
-    "run the same command again, if possible with less beside it; nothing is lost",
+        errno.EMFILE,
+    ): "this process may not open more files ({sign}): raise its limit of open files ({files} now), for "
+    "example `ulimit -n 65536`",
+    (
+        errno.EFBIG,
+    ): "a file would be larger than this process, or the file system, allows ({sign}): raise the limit "
+    "(`ulimit -f unlimited`)",
+    (
+        errno.EIO,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.ENOTCONN,
+    ): "the disk, or the connection to it, failed ({sign}): look into the system's log, repair it",
+    (errno.ESTALE,): "the network file system lost the file ({sign}): mount it anew",
+    (errno.ENOMEM,): "the system has no memory left ({sign}): end other programs",
+    (errno.ETXTBSY, errno.EBUSY): "another process uses it ({sign}): wait for that process",
+}
+_FORBIDDEN = _Kind(
+    (errno.EACCES, errno.EPERM),
+    "AccessDeniedException|AccessControlException",
+    "user {user} has no right to do this there ({sign}): give the right to the file and its folders, or run the "
+    f"command as their owner, {_AGAIN}",
 )
-_KINDS = (
-    _Kind(
-        (errno.ENOSPC, errno.EDQUOT),
-        (),
-        "there is no room left on a disk that it writes to",
-        "make room and run the command again; no reader sees what was half written, and nothing is lost",
-    ),
-    _Kind((errno.EROFS,), (), "the file system is mounted read-only", f"mount it for writing, {_AGAIN}"),
-    _Kind(
-        (errno.ENFILE,),
-        (),
-        "the system has too many open files",
-        f"end other programs, or raise its limit, {_AGAIN}",
-    ),
-    _Kind(
-        (errno.EMFILE,),
-        (),
-        "this process may not open more files",
-        f"raise its limit of open files ({{files}} now), for example `ulimit -n 65536`, {_AGAIN}",
-    ),
-    _Kind(
-        (errno.EFBIG,),
-        (),
-        "a file would be larger than this process, or the file system, allows",
-        f"raise the limit (`ulimit -f unlimited`), {_AGAIN}",
-    ),
-    _Kind(
-        (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
-        (),
-        "the disk, or the connection to it, failed",
-        f"look into the system's log, repair it, {_AGAIN}",
-    ),
-    _Kind((errno.ESTALE,), (), "the network file system lost the file", f"mount it anew, {_AGAIN}"),
-    _Kind((errno.ENOMEM,), (), "the system has no memory left", f"end other programs, {_AGAIN}"),
-    _Kind((errno.ETXTBSY, errno.EBUSY), (), "another process uses it", f"wait for that process, {_AGAIN}"),
-    _BUSY,
-    _Kind(
-        (),
-        (
-            *("PermissionDeniedError", "UnauthenticatedError", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
-            *(
-                "status code: 401",
-                "status code: 403",
-                "Status Code: 401",
-                "Status Code: 403",
-                "403 Forbidden",
-            ),
-            "The operation lacked the necessary privileges",
-        ),
-        "the store refused the request",
-        "check the credentials and their rights (environment, ~/.aws/credentials or the machine's role), and the "
-        "clocks of both machines, and run the same command again",
-    ),
-    _Kind(
-        (),
-        (
-            *("Generic S3 error", "Generic MicrosoftAzure error", "Generic GCS error", "SdkClientException"),
-            *(
-                "AWSClientIOException",
-                "AWSServiceIOException",
-                "AWSServiceThrottledException",
-                "AWSStatus500Exception",
-            ),
-            *(
-                "SlowDown",
-                "Status Code: 503",
-                "Status Code: 500",
-                "error sending request",
-                "HttpHostConnectException",
-            ),
-        ),
-        "the store did not do it",
-        f"see that it runs, check AWS_ENDPOINT_URL and AWS_REGION (or AZURE_STORAGE_*, GOOGLE_*), {_AGAIN}",
-    ),
-    _Kind(
-        (errno.EACCES, errno.EPERM),
-        ("AccessDeniedException", "AccessControlException"),
-        "user {user} has no right to do this there",
-        f"give the right to the file and its folders, or run the command as their owner, {_AGAIN}",
-    ),
-    _CONNECTION,
-)
+_NAMED = [_Kind(numbers, "", f"{sentence}, {_AGAIN}") for numbers, sentence in _OF_SYSTEM.items()]
+_KINDS = (_FULL, *_NAMED, _BUSY, _REFUSED, _STORE, _FORBIDDEN, _CONNECTION)
 """Kinds of faults; if a text has signs of several kinds, the first kind counts."""
-_OF_STORES = {sign for kind in _KINDS if kind.problem.startswith("the store ") for sign in kind.signs}
-"""Texts of the clients of stores, whose lines contain addresses and not paths."""
 _OF_GATEWAY = "Py4JNetworkError"
 """Error of the connection to Spark's Java process, which is not a fault of a network."""
 _PATH = re.compile(r"(?:[a-z][a-z0-9+.-]*:/)?(?<![\w.])/[^\s'\"`:,;()<>]+")
@@ -246,16 +204,14 @@ def _recognize_text(error: BaseException) -> tuple[_Kind, str, str | None] | Non
     # The stack of a Java exception names its causes.
     text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', None) or ''}"
     for kind in _KINDS:
-        for sign in kind.list_signs():
-            start = text.find(sign)
-            if start >= 0:
-                first, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
-                line = text[first : end if end >= 0 else len(text)]
-                if sign in _OF_STORES:
-                    # delta-rs writes each cause on a line of its own, with colours.
-                    whole = re.sub(r"\x1b\[[0-9;]*m|↳", "", text[start:].partition("<?xml")[0])
-                    return kind, " ".join(whole.split())[:300].strip(" :"), None
-                return kind, sign, _search_path(line, start - first)
+        found = kind.search(text)
+        if found is not None and kind in (_REFUSED, _STORE):
+            # delta-rs writes each cause on a line of its own, with colours. The addresses there are no paths.
+            whole = re.sub(r"\x1b\[[0-9;]*m|↳", "", text[found.start() :].partition("<?xml")[0])
+            return kind, " ".join(whole.split())[:300].strip(" :"), None
+        if found is not None:
+            first = text.rfind("\n", 0, found.start()) + 1
+            return kind, found[0], _search_path(text[first:].partition("\n")[0], found.start() - first)
     return None
 
 
@@ -275,15 +231,12 @@ def _find_place(outer: Sequence[BaseException]) -> str | None:
     return next((place for place in places if place is not None), None)
 
 
-def _write_sentence(kind: _Kind, shown: str, place: str | None) -> str:
-    if place is None and errno.ENOSPC in kind.numbers:
+def _write_sentence(kind: _Kind, sign: str, place: str | None) -> str:
+    if place is None and kind is _FULL:
         place = _find_full_folder()
     where = "" if place is None or kind is _BUSY else f"{place}: "
-    sign = "" if kind is _BUSY else f" ({shown})"
-    text = f"{where}{kind.problem}{sign}: {kind.remedy}"
-    if "{user}" in text:
-        text = text.replace("{user}", _name_user())
-    return text.replace("{files}", str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return where + kind.sentence.format(sign=sign, files=files, user=_name_user())
 
 
 def _find_full_folder() -> str | None:
