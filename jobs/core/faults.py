@@ -128,6 +128,12 @@ def find_fault_in_text(text: str) -> str | None:
     return find_fault(RuntimeError(text))
 
 
+def join_causes(text: str) -> str:
+    """Return a text of delta-rs, which prints each cause on a line of its own, in color, as one line without color."""
+    causes = (line.strip(" \u21b3") for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines())
+    return ": ".join(cause for cause in causes if cause)
+
+
 def is_said(fault: str, message: str) -> bool:
     """Return whether a message contains the sentence of a fault."""
     return fault.partition(": ")[2] in message
@@ -206,9 +212,8 @@ def _recognize_text(error: BaseException) -> tuple[_Kind, str, str | None] | Non
     for kind in _KINDS:
         found = kind.search(text)
         if found is not None and kind in (_REFUSED, _STORE):
-            # delta-rs writes each cause on a line of its own, with colours. The addresses there are no paths.
-            whole = re.sub(r"\x1b\[[0-9;]*m|↳", "", text[found.start() :].partition("<?xml")[0])
-            return kind, " ".join(whole.split())[:300].strip(" :"), None
+            whole = join_causes(text[found.start() :].partition("<?xml")[0])
+            return kind, whole[:300].strip(" :"), None  # the addresses there are no paths
         if found is not None:
             first = text.rfind("\n", 0, found.start()) + 1
             return kind, found[0], _search_path(text[first:].partition("\n")[0], found.start() - first)

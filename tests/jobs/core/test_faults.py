@@ -58,7 +58,7 @@ def wrap(cause: BaseException, message: str = "/w/t: remove the lock file") -> U
         (
             "Kernel error -> Generic S3 error\n \x1b[31m↳\x1b[0m Error performing GET http://a:9/b/t - HTTP error\n",
             None,
-            "the store did not do it (Generic S3 error Error performing GET http://a:9/b/t - HTTP error):",
+            "the store did not do it (Generic S3 error: Error performing GET http://a:9/b/t - HTTP error):",
         ),
         ("Server returned non-2xx status code: 403 Forbidden: ", None, "the store refused the request"),
     ],
