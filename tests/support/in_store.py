@@ -214,7 +214,7 @@ def lost_commits(proxy: Proxy) -> None:
 
 
 def verbs(folder: Path, store: Store) -> None:
-    """Run the verbs in S3 and in a folder: there the store fails (500, 503), cuts answers, and is slow, from a stream on."""
+    """Run the verbs in S3 and in a folder: there the store fails (500, 503), cuts answers and is slow."""
     proxy = store.proxy
     assert proxy is not None
     days = random_rows(4, rows=80)

@@ -86,5 +86,5 @@ def test_each_row_lands_once_whatever_the_store_does(
     # Not through the proxy: delta-rs lets no other thread of this process run while it reads a log.
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.address)
     found = Tables(root).columns("measurements/walk", ["id", "at"]).to_pylist()
-    wanted = [(int(row.id), row.at) for frame in frames for row in frame.itertuples()]
+    wanted = [(int(key), at) for frame in frames for key, at in zip(frame["id"], frame["at"], strict=True)]
     assert Counter((int(row["id"]), row["at"]) for row in found) == Counter(wanted)
