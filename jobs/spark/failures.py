@@ -6,6 +6,7 @@ on. A thread of the driver therefore cancels each stage whose tasks make no prog
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 
-from jobs.core.errors import FULL, UserError
+from jobs.core.errors import UserError
+from jobs.core.faults import find_fault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +86,8 @@ def _describe_full_disk() -> str | None:
     default = tempfile.gettempdir() if context is None else context.getConf().get("spark.local.dir", "/tmp")
     folders = (os.environ.get("SPARK_LOCAL_DIRS") or str(default)).split(",")
     full = (one for one in folders if os.path.isdir(one) and shutil.disk_usage(one).free < _LEAST_ROOM)
-    return next((f"{folder}: {FULL}" for folder in full), None)
+    folder = next(full, None)
+    return folder and find_fault(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder))
 
 
 def _describe_java_end(lost: bool) -> str | None:

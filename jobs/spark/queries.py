@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from jobs.core.errors import BUSY, FULL, is_busy, is_full
+from jobs.core.faults import find_fault
 from jobs.spark.failures import find_failure
 
 if TYPE_CHECKING:
@@ -107,13 +107,9 @@ def _find_last_batch(query: StreamingQuery) -> int:
 
 def find_cause(error: BaseException) -> str:
     """Return the most informative part of an error: the last exception raised in Python, or else the first line."""
-    failure = find_failure(error)
-    if failure is not None:
-        return failure
-    if is_full(error):
-        return FULL
-    if is_busy(error):
-        return BUSY
+    fault = find_failure(error) or find_fault(error)
+    if fault is not None:
+        return fault
     ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
     if ours:
         return ours[-1][:600]

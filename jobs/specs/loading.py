@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from jobs.core.errors import extract_first_line, show_name
+from jobs.core.faults import find_fault
 from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec, is_model_name
@@ -89,8 +90,8 @@ def describe_broken_spec(
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # for example, the name is longer than a path may be
-        return False
+    except OSError as error:
+        return find_fault(error) is not None  # else, for example, the name is longer than a path may be
 
 
 def _is_there(path: Path) -> bool:
