@@ -20,7 +20,8 @@ from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from jobs.core.errors import INPUT_ERROR, Terminated, UserError, print_note, show
+from jobs.core.errors import INPUT_ERROR, UserError, print_note, show
+from jobs.core.faults import require_open_files
 from jobs.core.processes import raise_on_sigterm
 from jobs.core.report import REPORT_FILE, Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
@@ -29,6 +30,8 @@ from jobs.core.times import parse_duration_us
 P = ParamSpec("P")
 PROGRAM = "kalman-pipeline"
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
+_FEWEST_FILES = 64
+"""Fewest open files with which a command runs; the library of the tables would end with a panic."""
 _FLAGS = {"--json", "--quiet", "-q", "--debug"}
 
 Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.")]
@@ -316,6 +319,7 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
     """Run a verb and show its report; end with the exit code of the error, if any, or of the report."""
     try:
         with raise_on_sigterm():
+            require_open_files(_FEWEST_FILES)
             report = run()
             report.save()
             report.show(settings.json)
@@ -323,7 +327,9 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
     except BrokenPipeError:
         # The reader (such as `| head`) has closed the pipe, which is allowed. Later flushes must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (Exception, KeyboardInterrupt, Terminated) as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         raise typer.Exit(show(error, settings.debug)) from error
     else:
         if errors:

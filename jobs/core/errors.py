@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from typing import TextIO
 from urllib.parse import unquote
 
+from jobs.core.faults import find_fault, is_said
+
 HIDDEN = "***"
 _NAMES = (
     r"secret|passw|passphrase|(?<![a-z])pass(?![a-z])|(?<=[_.-])pwd(?![a-z])|token|fernet|credential|jaas|sql_alchemy_conn"
@@ -121,21 +123,6 @@ ALREADY_RUNNING = 3  # another driver runs the stream, or there is nothing to do
 _LONGEST_LINE = 1500
 """Maximum characters of a printed line, because an error may repeat an option's value of any length."""
 
-_FULL = ("No space left on device", "Disk quota exceeded")
-FULL = (
-    "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
-    "no reader sees what was half written, and nothing is lost"
-)
-
-_BUSY = (
-    "Python worker failed to connect back",
-    "Timed out while waiting for the Python worker to connect back",
-)
-BUSY = (
-    "the machine is too busy: a Python process that Spark started did not answer in time; nothing is lost: run the "
-    "same command again, if possible with less beside it"
-)
-
 
 class UserError(Exception):
     """An error that the user can fix, with a message of one clear sentence.
@@ -161,27 +148,36 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
     The traceback of an unexpected exception goes to a file, which a line names; with `debug` it goes to `stream`.
     """
-    error, out, where = _interrupt(error) or error, stream or sys.stderr, ""
+    error, where = _interrupt(error) or _find_failure_of_spark(error) or error, ""
+    out = stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
         out.write(redact_secrets("".join(traceback.format_exception(error))))
-    if isinstance(error, UserError):
-        lines, code = error.message.splitlines() or ["unknown problem"], error.exit_code
-    elif isinstance(error, KeyboardInterrupt):
-        lines, code = ["interrupted"], 130
-    elif isinstance(error, Terminated):
-        lines, code = ["stopped by SIGTERM"], 143
-    elif _is_model_error(error):
-        lines, code = [" ".join(str(error).split())], INPUT_ERROR
-    elif is_full(error):
-        lines, code = [FULL], RUN_FAILED
-    elif is_busy(error):
-        lines, code = [BUSY], RUN_FAILED
-    else:
+    lines, code = describe_error(error)
+    if not lines:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
-        lines, code = [f"{type(error).__name__}: {extract_first_line(error)}"], RUN_FAILED
+        lines = [f"{type(error).__name__}: {extract_first_line(error)}"]
     for line in lines:
         print(escape_unprintable(f"error: {redact_secrets(line)}{where}"), file=out)
     return code
+
+
+def describe_error(error: BaseException) -> tuple[list[str], int]:
+    """Return the lines and the exit code of an error that has a sentence; no lines if the error is unexpected.
+
+    If a fault of the system caused the error, the lines name the fault, because other advice would mislead.
+    """
+    fault = None if isinstance(error, KeyboardInterrupt | Terminated) else find_fault(error)
+    if isinstance(error, UserError):
+        if fault is None:
+            return error.message.splitlines() or ["unknown problem"], error.exit_code
+        return error.message.splitlines() if is_said(fault, error.message) else [fault], RUN_FAILED
+    if isinstance(error, KeyboardInterrupt):
+        return ["interrupted"], 130
+    if isinstance(error, Terminated):
+        return ["stopped by SIGTERM"], 143
+    if _is_model_error(error):
+        return [" ".join(str(error).split())], INPUT_ERROR
+    return [] if fault is None else [fault], RUN_FAILED
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
@@ -194,6 +190,15 @@ def _interrupt(error: BaseException) -> BaseException | None:
     while one is not None and not isinstance(one, KeyboardInterrupt | Terminated):
         one = one.__context__
     return one
+
+
+def _find_failure_of_spark(error: BaseException) -> UserError | None:
+    """Return an error for the user if a failure of Spark caused an error whose sentence does not name the failure."""
+    failures = sys.modules.get("jobs.spark.failures")  # not imported, because it loads PySpark
+    failure = None if failures is None else failures.find_failure(error)
+    if failure is None or (isinstance(error, UserError) and failure in error.message):
+        return None
+    return UserError(failure, RUN_FAILED)
 
 
 def _is_model_error(error: BaseException) -> bool:
@@ -231,25 +236,6 @@ def shorten_text(text: str, most: int, mark: str = "...") -> str:
 def print_note(text: str) -> None:
     """Print a line on standard error, with unprintable characters escaped."""
     print(escape_unprintable(text), file=sys.stderr, flush=True)
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, was due to a full disk."""
-    return _has_sign(error, _FULL)
-
-
-def is_busy(error: BaseException) -> bool:
-    """Return whether an error means that the machine was too busy to start one of Spark's Python processes in time."""
-    return _has_sign(error, _BUSY)
-
-
-def _has_sign(error: BaseException | None, signs: Sequence[str]) -> bool:
-    """Return whether the text of an error, or of one of its causes, contains one of the given signs."""
-    while error is not None:
-        if any(sign in str(error) for sign in signs):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def extract_python_error(error: BaseException) -> str:

@@ -252,7 +252,7 @@ def parse_path(text: str) -> Path:
     except RuntimeError as error:
         raise UserError(f"{shown}: {error}; write the folder's whole path") from None
     except OSError as error:
-        raise UserError(f"{shown}: cannot be looked for ({error.strerror}); give another path") from None
+        raise UserError(f"{shown}: cannot be looked for ({error.strerror}); give another path") from error
     _known.files.add(os.path.abspath(path))
     return path
 

@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.core.errors import UserError, extract_first_line, show_name, show_names
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line, show_name, show_names
+from jobs.core.faults import find_fault
 from jobs.core.input_files import open_input
 from jobs.landing.csv_records import BOM, LONGEST, PIECE_BYTES, PLAIN, Dialect
 from jobs.landing.raw_rows import RawRows, cut_rows
@@ -239,8 +240,6 @@ def report_unreadable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except PermissionError as error:
-        raise UserError(f"{path}: may not be read; give this user the right to ({error.strerror})") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
@@ -248,6 +247,9 @@ def report_unreadable(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         if is_out_of_memory(error):  # `limit_memory` reports this error
             raise
+        fault = find_fault(error)
+        if fault is not None:
+            raise UserError(fault, RUN_FAILED) from error
         kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
         raise UserError(
             f"{path}: cannot be read: it is not {kind} file, or is damaged ({extract_first_line(error)}); "

@@ -19,6 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import find_fault
 from jobs.core.settings import count_cores
 from jobs.landing.written_pieces import WritingTask, WrittenPiece, write_pieces
 
@@ -151,5 +152,6 @@ def serve(handle: int) -> None:
             try:
                 pipe.send(write_pieces(task, pipe.send))
             except Exception as error:
+                fault = find_fault(error)  # the pipe loses the causes of an error
                 with suppress(ConnectionError):
-                    pipe.send(error)
+                    pipe.send(error if fault is None else UserError(fault, RUN_FAILED))

@@ -41,11 +41,6 @@ _BATCHES = 2**32
 """Number of transaction numbers reserved for each epoch: one for each micro-batch."""
 
 
-def parse_batch(number: int) -> int:
-    """Return the micro-batch in a transaction number from the Delta log of an estimates table."""
-    return number % _BATCHES
-
-
 class RowGroup(NamedTuple):
     """One of several appends of a micro-batch to one table: the name of the append, and the condition of its rows."""
 

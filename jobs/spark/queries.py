@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from jobs.core.errors import BUSY, FULL, is_busy, is_full
+from jobs.core.faults import find_fault
+from jobs.spark.failures import find_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +27,6 @@ _AFTER = r"^(?: SQLSTATE: |\tat |== DataFrame ==|Driver stacktrace:|Caused by: |
 """Regular expression for the first line after the message of an exception."""
 _CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling "
 _CAPTURED = "pyspark.errors.exceptions.captured."
-
-STATE_LOST = "CANNOT_LOAD_STATE_STORE"
-"""Spark's error class for missing or damaged files of its state."""
 
 LOG_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
 """Spark's error class if another driver has planned or committed a micro-batch first."""
@@ -109,10 +107,9 @@ def _find_last_batch(query: StreamingQuery) -> int:
 
 def find_cause(error: BaseException) -> str:
     """Return the most informative part of an error: the last exception raised in Python, or else the first line."""
-    if is_full(error):
-        return FULL
-    if is_busy(error):
-        return BUSY
+    fault = find_failure(error) or find_fault(error)
+    if fault is not None:
+        return fault
     ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
     if ours:
         return ours[-1][:600]

@@ -8,16 +8,22 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.core.faults import find_fault_in_text, require_open_files
 from jobs.core.settings import Settings
 from jobs.spark.conf import build_quick_java_conf, build_spark_conf, set_local_paths
+from jobs.spark.doctor import find_java_problem
+from jobs.spark.failures import watch_tasks
 from jobs.spark.jars import fetch_optional_jars, list_jars, store_jars
 from jobs.spark.job_labels import set_label
 from jobs.spark.warehouse import Warehouse
@@ -25,6 +31,8 @@ from jobs.storage.object_files import build_store_conf, ensure_probed
 from jobs.storage.table_rows import measure_files
 from jobs.storage.tables import measurements
 
+FEWEST_FILES = 512
+"""Fewest open files with which Java can start Spark, which opens each of its jars."""
 LAST_WORDS_SECONDS = 0.1
 """Seconds for which this process, at its end, waits for remaining lines."""
 
@@ -36,8 +44,8 @@ _NOISE = (
 
 
 @contextmanager
-def filter_output() -> Iterator[None]:
-    """Filter the standard error of processes that are started in the `with` block.
+def filter_output() -> Iterator[deque[bytes]]:
+    """Filter the standard error of processes that are started in the `with` block, and yield its last lines.
 
     These processes keep the filter until they end. Lines that they write after the end of this process are lost.
     """
@@ -46,20 +54,23 @@ def filter_output() -> Iterator[None]:
     os.dup2(write, 2)
     os.close(write)
     # The thread ends with the last process that has the pipe; without such a process, it ends at once.
-    reader = threading.Thread(target=_forward, args=(read, os.dup(console)), name="java output", daemon=True)
+    last: deque[bytes] = deque(maxlen=200)
+    arguments = read, os.dup(console), last
+    reader = threading.Thread(target=_forward, args=arguments, name="java output", daemon=True)
     reader.start()
     atexit.register(reader.join, LAST_WORDS_SECONDS)
     try:
-        yield
+        yield last
     finally:
         os.dup2(console, 2)
         os.close(console)
 
 
-def _forward(read: int, console: int) -> None:
+def _forward(read: int, console: int, last: deque[bytes]) -> None:
     after_noise = False
     with os.fdopen(read, "rb") as lines, os.fdopen(console, "wb", buffering=0) as out:
         for line in lines:
+            last.append(line)
             noise = line.startswith(_NOISE)
             if not noise and not (after_noise and line == b"\n"):  # an empty line follows each filtered line
                 out.write(line)
@@ -114,11 +125,14 @@ def spark_session(
             the store of the warehouse has no client here or is not safe.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    require_open_files(FEWEST_FILES)  # Java would print a stack that names no cause
     jars = [] if submitted else _list_jars(kafka, settings.warehouse)
     ensure_probed(settings.warehouse)
     # PySpark logs each exception as JSON with a stack trace, although the command prints the exception as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):  # prints a stack trace if Java is killed
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
@@ -135,12 +149,13 @@ def spark_session(
         ):  # otherwise Java cannot find files with names outside ASCII
             os.environ["LC_ALL"] = "C.UTF-8"
     try:
-        with filter_output(), _interrupt_kept():
+        with filter_output() as last, _interrupt_kept():
             session = builder.getOrCreate()
     except PySparkRuntimeError as error:
-        raise UserError(
-            f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
-        ) from error
+        time.sleep(LAST_WORDS_SECONDS)
+        text = b"".join(last).decode(errors="replace")
+        why = find_fault_in_text(text) or find_java_problem() or "its messages above name the cause"
+        raise UserError(f"Spark did not start ({error.getCondition()}): {why}", RUN_FAILED) from error
     except Py4JJavaError as error:
         if not settings.master.startswith("spark:"):
             raise
@@ -152,6 +167,7 @@ def spark_session(
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     set_label(session, app)
+    watch_tasks(session)
     return set_local_paths(session, settings.warehouse)
 
 

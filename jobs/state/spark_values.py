@@ -81,11 +81,13 @@ def _ask(client: Any, state: MapState, requests: Iterator[dict[str, Any]]) -> It
             client.sockfile.write(message)
         client.sockfile.flush()
         # All answers are read before the first is used, because a consumer that stops early would leave answers behind.
-        answers = [client._receive_proto_message() for _ in batch]
-        for status, error, value in answers:
-            if status != _OK:
+        answers = []
+        for _ in batch:
+            status, error, value = client._receive_proto_message()
+            if status != _OK:  # the server ends with its first failure: it answers none of the other calls
                 raise PySparkRuntimeError(f"Spark's state server refused a call: {error}")
-            yield value
+            answers.append(value)
+        yield from answers
 
 
 _CODEC = "lz4_raw"

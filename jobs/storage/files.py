@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import find_fault, name_file
 from jobs.core.input_files import UnfitFile, open_regular
 from jobs.core.settings import find_local_path
 from jobs.storage.object_files import FileStamp, ObjectFiles
@@ -90,6 +91,9 @@ def open_lock(path: Path) -> TextIO:
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
     except OSError as error:
+        fault = find_fault(error)
+        if fault is not None:
+            raise UserError(fault, RUN_FAILED) from error
         why = "is a link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         raise UserError(
             f"{path}: {why}, and locks are files that the pipeline makes: remove it while no command runs on this "
@@ -116,7 +120,7 @@ def _write_draft(path: Path, content: bytes) -> Iterator[Path]:
     _make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with draft.open("wb") as file:
+        with name_file(path), draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -191,7 +195,7 @@ class LocalFiles:
         """Append content to a file, make the file if it is missing, and return its size in bytes."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        with name_file(path), path.open("ab") as file:
             file.write(content)
             return file.tell()
 
@@ -288,5 +292,7 @@ class Folder:
 
     def _build_refusal(self, done: str) -> UserError:
         return UserError(
-            f"{self._path} cannot be {done}: check who may write there, then run maintain again", RUN_FAILED
+            f"{self._path} cannot be {done}: check that this user may write there and that its file system is not "
+            "read-only, then run maintain again",
+            RUN_FAILED,
         )

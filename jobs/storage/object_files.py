@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from jobs.core import times
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import find_fault
 from jobs.core.settings import S3
 
 _REGION = "us-east-1"
@@ -121,11 +122,6 @@ def read_credentials() -> dict[str, str]:
 
 _IDENTITY = "kalman-write"
 """Metadata key of an object: the identity of the call that created it. Java uses the same key (ConditionalFile)."""
-_SETTINGS = {
-    S3: "AWS_ENDPOINT_URL, AWS_REGION and the credentials (environment, ~/.aws/credentials or the machine's role)"
-}
-_OTHERS = "the variables AZURE_STORAGE_* or GOOGLE_* of the environment"
-"""Settings that the user should check if a store refuses a request, by scheme."""
 _READS, _PAUSE_SECONDS = 5, 0.3
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError")
 """Errors of the client that mean that no object was created."""
@@ -154,8 +150,15 @@ class ObjectFiles:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if the file does not exist."""
-        found = self._get(name)
-        return None if found is None else bytes(found.bytes())
+        with self._report_failures(name), suppress(FileNotFoundError):
+            for left in reversed(range(_READS)):
+                found = self._store.get(self._path(name))
+                try:
+                    return bytes(found.bytes())
+                except Exception:  # the client does not repeat a read whose answer was cut
+                    if not left:
+                        raise
+        return None
 
     def read_first_line(self, name: str) -> bytes | None:
         """Return a file's first line, or None if the file does not exist."""
@@ -260,7 +263,7 @@ class ObjectFiles:
             f"({_shorten_error(error)}); it is not tried "
             "again, as it may still arrive",
             RUN_FAILED,
-        ) from error
+        ) from None  # the cause alone would say that nothing is lost
 
     def _get(self, name: str) -> Any:
         with self._report_failures(name), suppress(FileNotFoundError):
@@ -301,12 +304,8 @@ class ObjectFiles:
         return "/".join(part for part in (self._prefix, name.strip("/")) if part)
 
     def _build_refusal(self, name: str, error: Exception) -> UserError:
-        scheme = self.root.partition("://")[0]
-        return UserError(
-            f"{self.root}/{name}: the store did not do it: {_shorten_error(error)}; check "
-            f"{_SETTINGS.get(scheme, _OTHERS)}",
-            RUN_FAILED,
-        )
+        why = find_fault(error) or f"the store did not do it: {_shorten_error(error)}"
+        return UserError(f"{self.root}/{name}: {why}", RUN_FAILED)
 
 
 @lru_cache(maxsize=8)

@@ -16,12 +16,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jobs.core.faults import name_file
 from jobs.core.settings import find_local_path
 from jobs.storage.columns import UTC_MICROSECONDS
 from jobs.storage.files import open_files
@@ -223,12 +225,16 @@ class _OpenPart:
         if self._folder is None:
             return tempfile.TemporaryFile()
         self._folder.mkdir(parents=True, exist_ok=True)
-        return open(self._folder / self._name, "xb")
+        return open(self._path, "xb")
 
     @property
     def size(self) -> int:
         """Return the number of bytes written so far."""
         return self._file.tell()
+
+    @property
+    def _path(self) -> Path:
+        return (self._folder or Path(tempfile.gettempdir())) / self._name
 
     def add(self, rows: pa.Table) -> None:
         self._rows += rows.num_rows
@@ -238,11 +244,13 @@ class _OpenPart:
                 # Parquet's bounds ignore NaN, but Spark orders NaN above all other values.
                 self._not_numbers.add(name)
         assert self._writer is not None
-        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        with name_file(self._path):
+            self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
     def close(self) -> PartFile:
         assert self._writer is not None
-        self._writer.close()
+        with name_file(self._path):
+            self._writer.close()
         size = self._file.tell()
         if self._bucket is not None:
             self._file.seek(0)
@@ -259,7 +267,7 @@ class _OpenPart:
         with suppress(OSError):
             self._file.close()
         if self._folder is not None:
-            (self._folder / self._name).unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
 
     def _compute_statistics(self) -> str:
         """Return Delta's statistics of the file, as JSON."""

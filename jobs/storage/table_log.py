@@ -12,7 +12,6 @@ transaction whose number the table already has.
 from __future__ import annotations
 
 import random
-import re
 import sys
 import time
 import uuid
@@ -34,6 +33,7 @@ from deltalake.transaction import (
 )
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import join_causes
 from jobs.storage import object_files
 from jobs.storage.demands import find_absent_fields, find_other_type, find_refusal
 from jobs.storage.object_files import FileStamp
@@ -306,7 +306,7 @@ class FileTable:
                     if self._made(before + 1, identity):
                         version = before + 1
                     elif left == 0:
-                        raise Conflict(f"{self.path}: {_format_reason(error)}", RUN_FAILED) from error
+                        raise Conflict(f"{self.path}: {join_causes(str(error))[:600]}", RUN_FAILED) from error
                     else:
                         time.sleep(
                             random.uniform(*(_PAUSE_SECONDS if not self._warehouse.local else _LOCAL_SECONDS))
@@ -315,7 +315,7 @@ class FileTable:
                 except (DeltaError, OSError) as error:
                     self._log = None
                     if not self._has_arrived(before + 1, identity):
-                        raise self._problem(_format_reason(error)) from error
+                        raise self._problem(join_causes(str(error))[:600]) from error
                     version = before + 1
                 if version is not None and version > before and version % _read_checkpoint_interval(log) == 0:
                     self._checkpoint()
@@ -415,7 +415,7 @@ class FileTable:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise self._problem(_format_reason(error)) from error
+            raise self._problem(join_causes(str(error))[:600]) from error
         self._log, self._seen = log, self._find_commit(log.version())
         return log
 
@@ -497,13 +497,6 @@ def _build_metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
     rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
     found = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
     return {"operationMetrics": found}
-
-
-def _format_reason(error: Exception) -> str:
-    """Return an error's message on one line without color; delta-rs prints causes on several lines, in color."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
-    return ": ".join(cause for cause in causes if cause)[:600]
 
 
 def is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import find_fault, find_fault_of_folder
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count, format_rate
 from jobs.core.settings import Settings
@@ -22,8 +23,9 @@ from jobs.lineage.generation_checkpoint import describe_recovery
 from jobs.lineage.generations import LIVE, DeployedModel, read_position
 from jobs.lineage.start_point import StartPoint, resolve
 from jobs.snapshots.manifests import Manifest
+from jobs.spark.failures import STATE_LOST, find_failure
 from jobs.spark.job_labels import set_label
-from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, find_cause
+from jobs.spark.queries import LOG_TAKEN, await_end, find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
@@ -244,11 +246,16 @@ class Driver:
                     progress.note(f"Spark reads the measurements from here on, because {why}")
                     self._run_query(lease, manifest, watch, outlets, by_tasks=False)
         except PySparkException as error:
-            problem = f"the stream of {self.model.name} failed: {find_cause(error)}"
+            fault = find_failure(error) or find_fault(error)
+            if (
+                STATE_LOST in str(error) and fault is None
+            ):  # Spark takes a file that it may not read for a missing one
+                fault = find_fault_of_folder(self.model.warehouse.path(generation.checkpoint))
+            problem = f"the stream of {self.model.name} failed: {fault or find_cause(error)}"
             if LOG_TAKEN in str(error):
                 lease.check()
                 raise CommittedElsewhere(problem, RUN_FAILED) from error
-            if STATE_LOST in str(error):
+            if STATE_LOST in str(error) and fault is None:
                 hint = describe_recovery(self.model.warehouse, generation)
                 problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
+from jobs.core.faults import find_fault_of_folder
 from jobs.core.report import format_count, suggest_new_start
 from jobs.lineage.catalog import Catalog, export_id
 from jobs.lineage.compatibility import add_commit_to_position, refuse_other_measurements
@@ -121,8 +122,9 @@ def read_state_variable(
     try:
         return reader.option("stateVarName", name).option("batchId", batch).load()
     except PySparkException as error:
+        why = find_fault_of_folder(warehouse.path(checkpoint)) or extract_first_line(error)
         raise UserError(
-            f"the state of {query} at micro-batch {batch} cannot be read: {extract_first_line(error)}",
+            f"the state of {query} at micro-batch {batch} cannot be read: {why}",
             RUN_FAILED,
         ) from error
 

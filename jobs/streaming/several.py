@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from jobs.core.errors import UserError, extract_first_line, print_note
+from jobs.core.errors import UserError, describe_error, extract_first_line, print_note
 from jobs.core.processes import stop_signal
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -112,9 +112,7 @@ class _Stream:
             with profile_stream(self.driver.model.warehouse, self.profile):
                 self.report = self.driver.drive()
         except Exception as problem:
-            self.error = (
-                problem.message if isinstance(problem, UserError) else extract_first_line(problem, 500)
-            )
+            self.error = "\n".join(describe_error(problem)[0]) or extract_first_line(problem, 500)
             print_note(f"error: {self.error} (the other streams continue)")
         finally:
             self.lock.close()

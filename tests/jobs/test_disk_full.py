@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from jobs import export, upgrade
-from jobs.core import errors
-from jobs.core.errors import FULL, RUN_FAILED, is_full
+from jobs.core.errors import RUN_FAILED
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests, store
 from jobs.storage.tables import measurements
@@ -26,7 +23,12 @@ from tests.jobs.support.pipeline import (
     since,
 )
 from tests.jobs.support.processes import Driver
+from tests.support.small_disks import Ballast, small_disk
 
+FULL = (
+    "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
+    "no reader sees what was half written, and nothing is lost"
+)
 DISK = 24 * 2**20
 ROOM = (0, 12_288, 40_960)
 """Bytes that are left, in the order in which a verb is tried with them: it fails at another write with each."""
@@ -36,54 +38,74 @@ OTHER_ROOM = (4_096, 24_576, 65_536)
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
+    with small_disk(tmp_path / "disk", DISK) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-class Ballast:
-    """Fills a disk but for some bytes."""
-
-    def __init__(self, disk: Path) -> None:
-        self.disk, self.file = disk, disk / "ballast"
-
-    def leave(self, free: int) -> None:
-        self.clear()
-        room = os.statvfs(self.disk)
-        with self.file.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_frsize - free))
-
-    def clear(self) -> None:
-        self.file.unlink(missing_ok=True)
-
-
-def fails_for_want_of_room(pipeline: Pipeline, *command: str) -> bool:
-    """Run a verb as a process of its own; True if it failed and said why in one sentence, False if it did its work."""
-    driver = Driver(pipeline, *command)
+def fails_for_want_of_room(pipeline: Pipeline, *command: str, **environment: str) -> str:
+    """Run a verb as a process of its own; return the one sentence with which it failed, or "" if it did its work."""
+    driver = Driver(pipeline, *command, **environment)
     code, said = driver.finish(), driver.said()
     if code == 0:
-        return False
+        return ""
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert (code, len(lines)) == (RUN_FAILED, 1), said
     assert FULL in lines[0] and "Traceback" not in said, said
-    return True
+    return lines[0]
 
 
-def test_what_a_full_disk_says() -> None:
-    deep = RuntimeError("a lease could not be given back")
-    deep.__context__ = OSError(28, "No space left on device")
-    assert is_full(deep) and not is_full(RuntimeError("a lease could not be given back"))
-    told = StringIO()
-    assert errors.show(deep, stream=told) == RUN_FAILED
-    assert told.getvalue() == f"error: {FULL}\n"
+@pytest.fixture(scope="module")
+def two_thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pipeline, pd.DataFrame]:
+    """A stream of 2,000 keys that has run once and has two files before it, and what an undisturbed run estimates."""
+    spec = random_walk_spec(stream={"partitions": 2, "keys_per_block": 64, "max_files_per_batch": 1})
+    pipeline = Pipeline(tmp_path_factory.mktemp("keys") / "pipeline", spec)
+    days = [one_row_a_key(day) for day in range(4)]
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    pipeline.land(*days[2:])
+    undisturbed = pipeline.copied(tmp_path_factory.mktemp("undisturbed") / "pipeline")
+    undisturbed.stream()
+    return pipeline, undisturbed.estimates()
+
+
+def one_row_a_key(day: int, keys: int = 2000) -> pd.DataFrame:
+    values = np.random.default_rng(day).normal(size=(2, keys))
+    minutes = day * 24 * 60 + np.arange(keys) % (24 * 60)
+    at = pd.Timestamp("2024-03-01", tz="UTC") + pd.to_timedelta(minutes, "min")
+    return pd.DataFrame({"id": np.arange(keys), "at": at.as_unit("us"), "a": values[0], "b": values[1]})
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("place", "room"),
+    [
+        pytest.param("warehouse/checkpoints", 0, id="the plan of a micro-batch"),
+        pytest.param("warehouse/checkpoints", 80_000, id="the changes of the state"),
+        pytest.param("warehouse/checkpoints", 130_000, id="the commit of a micro-batch"),
+        pytest.param("warehouse/estimates", 0, id="the first estimates"),
+        pytest.param("warehouse/estimates/walk/_delta_log", 0, id="the commit of the estimates"),
+        pytest.param("local", 0, id="the temporary folder of Spark"),
+        pytest.param("local", 9_760_000, id="the local blocks of Spark"),
+        pytest.param("local", 9_900_000, id="the local copy of the state"),
+    ],
+)
+def test_a_stream_whose_disk_fills_up_ends_and_goes_on_after(
+    two_thousand: tuple[Pipeline, pd.DataFrame], tmp_path: Path, place: str, room: int
+) -> None:
+    prepared, expected = two_thousand
+    pipeline = prepared.copied(tmp_path / "pipeline")
+    local = pipeline.folder / "local"
+    with small_disk(pipeline.folder / place, DISK) as disk:
+        ballast = Ballast(disk)
+        ballast.leave(room)
+        said = fails_for_want_of_room(pipeline, "stream", "--model", "walk", SPARK_LOCAL_DIRS=str(local))
+        assert str(disk) in said or place.endswith("_delta_log")  # delta-rs names no file
+        ballast.clear()
+        pipeline.stream()
+        assert_bit_equal(pipeline.estimates(), expected)
 
 
 @pytest.mark.soak

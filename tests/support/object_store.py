@@ -116,7 +116,8 @@ class Proxy:
     """A proxy between a client and the store, which forwards requests and can misbehave.
 
     lose: whether the client gets a closed connection instead of the store's answer to a request. refuse: whether the
-    client gets a 503 and the store never gets the request. delay: seconds before the store gets a request.
+    client gets an error (`codes`, in turn) and the store never gets the request. cut: whether the client gets half of
+    the answer's body and then a closed connection. delay: seconds before the store gets a request.
     without_condition: remove the header If-None-Match, as if the store ignored it, and sign the request again.
     """
 
@@ -125,11 +126,14 @@ class Proxy:
         self.lose: Callable[[Asked], bool] = lambda asked: False
         self.refuse: Callable[[Asked], bool] = lambda asked: False
         self.delay: Callable[[Asked], float] = lambda asked: 0.0
+        self.cut: Callable[[Asked], bool] = lambda asked: False
+        self.codes: tuple[int, ...] = (503,)
         self.without_condition = False
         self.seen: list[tuple[Asked, int]] = []
         self.lost: list[str] = []
         self.refused: list[str] = []
         self.delayed: list[str] = []
+        self.halved: list[str] = []
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -148,8 +152,8 @@ class Proxy:
         self.address = f"http://{HOST}:{self._server.server_address[1]}"
 
     def behave(self) -> None:
-        """Lose, refuse and delay nothing from now on."""
-        self.lose = self.refuse = lambda asked: False
+        """Lose, refuse, cut and delay nothing from now on."""
+        self.lose = self.refuse = self.cut = lambda asked: False
         self.delay = lambda asked: 0.0
 
     @contextmanager
@@ -170,7 +174,7 @@ class Proxy:
         body = handler.rfile.read(length)
         if self.refuse(asked):
             self.refused.append(asked[1])
-            handler.send_response(503)
+            handler.send_response(self.codes[len(self.refused) % len(self.codes)])
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
@@ -203,8 +207,14 @@ class Proxy:
         size = answer.getheader("Content-Length") if handler.command == "HEAD" else str(len(content))
         handler.send_header("Content-Length", size or "0")
         handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(content)
+        if handler.command == "HEAD":
+            return
+        if len(content) > 1 and self.cut(asked):
+            self.halved.append(asked[1])
+            handler.wfile.write(content[: len(content) // 2])
+            handler.close_connection = True
+            return
+        handler.wfile.write(content)
 
 
 def _signed_again(asked: Asked, headers: dict[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pandas as pd
 import pytest
 
 from demo.broker import Broker
+from demo.ports import free_ports
 from jobs import export, ingest
-from jobs.core.errors import UserError
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots.manifests import read_manifests
 from jobs.spark.kafka import read_topic_id
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
@@ -111,26 +113,51 @@ def test_lost_messages_are_named_and_nothing_is_skipped(feed: Feed, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_and_restarted_loses_no_message(
-    feed: Feed, broker: Broker, tmp_path: Path
+@pytest.mark.parametrize("seconds", [0, 65])
+def test_a_topic_without_a_leader_for_a_minute_loses_no_message(
+    feed: Feed, broker: Broker, tmp_path: Path, seconds: int
 ) -> None:
-    pipeline = Pipeline(tmp_path, topic_spec("crash", source={"max_offsets_per_batch": 60}))
-    feed.make("crash")
+    topic = f"crash{seconds}"
+    pipeline = Pipeline(tmp_path, topic_spec(topic, source={"max_offsets_per_batch": 60}))
+    feed.make(topic)
     days = random_rows(3, rows=120, text=True)
-    feed.send("crash", as_json(days[0], spread(days[0])))
-    ingest.run(pipeline.settings, "crash")
+    feed.send(topic, as_json(days[0], spread(days[0])))
+    ingest.run(pipeline.settings, topic)
     pipeline.pretrain()
-    feed.send("crash", as_json(days[1], spread(days[1])))
-    checkpoint = tmp_path / "warehouse" / "checkpoints" / "crash-g0001"
-    driver = Driver(pipeline, "stream", "--model", "crash", "--trigger", "0.5")
+    feed.send(topic, as_json(days[1], spread(days[1])))
+    checkpoint = tmp_path / "warehouse" / "checkpoints" / f"{topic}-g0001"
+    driver = Driver(pipeline, "stream", "--model", topic, "--trigger", "0.5")
     driver.wait_for(lambda: reached(checkpoint) > 120)
     broker.kill()
-    broker.start()
-    feed.send("crash", as_json(days[2], spread(days[2])))
+    try:
+        time.sleep(seconds)
+    finally:
+        broker.start()
+    feed.send(topic, as_json(days[2], spread(days[2])))
     driver.wait_for(lambda: reached(checkpoint) == 360)
     assert driver.terminate() == 0, driver.said()
-    ingest.run(pipeline.settings, "crash")
+    ingest.run(pipeline.settings, topic)
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_down_at_the_start_is_named_within_a_minute(
+    feed: Feed, broker: Broker, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(tmp_path, topic_spec("down"))
+    feed.make("down")
+    day = random_rows(1, text=True)[0]
+    feed.send("down", as_json(day, spread(day)))
+    ingest.run(pipeline.settings, "down")
+    pipeline.pretrain()
+    (port,) = free_ports(1)
+    began = time.monotonic()
+    for verb in ("stream", "ingest"):
+        driver = Driver(pipeline, verb, "--model", "down", KALMAN_KAFKA=f"127.0.0.1:{port}")
+        assert driver.finish() == RUN_FAILED, driver.said()
+        (said,) = [line for line in driver.said().splitlines() if line.startswith("error: ")]
+        assert f"127.0.0.1:{port}" in said and "Traceback" not in driver.said(), driver.said()
+    assert time.monotonic() - began < 2 * 60
 
 
 @pytest.mark.slow

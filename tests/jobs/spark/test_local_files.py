@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from jobs.spark import jars
 from jobs.spark.conf import build_spark_conf
 from tests.support.gateways import JavaProcess, errors_of_any_process
+from tests.support.small_disks import small_disk
 
 _NEEDED = ("hadoop-client-", "slf4j-api", "py4j", "commons-", "log4j-", "scala-library", "jcl-")
 _IMPLEMENTATION = "fs.AbstractFileSystem.file.impl"
@@ -159,3 +160,10 @@ def test_names_of_any_kind(files: Files, tmp_path: Path):
         files.write(tmp_path / f"{name}.tmp", b"x")
         assert files.rename(tmp_path / f"{name}.tmp", tmp_path / name, overwrite=False) == ""
         assert (tmp_path / name).read_bytes() == b"x"
+
+
+def test_a_full_disk_is_an_exception_that_names_the_file(files: Files, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk, pytest.raises(Py4JJavaError) as caught:
+        files.write(disk / "a", bytes(300_000))
+    assert caught.value.java_exception.getClass().getName() == "java.io.IOException"
+    assert f"{disk}/a: No space left on device" in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.spark.failures import _OF_WORKERS
 from jobs.spark.queries import find_cause
 
 FAILED = (
@@ -98,7 +99,7 @@ walk.Odd: the row is odd: 7
             "RuntimeError: could not look up a",
         ),
         (WORKER, "IndexError: tuple index out of range"),
-        (DEAD, f"{ABORTED}Python worker exited unexpectedly (crashed)."),
+        (DEAD, _OF_WORKERS[r"Python worker exited unexpectedly \(crashed\)"]),
         (
             "pyspark.errors.exceptions.captured.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m has no key "
             "SQLSTATE: P0001",

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.core.errors import BUSY, RUN_FAILED, UserError, show
+from jobs.core.errors import RUN_FAILED, UserError, show
 from jobs.core.report import format_rate
 from jobs.lineage.leases import stream_lock
 from jobs.offline.filtering import save
@@ -76,9 +76,13 @@ def test_a_busy_machine_is_told_in_a_sentence() -> None:
     except RuntimeError as error:
         out = io.StringIO()
         assert show(error, stream=out) == RUN_FAILED
-    assert out.getvalue() == f"error: {BUSY}\n"
+    busy = (
+        "the machine is too busy: a Python process that Spark started did not answer in time: run the same command "
+        "again, if possible with less beside it; nothing is lost"
+    )
+    assert out.getvalue() == f"error: {busy}\n"
     failed = RuntimeError("Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: rooms")
-    assert find_cause(failed) == BUSY
+    assert find_cause(failed) == busy
 
 
 @pytest.mark.parametrize(

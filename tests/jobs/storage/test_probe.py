@@ -137,7 +137,7 @@ def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
 def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-than-the-stores")
     object_files._open_client.cache_clear()
-    with pytest.raises(UserError, match="the store did not do it") as refused:
+    with pytest.raises(UserError, match="the store refused the request") as refused:
         ObjectFiles(ROOT).read("a")
     assert "another-secret" not in refused.value.message and object_store.KEY not in refused.value.message
 

@@ -1,6 +1,7 @@
 package kalman.stores;
 
 import java.io.IOException;
+import java.io.OutputStream;
 import java.net.URI;
 import java.net.URISyntaxException;
 import java.nio.file.CopyOption;
@@ -13,6 +14,7 @@ import java.nio.file.attribute.PosixFilePermissions;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.ChecksumFs;
 import org.apache.hadoop.fs.DelegateToFileSystem;
+import org.apache.hadoop.fs.FSError;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FsServerDefaults;
@@ -27,6 +29,9 @@ import org.apache.hadoop.fs.permission.FsPermission;
  * each look at a link: three to a file that is written beside its place and renamed into it, ten milliseconds each. It
  * also deletes a file before it renames another onto it, and looks whether one is there before it renames another to a
  * new name; here each is one step of the operating system. Files, names and check sums are the same.
+ *
+ * <p>Hadoop throws an Error (FSError) if a write fails, as on a full disk. Spark's state server catches an Exception
+ * alone: its thread would end with its socket open, and the task would wait for ever. Here it is an IOException.
  */
 public class LocalFiles extends ChecksumFs {
     public LocalFiles(URI uri, Configuration conf) throws IOException, URISyntaxException {
@@ -94,8 +99,17 @@ public class LocalFiles extends ChecksumFs {
         }
     }
 
-    /** Hadoop's local files, with permissions and links as Java has them. */
+    /** Hadoop's local files, with permissions, links and failures as Java has them. */
     public static class Plain extends RawLocalFileSystem {
+        protected OutputStream createOutputStream(Path path, boolean append) throws IOException {
+            return new Output(path, super.createOutputStream(path, append));
+        }
+
+        protected OutputStream createOutputStreamWithMode(Path path, boolean append, FsPermission permission)
+            throws IOException {
+            return new Output(path, super.createOutputStreamWithMode(path, append, permission));
+        }
+
         public void setPermission(Path path, FsPermission permission) throws IOException {
             java.nio.file.Path file = file(path);
             if (file == null || permission.getStickyBit()) {
@@ -115,6 +129,56 @@ public class LocalFiles extends ChecksumFs {
             java.nio.file.Path file = file(path);
             boolean plain = file != null && !Files.isSymbolicLink(file);
             return plain ? getFileStatus(path) : super.getFileLinkStatus(path);
+        }
+    }
+
+    /** A file that is written: a failure is an IOException that names the file. */
+    private static class Output extends OutputStream {
+        private final Path path;
+        private final OutputStream stream;
+
+        Output(Path path, OutputStream stream) {
+            this.path = path;
+            this.stream = stream;
+        }
+
+        public void write(int value) throws IOException {
+            write(new byte[] {(byte) value}, 0, 1);
+        }
+
+        public void write(byte[] content, int from, int length) throws IOException {
+            try {
+                stream.write(content, from, length);
+            } catch (FSError error) {
+                throw failure(error);
+            } catch (IOException error) {
+                throw failure(error);
+            }
+        }
+
+        public void flush() throws IOException {
+            try {
+                stream.flush();
+            } catch (FSError error) {
+                throw failure(error);
+            } catch (IOException error) {
+                throw failure(error);
+            }
+        }
+
+        public void close() throws IOException {
+            try {
+                stream.close();
+            } catch (FSError error) {
+                throw failure(error);
+            } catch (IOException error) {
+                throw failure(error);
+            }
+        }
+
+        private IOException failure(Throwable error) {
+            Throwable cause = error instanceof FSError && error.getCause() != null ? error.getCause() : error;
+            return new IOException(path.toUri().getPath() + ": " + cause.getMessage(), cause);
         }
     }
 
