@@ -64,10 +64,10 @@ def test_commits_of_spark_and_delta_rs_agree_and_a_lost_answer_is_resolved(tmp_p
 
 
 def test_the_verbs_give_in_a_store_what_they_give_in_a_folder(tmp_path: Path):
-    """One of fifteen requests fails (500, 503), one of 23 answers is cut in its middle, and each creation is late."""
+    """The store answers 503 to one of fifteen requests, and each creation is late."""
     found = found_in(tmp_path, "verbs")["verbs"]
     assert found["same"] and found["rows"] > 0
-    assert found["refused"] > 10 and found["delayed"] > 10 and found["cut"] > 3
+    assert found["refused"] > 10 and found["delayed"] > 10
 
 
 def test_what_reads_and_follows_estimates_finds_in_a_store_what_it_finds_in_a_folder(tmp_path: Path):
