@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from jobs.core.errors import extract_first_line, show_name
-from jobs.core.faults import find_fault
 from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec, is_model_name
