@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
+from airflow.utils.state import TaskInstanceState
 
 
 def name_log_host() -> str:
@@ -29,6 +30,9 @@ class Executor(LocalExecutor):
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         super()._process_workloads(workload_list)
         self.running.update(one.key for one in workload_list)
+
+    def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
+        super().change_state(key, state, info, remove_running and state != TaskInstanceState.RUNNING)
 
     def _check_workers(self) -> None:
         alive = set(self.workers)

@@ -16,7 +16,7 @@ from kalman_dags.templates import find_template_problem
 VARIABLE, DEFAULT = "KALMAN_NOTIFIERS", "airflow.providers.*"
 """Environment variable that lists the modules whose notifiers specs may name: names or patterns; and its default."""
 
-FILE_ARGUMENTS = ("files", "template")
+FILE_ARGUMENTS = ("files", "file", "template", "attach", "attachments", "config")
 """Arguments of Airflow's providers that name files, which a notifier would send with the rights of Airflow's tasks."""
 
 

@@ -194,6 +194,7 @@ RENDERED = {
     "{{ macros.ds_add(ds, -1) }}": "2024-04-30",
     "{{- ds -}}": "2024-05-01",
     "{{ task.task_id }} {{ ti.log_url }} {{ run_id }}": "approve http://log manual__1",
+    "{{ ds ~ '-' + ds if ds else ts }}": "2024-05-01-2024-05-01",
     "100 % {of} $x } %} }}": "100 % {of} $x } %} }}",
 }
 
@@ -224,6 +225,9 @@ def test_a_template_of_named_fields_is_rendered(folder: Path) -> None:
         "{{ ds if var else ds }}",
         "{{ {% ",
         "{% endif %}{{ var }}",
+        "{{ '{{ conn.x.password }}' }}",
+        "{% raw %}{{ conn.x.password }}{% endraw %}",
+        "{{ ds }}{",
     ],
 )
 @pytest.mark.parametrize("field", sorted(TEMPLATED))
@@ -233,10 +237,25 @@ def test_any_other_template_is_a_problem_of_its_spec(folder: Path, field: str, t
     write(folder, plant(spec, place if field.endswith("notifiers") else tuple(field.split(".")), text))
     sound, problems = read_specs()
     assert sound == [] and {problem.field for problem in problems} == {field}
-    assert re.search("in KALMAN_TEMPLATES|is not a template", str(problems[0]))
+    assert re.search("in KALMAN_TEMPLATES|is not a template|may not use", str(problems[0]))
 
 
-@pytest.mark.parametrize("argument", ["files", "template"])
+def test_the_remedy_of_a_refused_template_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ("airflow", "ingest", "path")
+    for text, names in (
+        ("{{ ds | replace('-', '') }}", "replace"),
+        ("{{ params['x'] }}{{ params.y }}", "params.*"),
+        ("{{ params.__class__ }}", ""),
+    ):
+        write(folder, plant(build_spec(folder), place, text))
+        monkeypatch.delenv("KALMAN_TEMPLATES", raising=False)
+        [problem] = read_specs()[1]
+        assert ("KALMAN_TEMPLATES" in str(problem)) is bool(names), problem
+        monkeypatch.setenv("KALMAN_TEMPLATES", names or "params.*")
+        assert (read_specs()[1] == []) is bool(names)
+
+
+@pytest.mark.parametrize("argument", ["files", "template", "attach", "config"])
 def test_a_notifier_is_given_no_file_of_airflows_machine(folder: Path, argument: str) -> None:
     (folder / "evil.html").write_text(PLANTED)
     spec = build_spec(folder)
