@@ -31,10 +31,10 @@ def _check(text: str, field: str, least: int = DAY_US) -> None:
 class Kept(SpecSection):
     """Which items of a sequence are kept: the newest items, and the items younger than an age."""
 
-    newest: int = Field(default=10, ge=0, description="number of the newest that are kept, at any age")
-    age: str = Field(
-        default="30d", description="those younger than this are kept, in any number; at least 1d"
-    )
+    newest: int = Field(default=10, ge=0)
+    """number of the newest that are kept, at any age"""
+    age: str = "30d"
+    """those younger than this are kept, in any number; at least 1d"""
 
     @property
     def span(self) -> timedelta:
@@ -50,48 +50,35 @@ class Kept(SpecSection):
 class KeptGenerations(Kept):
     """Which retired generations are kept; the defaults differ, because their checkpoints are larger than snapshots."""
 
-    newest: int = Field(default=1, ge=0, description="number of the newest that are kept, at any age")
+    newest: int = Field(default=1, ge=0)
+    """number of the newest that are kept, at any age"""
 
 
 class Retention(SpecSection):
     """The data that `maintain` keeps; `maintain` never removes data that are still needed."""
 
-    snapshots: Kept = Field(
-        default_factory=Kept, description="{newest: 10, age: 30d}; the last good one is always kept"
-    )
-    generations: KeptGenerations = Field(
-        default_factory=KeptGenerations,
-        description="retired ones, their checkpoints and reports: {newest: 1, age: 30d}; a rollback's target stays",
-    )
-    quarantine: str = Field(
-        default="90d", description="how long a quarantined row is kept after it was replayed or discarded"
-    )
-    progress: str = Field(default="90d", description="how long the record of a micro-batch is kept")
-    estimates: bool = Field(
-        default=False,
-        description="true: estimates outside the live ones are removed with their generation's checkpoint",
-    )
-    definitions: str = Field(
-        default="90d",
-        description="how long rows and checkpoint of a former definition of `monitor` or `forecast` are kept after its "
-        "last micro-batch",
-    )
-    windows: str | None = Field(
-        default=None,
-        description="how far a window of `monitor` may lag the newest one, by event time, and be kept; null: no limit",
-    )
-    skill: str | None = Field(
-        default=None,
-        description="how far a forecast of `skill` may lag the newest one, by event time, and be kept; null: no limit",
-    )
-    forecasts: str | None = Field(
-        default=None,
-        description="how far a row of `forecasts/<model>` may lag the newest one, by event time; null: no limit",
-    )
-    files: str = Field(
-        default="7d",
-        description="how long VACUUM keeps files that no table needs any more; Delta refuses less than 7d",
-    )
+    snapshots: Kept = Field(default_factory=Kept)
+    """{newest: 10, age: 30d}; the last good one is always kept"""
+    generations: KeptGenerations = Field(default_factory=KeptGenerations)
+    """retired ones, their checkpoints and reports: {newest: 1, age: 30d}; a rollback's target stays"""
+    quarantine: str = "90d"
+    """how long a quarantined row is kept after it was replayed or discarded"""
+    progress: str = "90d"
+    """how long the record of a micro-batch is kept"""
+    estimates: bool = False
+    """true: estimates outside the live ones are removed with their generation's checkpoint"""
+    definitions: str = "90d"
+    """how long rows and checkpoint of a former definition of `monitor` or `forecast` are kept after its last
+    micro-batch
+    """
+    windows: str | None = None
+    """how far a window of `monitor` may lag the newest one, by event time, and be kept; null: no limit"""
+    skill: str | None = None
+    """how far a forecast of `skill` may lag the newest one, by event time, and be kept; null: no limit"""
+    forecasts: str | None = None
+    """how far a row of `forecasts/<model>` may lag the newest one, by event time; null: no limit"""
+    files: str = "7d"
+    """how long VACUUM keeps files that no table needs any more; Delta refuses less than 7d"""
 
     @model_validator(mode="after")
     def _long_enough(self) -> Retention:
