@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import SpecSection, check_duration
+from jobs.specs.sections import Duration, SpecSection
 
 CONTINUOUS = "@continuous"
 
@@ -81,7 +81,7 @@ class StreamDag(SpecSection):
     """cron expression or preset: catch up and end; on-landing: catch up when measurements have landed; @continuous:
     never end; null: on new snapshots
     """
-    trigger: str | None = None
+    trigger: Duration | None = None
     """with @continuous, time between micro-batches, such as 10s (the default)"""
 
     give_up_after: int | None = Field(default=10, ge=1)
@@ -112,7 +112,6 @@ class StreamDag(SpecSection):
                 f'write schedule: "{CONTINUOUS}", or leave it out',
                 "trigger",
             )
-        check_duration(self.trigger, "trigger")
         return self
 
 

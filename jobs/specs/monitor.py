@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_word
-from jobs.specs.sections import Number, OutputsSection, SpecSection, check_duration
+from jobs.specs.sections import Duration, Number, OutputsSection, SpecSection
 from jobs.specs.source import KafkaSink
 
 
@@ -74,9 +74,9 @@ class Readings(NamedTuple):
 class Window(SpecSection):
     """Event-time windows of one length, either fixed or sliding."""
 
-    size: str
+    size: Duration
     """length of a window, such as 10min"""
-    slide: str | None = None
+    slide: Duration | None = None
     """time between the starts of windows, such as 5min; null: where the previous one ended"""
     when: Literal["growing", "final"] = "growing"
     """growing: a window's row is there from its first estimate on, and is updated; final: it is appended once, when the
@@ -85,8 +85,6 @@ class Window(SpecSection):
 
     @model_validator(mode="after")
     def _durations(self) -> Self:
-        check_duration(self.size, "size")
-        check_duration(self.slide, "slide")
         if self.slide is not None and parse_duration_us(self.slide) > parse_duration_us(self.size):
             raise invalid("is longer than the window", "let windows overlap, or leave it out", "slide")
         return self
@@ -155,7 +153,7 @@ class Rule(SpecSection):
     """hysteresis: a reading above this is back within bounds; null: at_most"""
     clear_readings: int = Field(default=1, ge=1)
     """consecutive readings within bounds that clear it"""
-    after: str | None = None
+    after: Duration | None = None
     """with kind: silence, how long a key may be silent, such as 1h"""
 
     function: str | None = None
@@ -168,7 +166,7 @@ class Rule(SpecSection):
     """with kind: function, the state that it keeps for each key: each field with its type, float64, int64, bool or
     timestamp, or such as float64[3] for several
     """
-    forget: str | None = None
+    forget: Duration | None = None
     """with kind: function, the silence of a key after which its state begins anew, such as 90d; null: never"""
     parameters: dict[str, Number] = {}
     """with kind: function, numbers that it is given by name, such as {limit: 100.0}"""
@@ -176,8 +174,6 @@ class Rule(SpecSection):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         silent, own = self.kind == "silence", self.kind == "function"
-        check_duration(self.after, "after")
-        check_duration(self.forget, "forget")
         if silent and self.after is None:
             raise invalid("is missing", "give the silence that raises the alert, such as 1h", "after")
         if not silent and not own and self.at_least is None and self.at_most is None:
@@ -247,7 +243,7 @@ def parse_field_type(text: str) -> tuple[str, int | None] | None:
 class Monitor(SpecSection):
     """The windows and rules of `kalman-pipeline monitor` over a model's live estimates."""
 
-    watermark: str = "10min"
+    watermark: Duration = "10min"
     """how far rows may lag the newest event time and still count in their window"""
     by: list[str] = []
     """columns that group windows: key columns; with outputs.control controls and inputs, with outputs.measured
@@ -266,7 +262,6 @@ class Monitor(SpecSection):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.watermark, "watermark")
         if not self.windows and not self.rules:
             raise invalid("watches nothing", "give windows, rules, or both", "")
         for field, what, some in (
@@ -388,15 +383,15 @@ def _drop_later_fields(section: SpecSection, later: Sequence[str]) -> dict[str, 
 class ForecastSkill(SpecSection):
     """The horizons of the forecasts from each estimate, and which later rows are compared with the forecasts."""
 
-    horizons: list[str] = Field(min_length=1)
+    horizons: list[Duration] = Field(min_length=1)
     """how far ahead to forecast, such as [1h, 6h, 1d]"""
-    tolerance: str | None = None
+    tolerance: Duration | None = None
     """a row up to this long before or after a horizon is compared with it; null: at exactly its time"""
-    step: str | None = None
+    step: Duration | None = None
     """for a process with one step a row, the duration of a step; horizons are multiples of it"""
     probability: Number = Field(default=0.9, gt=0.0, lt=1.0)
     """with which a measurement lies in the forecast's interval"""
-    watermark: str = "10min"
+    watermark: Duration = "10min"
     """how far an estimate may lag the newest event time and still be compared"""
     watermark_policy: Literal["min", "max"] = "min"
     """a row may not be older than `watermark` before the newest event time (min), or before the time of the newest
@@ -419,12 +414,8 @@ class ForecastSkill(SpecSection):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         for place, horizon in enumerate(self.horizons):
-            check_duration(horizon, f"horizons[{place}]")
-        for place, horizon in enumerate(self.horizons):
             if parse_duration_us(horizon) in self.lengths[:place]:
                 raise invalid(f"'{horizon}' is given twice", "give each horizon once", f"horizons[{place}]")
-        for field in ("tolerance", "step", "watermark"):
-            check_duration(getattr(self, field), field)
         if self.tolerance is not None and self.tolerance_us >= min(self.lengths):
             raise invalid(
                 "reaches back to the estimate itself", "give less than the shortest horizon", "tolerance"

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from jobs.core.times import TimeParser, parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, SpecSection, check_duration
+from jobs.specs.sections import Duration, Number, SpecSection, check_duration
 
 
 class Duplicates(SpecSection):
@@ -21,14 +21,13 @@ class Duplicates(SpecSection):
     """column of a text or whole number that a row and its repetitions share, such as message_id; null: rows of one key
     and time are repetitions
     """
-    within: str | None = None
+    within: Duration | None = None
     """with id, how far apart the event times of a row and its repetition may be, such as 1h; ids are remembered for
     that long
     """
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.within, "within")
         if self.id is not None and self.within is None:
             raise invalid(
                 "is missing",
@@ -52,7 +51,7 @@ class Duplicates(SpecSection):
 class Expiry(SpecSection):
     """When a key without new rows expires, and what happens then."""
 
-    after: str
+    after: Duration
     """a key expires when its rows are further apart than this, such as 30d; a silent key does once the clock has passed
     that time
     """
@@ -60,11 +59,6 @@ class Expiry(SpecSection):
     """event: event times and the watermark; processing: the machine's time at the arrival of rows"""
     returns: Literal["prior", "archive"] = "prior"
     """where a returning key begins: prior, the model's initial distribution; archive, its last state"""
-
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
-        check_duration(self.after, "after")
-        return self
 
     @property
     def after_us(self) -> int:
@@ -80,11 +74,11 @@ class Order(SpecSection):
     the watermark has passed them, and are applied in full event-time order; replay: rows are applied at once, and
     replayed where late ones belong between them, with corrected estimates
     """
-    delay: str | None = None
+    delay: Duration | None = None
     """how far the watermark lags the newest event time, such as 15min: the most by which a row may be late; required
     with strict, 0 by default otherwise
     """
-    patience: str | None = None
+    patience: Duration | None = None
     """with strict, a running stream applies all waiting rows when no row has come for this long by the machine's clock,
     such as 1h; null: it waits for rows
     """
@@ -93,8 +87,6 @@ class Order(SpecSection):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.delay, "delay")
-        check_duration(self.patience, "patience")
         if self.kind != "strict" and self.patience is not None:
             raise invalid("is for order.kind: strict", "remove it, or write kind: strict", "patience")
         if self.kind == "replay" and self.rows is None:
@@ -144,7 +136,7 @@ class TimeRange(SpecSection):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        if self.latest != "none":
+        if self.latest is not None and self.latest != "none":
             check_duration(self.latest, "latest")
         if self.earliest is not None and TimeParser(None, UTC)(self.earliest) is None:
             raise invalid(f"'{self.earliest}' is not a time", "write one such as 1990-01-01", "earliest")

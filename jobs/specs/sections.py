@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from jobs.core.times import parse_duration_us
@@ -90,7 +90,19 @@ PRETRAINED = "pretrained"
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
-_DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+
+
+def check_duration(text: str, field: str = "") -> str:
+    """Return a text that is a duration, and refuse others with an error of `problems.invalid`."""
+    try:
+        parse_duration_us(text)
+    except ValueError as error:
+        remedy = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+        raise invalid(str(error), remedy, field) from error
+    return text
+
+
+Duration = Annotated[str, AfterValidator(check_duration)]
 
 
 class SpecSection(BaseModel):
@@ -263,7 +275,7 @@ class Learn(SpecSection):
     """with scope: group, the key columns that define the groups; with scope: key, those of the groups whose keys lean
     on each other
     """
-    window: str | None = None
+    window: Duration | None = None
     """learn from this long before the position's last event time, such as 90d"""
     max_iterations: int = Field(default=100, ge=1)
     """most iterations of the optimiser"""
@@ -303,11 +315,6 @@ class Learn(SpecSection):
     def window_us(self) -> int | None:
         """Return the length of the window in microseconds."""
         return None if self.window is None else parse_duration_us(self.window)
-
-    @model_validator(mode="after")
-    def _duration(self) -> Self:
-        check_duration(self.window, "window")
-        return self
 
 
 class Smoothing(SpecSection):
@@ -398,15 +405,6 @@ class Stream(SpecSection):
     """where a key without a state begins: prior, the model's initial distribution; pretrained, its state after the
     history that `ingest --history` has landed for it; fixed for the life of a generation
     """
-
-
-def check_duration(text: str | None, field: str) -> None:
-    """Refuse a text that is not a duration, with an error of `problems.invalid`."""
-    if text is not None:
-        try:
-            parse_duration_us(text)
-        except ValueError as error:
-            raise invalid(str(error), _DURATION_REMEDY, field) from error
 
 
 CLONES = "true: the table's log may name files elsewhere, as a clone's does; else such a table is refused"

@@ -7,9 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_key
-from jobs.specs.sections import CLONES, SpecSection
+from jobs.specs.sections import CLONES, Duration, SpecSection
 
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
 _OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
@@ -26,7 +25,7 @@ class Rate(SpecSection):
     """rows that are there at the first `ingest`"""
     keys: int = Field(default=10, ge=1)
     """number of keys, which have a row each in turn"""
-    every: str = "1min"
+    every: Duration = "1min"
     """time between two rows of a key, such as 1min"""
     begin: str = "2024-01-01"
     """time of the first row, in ISO 8601"""
@@ -34,14 +33,6 @@ class Rate(SpecSection):
     """another seed gives other rows"""
     missing: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     """share of measurements that are missing"""
-
-    @model_validator(mode="after")
-    def _spaced(self) -> Self:
-        try:
-            parse_duration_us(self.every)
-        except ValueError as error:
-            raise invalid(str(error), "write a number and a unit, such as 1min", "every") from error
-        return self
 
 
 class Source(SpecSection):
