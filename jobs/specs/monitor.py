@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -180,10 +180,9 @@ class Rule(SpecSection):
             raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         foreign = [*(bounds if silent or own else ()), *(() if silent else ("after",))]
-        for field in [*foreign, *(() if own else ("function", "reads", "keeps", "forget", "parameters"))]:
-            # Fields are compared by value, because a spec from a manifest has every field set.
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise invalid(f"is not for kind: {self.kind}", "remove it", field)
+        foreign += () if own else ("function", "reads", "keeps", "forget", "parameters")
+        for field in (one for one in foreign if not self.list_defaults([one])):
+            raise invalid(f"is not for kind: {self.kind}", "remove it", field)
         if own:
             self._check_function()
         if self.state is not None and self.kind != "level":
@@ -339,9 +338,11 @@ class Monitor(SpecSection):
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         content = self.model_dump(include=include)
         if part == "rules":
-            content["rules"] = [_drop_later_fields(rule, LATER_IN_RULE) for rule in self.rules]
+            content["rules"] = [
+                one.model_dump(exclude=one.list_defaults(LATER_IN_RULE)) for one in self.rules
+            ]
         else:
-            content["windows"] = [_drop_later_fields(window, ("when",)) for window in self.windows]
+            content["windows"] = [one.model_dump(exclude=one.list_defaults(["when"])) for one in self.windows]
             if self.aggregates:
                 content["aggregates"] = [one.model_dump() for one in self.aggregates]
         text = json.dumps(content, sort_keys=True)
@@ -368,16 +369,6 @@ WINDOW_COLUMNS = frozenset(
 """Reserved column names: the other columns of windows, and the columns of the estimates that windows read."""
 LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "parameters")
 """Fields of a rule that earlier releases lack. The definition omits such a field if it has its default value."""
-
-
-def _drop_later_fields(section: SpecSection, later: Sequence[str]) -> dict[str, Any]:
-    fields = type(section).model_fields
-    same = {
-        name
-        for name in later
-        if getattr(section, name) == fields[name].get_default(call_default_factory=True)
-    }
-    return section.model_dump(exclude=same)
 
 
 class ForecastSkill(SpecSection):

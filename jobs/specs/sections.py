@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -122,6 +122,18 @@ class SpecSection(BaseModel):
         for name, text in describe_fields(cls).items():
             properties[cls.model_fields[name].alias or name].setdefault("description", text)
         return schema
+
+    def list_defaults(self, names: Iterable[str]) -> set[str]:
+        """Return those of some fields that have their default values.
+
+        Values are compared, because a spec from a manifest has every field set.
+        """
+        fields = type(self).model_fields
+        return {
+            name
+            for name in names
+            if getattr(self, name) == fields[name].get_default(call_default_factory=True)
+        }
 
 
 def describe_fields(section: type[BaseModel]) -> dict[str, str]:
@@ -289,11 +301,7 @@ class Learn(SpecSection):
     @property
     def left_out(self) -> set[str]:
         """Return the fields with default values, which ids omit because ids of earlier releases lack these fields."""
-        return {
-            name
-            for name, default in (("prior", False), ("method", "mle"), ("by", []))
-            if getattr(self, name) == default
-        }
+        return self.list_defaults(("prior", "method", "by"))
 
     def definition(self) -> dict[str, Any]:
         """Return the argument of `kalman.build` and `kalman.learning.build_linear_learner`, as plain Python."""
@@ -357,9 +365,8 @@ class OutputsSection(SpecSection):
     @property
     def left_out(self) -> set[str]:
         """Return the fields with default values, which stored data omit because earlier releases lack these fields."""
-        fields = type(self).model_fields
         later = ("control", "residual", "matrices", "state_index", "sliding_log_likelihood")
-        return {name for name in later if getattr(self, name) == fields[name].default}
+        return self.list_defaults(later)
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

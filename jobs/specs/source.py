@@ -90,8 +90,7 @@ class Source(SpecSection):
     def _of_its_kind(self) -> Self:
         for kind, fields in _FIELDS.items():
             for field in fields if kind != self.kind else ():
-                default = type(self).model_fields[field].get_default(call_default_factory=True)
-                if getattr(self, field) != default:
+                if not self.list_defaults([field]):
                     raise invalid(f"is for kind: {kind}", f"remove it, or write kind: {kind}", field)
         if self.kind == "delta" and not self.table:
             raise invalid("is missing", "write the path of the table", "table")
