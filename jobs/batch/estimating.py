@@ -459,10 +459,7 @@ class _Run:
         """Return packets, by bucket, of the rows and of the states or parameters of their keys before these rows."""
         start = self.question.start
         routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
-        if self.given is None:
-            packed = rows.pack(plan.rows, routing, typed=True)
-        else:
-            packed = self.given
+        packed = rows.pack(plan.rows, routing, typed=True) if self.given is None else self.given
         if start.manifest is None or not self._has_seeds(plan):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
         warehouse, manifest = self.model.warehouse, start.manifest
