@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -141,9 +142,7 @@ def accumulate_rows(
             for i, one in enumerate(values)
         ]
         parts.append(rows.select(*build_place_columns(monitor, window), share.alias("_share"), *read))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.unionByName(part)
+    whole = reduce(lambda one, other: one.unionByName(other), parts)
     place = [name for name in whole.columns if not name.startswith("_")]
     lists = whole.groupBy(*map(_quote_name, place), "_share").agg(
         *(F.collect_list(f"_v{i}").alias(f"_v{i}") for i in range(len(several)))
@@ -288,10 +287,7 @@ class Windows:
                     *("nis_sum", "mean_sum", "innovation_sum"),
                 )
             )
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.unionByName(part)
-        return whole
+        return reduce(lambda one, other: one.unionByName(other), parts)
 
     def complete(self, estimates: DataFrame) -> DataFrame:
         """Return the rows of all windows of a history; of a window that appears when final, only the final row."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import SpecSection, check_duration
+from jobs.specs.sections import Duration, SpecSection
 
 CONTINUOUS = "@continuous"
 
@@ -19,59 +19,49 @@ ON_LANDING = "on-landing"
 class IngestDag(SpecSection):
     """The DAG that lands files of measurements."""
 
-    schedule: str | None = Field(
-        default=None, description="cron expression or preset such as @daily; null: started by hand"
-    )
-    path: str | None = Field(
-        default=None, description="file, folder or glob to land; may contain templates with a run's dates"
-    )
+    schedule: str | None = None
+    """cron expression or preset such as @daily; null: started by hand"""
+    path: str | None = None
+    """file, folder or glob to land; may contain templates with a run's dates"""
 
 
 class ScheduledDag(SpecSection):
     """A DAG with a schedule."""
 
-    schedule: str | None = Field(
-        default=None, description="cron expression or preset such as @daily; null: started by hand"
-    )
+    schedule: str | None = None
+    """cron expression or preset such as @daily; null: started by hand"""
 
 
 class PretrainDag(ScheduledDag):
     """The DAG that learns parameters from history and filters history."""
 
-    schedule: str | None = Field(
-        default=None,
-        description="cron expression or preset such as @daily; on-landing: when measurements have landed; null: "
-        "started by hand",
-    )
+    schedule: str | None = None
+    """cron expression or preset such as @daily; on-landing: when measurements have landed; null: started by hand"""
 
 
 class UpgradeDag(ScheduledDag):
     """The DAG that upgrades the stream."""
 
-    assigned_users: list[str] = Field(
-        default=[],
-        description="users of Airflow who may approve an upgrade; none: everybody who may edit the DAG",
-    )
-    notifiers: dict[str, dict[str, Any]] = Field(
-        default={},
-        description="notifiers that are told when an approval waits: the dotted name of a class of Airflow's "
-        "providers, and its arguments, which may contain templates with a run's names and dates",
-    )
+    assigned_users: list[str] = []
+    """users of Airflow who may approve an upgrade; none: everybody who may edit the DAG"""
+    notifiers: dict[str, dict[str, Any]] = {}
+    """notifiers that are told when an approval waits: the dotted name of a class of Airflow's providers, and its
+    arguments, which may contain templates with a run's names and dates
+    """
 
 
 class ForecastDag(ScheduledDag):
     """The DAG that forecasts from the live state."""
 
-    future: str | None = Field(
-        default=None,
-        description="file of future rows of a model with control or inputs; may contain templates, as `ingest.path`",
-    )
+    future: str | None = None
+    """file of future rows of a model with control or inputs; may contain templates, as `ingest.path`"""
 
 
 class VerifyDag(ScheduledDag):
     """The DAG that verifies the live estimates."""
 
-    share: str = Field(default="1%", description="share of the keys that a run verifies; other keys each day")
+    share: str = "1%"
+    """share of the keys that a run verifies; other keys each day"""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -87,21 +77,17 @@ class VerifyDag(ScheduledDag):
 class StreamDag(SpecSection):
     """The DAG that drives the stream."""
 
-    schedule: str | None = Field(
-        default=None,
-        description="cron expression or preset: catch up and end; on-landing: catch up when measurements have landed; "
-        "@continuous: never end; null: on new snapshots",
-    )
-    trigger: str | None = Field(
-        default=None, description="with @continuous, time between micro-batches, such as 10s (the default)"
-    )
+    schedule: str | None = None
+    """cron expression or preset: catch up and end; on-landing: catch up when measurements have landed; @continuous:
+    never end; null: on new snapshots
+    """
+    trigger: Duration | None = None
+    """with @continuous, time between micro-batches, such as 10s (the default)"""
 
-    give_up_after: int | None = Field(
-        default=10,
-        ge=1,
-        description="with @continuous: after this many consecutive drivers that crashed before committing a "
-        "micro-batch none is started until `resume`; null: no limit",
-    )
+    give_up_after: int | None = Field(default=10, ge=1)
+    """with @continuous: after this many consecutive drivers that crashed before committing a micro-batch none is
+    started until `resume`; null: no limit
+    """
 
     @property
     def continuous(self) -> bool:
@@ -126,48 +112,42 @@ class StreamDag(SpecSection):
                 f'write schedule: "{CONTINUOUS}", or leave it out',
                 "trigger",
             )
-        check_duration(self.trigger, "trigger")
         return self
 
 
 class FollowerDag(StreamDag):
     """The DAG of a query over the estimates, which is the monitor or the skill of forecasts."""
 
-    schedule: str | None = Field(
-        default=None,
-        description="cron expression or preset: catch up and end; @continuous: never end; null: on new estimates",
-    )
+    schedule: str | None = None
+    """cron expression or preset: catch up and end; @continuous: never end; null: on new estimates"""
 
 
 class Airflow(SpecSection):
     """The DAGs of the model."""
 
-    owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")
-    tags: list[str] = Field(default=[], description="tags in addition to the model's name")
-    ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
-    pretrain: PretrainDag = Field(default_factory=PretrainDag, description="the pretrain DAG")
-    estimate: ScheduledDag = Field(
-        default_factory=ScheduledDag, description="the estimate DAG, which estimates history by intervals"
-    )
-    stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
-    monitor: FollowerDag = Field(
-        default_factory=FollowerDag, description="the monitor DAG, of a model that has `monitor`"
-    )
-    skill: FollowerDag = Field(
-        default_factory=FollowerDag, description="the skill DAG, of a model that has `forecast`"
-    )
-    forecast: ForecastDag = Field(
-        default_factory=ForecastDag, description="the forecast DAG, of a model that has `forecast`"
-    )
-    export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
-    upgrade: UpgradeDag = Field(
-        default_factory=UpgradeDag, description="the upgrade DAG, which notices a newer version"
-    )
-    verify: VerifyDag = Field(
-        default_factory=VerifyDag,
-        description="the verify DAG, which recomputes live estimates and compares them",
-    )
-    maintain: ScheduledDag = Field(
-        default_factory=ScheduledDag,
-        description="the maintain DAG, which removes what nothing needs any more",
-    )
+    owner: str = Field(default="kalman-pipeline", min_length=1)
+    """owner shown in Airflow"""
+    tags: list[str] = []
+    """tags in addition to the model's name"""
+    ingest: IngestDag = Field(default_factory=IngestDag)
+    """the ingest DAG"""
+    pretrain: PretrainDag = Field(default_factory=PretrainDag)
+    """the pretrain DAG"""
+    estimate: ScheduledDag = Field(default_factory=ScheduledDag)
+    """the estimate DAG, which estimates history by intervals"""
+    stream: StreamDag = Field(default_factory=StreamDag)
+    """the stream DAG"""
+    monitor: FollowerDag = Field(default_factory=FollowerDag)
+    """the monitor DAG, of a model that has `monitor`"""
+    skill: FollowerDag = Field(default_factory=FollowerDag)
+    """the skill DAG, of a model that has `forecast`"""
+    forecast: ForecastDag = Field(default_factory=ForecastDag)
+    """the forecast DAG, of a model that has `forecast`"""
+    export: ScheduledDag = Field(default_factory=ScheduledDag)
+    """the export DAG"""
+    upgrade: UpgradeDag = Field(default_factory=UpgradeDag)
+    """the upgrade DAG, which notices a newer version"""
+    verify: VerifyDag = Field(default_factory=VerifyDag)
+    """the verify DAG, which recomputes live estimates and compares them"""
+    maintain: ScheduledDag = Field(default_factory=ScheduledDag)
+    """the maintain DAG, which removes what nothing needs any more"""

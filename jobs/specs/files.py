@@ -20,20 +20,16 @@ BLANKS = "blanks"
 class Wide(SpecSection):
     """Files with a column for each series: each cell of these columns becomes a row, unless it is empty."""
 
-    key: str | None = Field(
-        default=None, description="the key column that takes the names of the columns, such as station"
-    )
-    time: str | None = Field(
-        default=None,
-        description="instead of a key: the time column that takes the names, such as year, or month where time is "
-        "[year, month]",
-    )
-    measurement: str = Field(description="the measurement that takes the values of the cells")
-    columns: list[str] = Field(
-        default=[],
-        description="the columns that become rows; empty: with a key all that the spec does not name, with a time all "
-        "whose names begin with a digit",
-    )
+    key: str | None = None
+    """the key column that takes the names of the columns, such as station"""
+    time: str | None = None
+    """instead of a key: the time column that takes the names, such as year, or month where time is [year, month]"""
+    measurement: str
+    """the measurement that takes the values of the cells"""
+    columns: list[str] = []
+    """the columns that become rows; empty: with a key all that the spec does not name, with a time all whose names
+    begin with a digit
+    """
 
     @property
     def names(self) -> str:
@@ -68,75 +64,54 @@ class Files(SpecSection):
     The options may change at any time. A change applies to files that are landed afterwards.
     """
 
-    separator: Literal[",", ";", "\t", "|", "blanks"] | None = Field(
-        default=None,
-        description='what separates the fields of a CSV file: a comma, ; | or a tab, written "\\t", or blanks (one or '
-        "more); null: the one with which a file's header has the columns of the spec",
-    )
-    decimal: Literal[".", ","] = Field(
-        default=".",
-        description="what precedes the fraction of a number in CSV and text: a point, or a comma as in 3,14",
-    )
-    thousands: Literal[",", ".", " ", "'"] | None = Field(
-        default=None,
-        description="what stands between the thousands of a number that is text: a comma, a point, a blank (of any "
-        "width) or an apostrophe, as in 1,234.5; null: nothing",
-    )
-    negative: Literal["minus", "trailing", "parentheses"] = Field(
-        default="minus",
-        description="how text writes a negative number besides -5: trailing for 5-, parentheses for (5)",
-    )
-    units: dict[str, str] = Field(
-        default={},
-        description="the unit that may stand before or after the numbers of a column that is text, which is left out, "
-        "such as {price: $, temperature: °C}; a number with another unit is rejected",
-    )
-    memory_mb: int = Field(
-        default=512,
-        ge=16,
-        le=1 << 20,
-        description="megabytes of memory that reading one piece of a file may take, such as a stripe of ORC or a JSON "
-        "array; all rows of a file may take as much, or 100 times the size of the file, if that is more",
-    )
-    words: dict[str, Number] = Field(
-        default={},
-        description='the numbers that words of a measurement or control stand for, such as {"on": 1, "off": 0}; in '
-        'any case; with {"true": 1, "false": 0} stored truth values are numbers too',
-    )
-    columns: list[str] = Field(
-        default=[],
-        description="names of the columns of CSV files without a header, in order, such as [at, volume, river]; a file "
-        "whose first line has the spec's columns is read by that header all the same",
-    )
-    skip_lines: Annotated[int, Field(ge=0, le=1000)] | None = Field(
-        default=None,
-        description="lines above the header of a CSV file, which are left out; null: the header is the first line that "
-        "has the columns of the spec",
-    )
-    units_rows: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        default=None,
-        description="rows of units or kinds below the header of a CSV file, which are left out; null: they are found",
-    )
-    comment: Annotated[str, Field(min_length=1, max_length=8)] | None = Field(
-        default=None,
-        description="what a line of comment begins with, such as #; such lines of a CSV file are left out; null: # "
-        "where such lines stand above the header",
-    )
-    encoding: str | None = Field(
-        default=None,
-        description="the encoding of CSV files, such as windows-1252, latin-1 or utf-16; null: UTF-8, or UTF-16 where "
-        "a file begins so",
-    )
-    wide: Wide | None = Field(
-        default=None,
-        description="files with a column for each series, such as {key: station, measurement: level}",
-    )
+    separator: Literal[",", ";", "\t", "|", "blanks"] | None = None
+    r"""what separates the fields of a CSV file: a comma, ; | or a tab, written "\t", or blanks (one or more); null: the
+    one with which a file's header has the columns of the spec
+    """
+    decimal: Literal[".", ","] = "."
+    """what precedes the fraction of a number in CSV and text: a point, or a comma as in 3,14"""
+    thousands: Literal[",", ".", " ", "'"] | None = None
+    """what stands between the thousands of a number that is text: a comma, a point, a blank (of any width) or an
+    apostrophe, as in 1,234.5; null: nothing
+    """
+    negative: Literal["minus", "trailing", "parentheses"] = "minus"
+    """how text writes a negative number besides -5: trailing for 5-, parentheses for (5)"""
+    units: dict[str, str] = {}
+    """the unit that may stand before or after the numbers of a column that is text, which is left out, such as {price:
+    $, temperature: °C}; a number with another unit is rejected
+    """
+    memory_mb: int = Field(default=512, ge=16, le=1 << 20)
+    """megabytes of memory that reading one piece of a file may take, such as a stripe of ORC or a JSON array; all rows
+    of a file may take as much, or 100 times the size of the file, if that is more
+    """
+    words: dict[str, Number] = {}
+    """the numbers that words of a measurement or control stand for, such as {"on": 1, "off": 0}; in any case; with
+    {"true": 1, "false": 0} stored truth values are numbers too
+    """
+    columns: list[str] = []
+    """names of the columns of CSV files without a header, in order, such as [at, volume, river]; a file whose first
+    line has the spec's columns is read by that header all the same
+    """
+    skip_lines: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """lines above the header of a CSV file, which are left out; null: the header is the first line that has the columns
+    of the spec
+    """
+    units_rows: Annotated[int, Field(ge=0, le=20)] | None = None
+    """rows of units or kinds below the header of a CSV file, which are left out; null: they are found"""
+    comment: Annotated[str, Field(min_length=1, max_length=8)] | None = None
+    """what a line of comment begins with, such as #; such lines of a CSV file are left out; null: # where such lines
+    stand above the header
+    """
+    encoding: str | None = None
+    """the encoding of CSV files, such as windows-1252, latin-1 or utf-16; null: UTF-8, or UTF-16 where a file begins so
+    """
+    wide: Wide | None = None
+    """files with a column for each series, such as {key: station, measurement: level}"""
 
-    names: dict[str, FileColumns] = Field(
-        default={},
-        description="columns of files, messages and tables that have another name in the spec, by the name in the "
-        'spec, such as {wind: "Wind speed (m/s)"}; `measurement: ["Wind speed (m/s)"]` adds Wind_speed_m_s here',
-    )
+    names: dict[str, FileColumns] = {}
+    """columns of files, messages and tables that have another name in the spec, by the name in the spec, such as {wind:
+    "Wind speed (m/s)"}; `measurement: ["Wind speed (m/s)"]` adds Wind_speed_m_s here
+    """
 
     @field_validator("names", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from jobs.core.input_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec, is_model_name
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word
+from jobs.specs.sections import describe_fields
 
 LARGEST = 256 * 1024
 """Maximum bytes of a spec. They suffice for the maximum count of numbers and as many words."""
@@ -226,8 +227,9 @@ def _describe_fields() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]
 
     def walk(model: type[BaseModel], path: tuple[str, ...]) -> None:
         names[path] = [field.alias or name for name, field in model.model_fields.items()]
-        for name, field in zip(names[path], model.model_fields.values(), strict=True):
-            describe[".".join((*path, name))] = field.description or ""
+        texts = describe_fields(model)
+        for name, (known, field) in zip(names[path], model.model_fields.items(), strict=True):
+            describe[".".join((*path, name))] = texts.get(known, field.description or "")
             kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
             for kind in kinds:
                 if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -69,6 +69,7 @@ from jobs.specs.sections import (
     Storage,
     Stream,
     Unscented,
+    describe_fields,
 )
 from jobs.specs.source import Sinks, Source
 
@@ -121,160 +122,129 @@ def _allow_several(schema: dict[str, Any]) -> None:
 class ModelSpec(SpecSection):
     """The spec of one model: its data, its filter, and how the model is run."""
 
-    name: str = Field(pattern=_NAME, max_length=LONGEST_NAME, description="lower-case letters, digits and _")
-    version: int = Field(
-        ge=1,
-        le=2**31 - 1,
-        description="a whole number from 1; raise it whenever the meaning of the state changes",
-    )
-    description: str = Field(default="", description="what the model is for")
-    key: list[str] = Field(
-        default=[],
-        description="the columns whose values identify one system, such as [river]; none: all rows are of one system",
-    )
-    key_from_name: str | None = Field(
-        default=None,
-        description="the key column whose value is the name of the file, without folder and ending, such as sensor; "
-        "null: every key column is in the files",
-    )
-    line_pattern: str | None = Field(
-        default=None,
-        description="how to read lines of text (.txt, .log): a regular expression of Python that a whole line matches, "
-        "with a named group for each column, (?P<level>...); null: there are none",
-    )
-    files: Files = Field(
-        default_factory=Files,
-        description="how CSV files and lines of text are written: separator, decimal, columns where there is no header",
-    )
-    time: str = Field(
-        description="the column of the event time; or the columns that make it together, such as [date, hour] or "
-        "{date: DATE, hour: HE}",
-        json_schema_extra=_allow_several,
-    )
-    time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
-    time_zone: str = Field(
-        default="UTC", description="time zone of times without an offset, such as America/New_York"
-    )
-    time_format: str | None = Field(
-        default=None,
-        description="null: ISO 8601; or directives such as %d.%m.%Y %H:%M or %Y%m%d; or the name of a count, such as "
-        "epoch_seconds, epoch_milliseconds, spreadsheet_days, julian_days, matlab_days; or a unit and a beginning, "
-        "such as hours since 1900-01-01",
-    )
-    time_range: TimeRange = Field(
-        default_factory=TimeRange,
-        description="the times that rows may have; others are rejected, so that one row of a wrong clock does not make "
-        "all later ones late",
-    )
-    missing_values: list[str] = Field(
-        default=list(DEFAULT_MISSING),
-        description="texts that mean a missing measurement, besides null; in any case",
-    )
-    measurement: Names = Field(description="the measured columns, in the order of the rows of H")
-    control: list[str] = Field(
-        default=[], description="columns of known inputs: the columns of B, or entries of matrices by name"
-    )
-    inputs: Inputs | None = Field(
-        default=None,
-        description="numbers that belong to a key, from a table, such as {columns: {noise: noise_db}}; null: none",
-    )
+    name: str = Field(pattern=_NAME, max_length=LONGEST_NAME)
+    """lower-case letters, digits and _"""
+    version: int = Field(ge=1, le=2**31 - 1)
+    """a whole number from 1; raise it whenever the meaning of the state changes"""
+    description: str = ""
+    """what the model is for"""
+    key: list[str] = []
+    """the columns whose values identify one system, such as [river]; none: all rows are of one system"""
+    key_from_name: str | None = None
+    """the key column whose value is the name of the file, without folder and ending, such as sensor; null: every key
+    column is in the files
+    """
+    line_pattern: str | None = None
+    """how to read lines of text (.txt, .log): a regular expression of Python that a whole line matches, with a named
+    group for each column, (?P<level>...); null: there are none
+    """
+    files: Files = Field(default_factory=Files)
+    """how CSV files and lines of text are written: separator, decimal, columns where there is no header"""
+    time: str = Field(json_schema_extra=_allow_several)
+    """the column of the event time; or the columns that make it together, such as [date, hour] or {date: DATE, hour:
+    HE}
+    """
+    time_unit: TimeUnit = "second"
+    """the unit of dt in F(dt) and Q(dt)"""
+    time_zone: str = "UTC"
+    """time zone of times without an offset, such as America/New_York"""
+    time_format: str | None = None
+    """null: ISO 8601; or directives such as %d.%m.%Y %H:%M or %Y%m%d; or the name of a count, such as epoch_seconds,
+    epoch_milliseconds, spreadsheet_days, julian_days, matlab_days; or a unit and a beginning, such as hours since
+    1900-01-01
+    """
+    time_range: TimeRange = Field(default_factory=TimeRange)
+    """the times that rows may have; others are rejected, so that one row of a wrong clock does not make all later ones
+    late
+    """
+    missing_values: list[str] = list(DEFAULT_MISSING)
+    """texts that mean a missing measurement, besides null; in any case"""
+    measurement: Names
+    """the measured columns, in the order of the rows of H"""
+    control: list[str] = []
+    """columns of known inputs: the columns of B, or entries of matrices by name"""
+    inputs: Inputs | None = None
+    """numbers that belong to a key, from a table, such as {columns: {noise: noise_db}}; null: none"""
     filter: str = Field(
         default="linear",
         pattern=r"^[a-z][a-z0-9_]*$",
-        description="the kind of filter",
         examples=["linear", "extended", "unscented", "cubature"],
     )
-    form: Literal["covariance", "square_root", "information"] | None = Field(
-        default=None,
-        description="numerical form: covariance (null), square_root (factors and rotations, for badly scaled models), "
-        "information (linear and extended, for many more measurements than states)",
-    )
-    unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
-    states: Names = Field(
-        description="the states' names, in the order of the mean; for a mixture those of the measurements, of a "
-        "categorical one those of the categories, as in color_0"
-    )
-    process: Process | None = Field(
-        default=None, description="the process model, such as {kind: random_walk, variance: 1.0}"
-    )
-    observation: ObservationSection | None = Field(
-        default=None, description="the observation model, such as {H: [[1.0]], R: [[1.0]]}"
-    )
-    initial: Initial | None = Field(
-        default=None,
-        description="the initial distribution: {mean: [...], covariance: [[...]]} or {diffuse: true}",
-    )
-    modes: list[Mode] | None = Field(
-        default=None,
-        description="with filter: imm or mmae, a list of modes, each {process: ..., observation: ...}",
-    )
-    transition: list[list[Number]] | None = Field(
-        default=None,
-        description="with filter: imm, the probability of each mode at the next row, one row for each current mode",
-    )
-    imm: Imm | None = Field(default=None, description="options of filter: imm")
-    mmae: Mmae | None = Field(default=None, description="options of filter: mmae")
-    rls: Rls | None = Field(default=None, description="options of filter: rls")
-    lms: Lms | None = Field(default=None, description="options of filter: lms")
-    nlms: Nlms | None = Field(default=None, description="options of filter: nlms")
-    mixture: Mixture | None = Field(
-        default=None, description="components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"
-    )
-    robust: RobustOptions | None = Field(
-        default=None, description="robustness against outliers: gate, student_t or huber, fading"
-    )
-    adaptive: AdaptiveOptions | None = Field(
-        default=None, description="noise covariances that adapt to the innovations: R, Q"
-    )
-    learn: Learn | None = Field(default=None, description="the parameters that `pretrain` learns; null: none")
-    smoothing: Smoothing | None = Field(default=None, description="fixed-lag smoothing; null: none")
-    storage: Storage | None = Field(default=None, description="storage of a key's state; null: in 64 bits")
-    migrate: Migrate | None = Field(
-        default=None, description="the map from the states of the previous version to those of this one"
-    )
-    upgrade: Upgrade = Field(
-        default_factory=Upgrade, description="conditions on which this version may become live"
-    )
-    outputs: OutputsSection = Field(
-        default_factory=OutputsSection, description="the contents of each estimate"
-    )
-    order: Order = Field(
-        default_factory=Order,
-        description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",
-    )
-    late: Literal["quarantine", "apply"] = Field(
-        default="quarantine",
-        description="quarantine or apply a row that is older than its key's state in the stream",
-    )
-    duplicates: Duplicates | None = Field(
-        default=None,
-        description="of the rows of one key and time, or of one key and id, only the first counts; what to do with the "
-        "others, such as {action: drop}; null: each row counts",
-    )
-    expiry: Expiry | None = Field(
-        default=None, description="when a silent key expires, such as {after: 30d}; null: never"
-    )
-    quarantine: QuarantineLimit | None = Field(
-        default=None,
-        description="share of rejected rows that fails a micro-batch or a file, such as {fail_above: 0.1}; null: none",
-    )
-    source: Source | None = Field(
-        default=None,
-        description="the topic of the measurements, such as {kind: kafka, topic: readings}; null: the landed files",
-    )
-    sinks: Sinks = Field(
-        default_factory=Sinks, description="where estimates go besides their table, such as {latest: true}"
-    )
-    monitor: Monitor | None = Field(
-        default=None, description="windows and rules of `monitor` over the estimates; null: none"
-    )
-    forecast: ForecastSkill | None = Field(
-        default=None,
-        description="forecasts that `skill` compares with later rows, such as {horizons: [1h, 1d]}; null: none",
-    )
-    stream: Stream = Field(default_factory=Stream, description="micro-batches and layout of the stream")
-    retention: Retention = Field(default_factory=Retention, description="what `maintain` keeps")
-    airflow: Airflow = Field(default_factory=Airflow, description="schedules of the model's DAGs")
+    """the kind of filter"""
+    form: Literal["covariance", "square_root", "information"] | None = None
+    """numerical form: covariance (null), square_root (factors and rotations, for badly scaled models), information
+    (linear and extended, for many more measurements than states)
+    """
+    unscented: Unscented | None = None
+    """the sigma points of filter: unscented"""
+    states: Names
+    """the states' names, in the order of the mean; for a mixture those of the measurements, of a categorical one those
+    of the categories, as in color_0
+    """
+    process: Process | None = None
+    """the process model, such as {kind: random_walk, variance: 1.0}"""
+    observation: ObservationSection | None = None
+    """the observation model, such as {H: [[1.0]], R: [[1.0]]}"""
+    initial: Initial | None = None
+    """the initial distribution: {mean: [...], covariance: [[...]]} or {diffuse: true}"""
+    modes: list[Mode] | None = None
+    """with filter: imm or mmae, a list of modes, each {process: ..., observation: ...}"""
+    transition: list[list[Number]] | None = None
+    """with filter: imm, the probability of each mode at the next row, one row for each current mode"""
+    imm: Imm | None = None
+    """options of filter: imm"""
+    mmae: Mmae | None = None
+    """options of filter: mmae"""
+    rls: Rls | None = None
+    """options of filter: rls"""
+    lms: Lms | None = None
+    """options of filter: lms"""
+    nlms: Nlms | None = None
+    """options of filter: nlms"""
+    mixture: Mixture | None = None
+    """components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"""
+    robust: RobustOptions | None = None
+    """robustness against outliers: gate, student_t or huber, fading"""
+    adaptive: AdaptiveOptions | None = None
+    """noise covariances that adapt to the innovations: R, Q"""
+    learn: Learn | None = None
+    """the parameters that `pretrain` learns; null: none"""
+    smoothing: Smoothing | None = None
+    """fixed-lag smoothing; null: none"""
+    storage: Storage | None = None
+    """storage of a key's state; null: in 64 bits"""
+    migrate: Migrate | None = None
+    """the map from the states of the previous version to those of this one"""
+    upgrade: Upgrade = Field(default_factory=Upgrade)
+    """conditions on which this version may become live"""
+    outputs: OutputsSection = Field(default_factory=OutputsSection)
+    """the contents of each estimate"""
+    order: Order = Field(default_factory=Order)
+    """the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}"""
+    late: Literal["quarantine", "apply"] = "quarantine"
+    """quarantine or apply a row that is older than its key's state in the stream"""
+    duplicates: Duplicates | None = None
+    """of the rows of one key and time, or of one key and id, only the first counts; what to do with the others, such as
+    {action: drop}; null: each row counts
+    """
+    expiry: Expiry | None = None
+    """when a silent key expires, such as {after: 30d}; null: never"""
+    quarantine: QuarantineLimit | None = None
+    """share of rejected rows that fails a micro-batch or a file, such as {fail_above: 0.1}; null: none"""
+    source: Source | None = None
+    """the topic of the measurements, such as {kind: kafka, topic: readings}; null: the landed files"""
+    sinks: Sinks = Field(default_factory=Sinks)
+    """where estimates go besides their table, such as {latest: true}"""
+    monitor: Monitor | None = None
+    """windows and rules of `monitor` over the estimates; null: none"""
+    forecast: ForecastSkill | None = None
+    """forecasts that `skill` compares with later rows, such as {horizons: [1h, 1d]}; null: none"""
+    stream: Stream = Field(default_factory=Stream)
+    """micro-batches and layout of the stream"""
+    retention: Retention = Field(default_factory=Retention)
+    """what `maintain` keeps"""
+    airflow: Airflow = Field(default_factory=Airflow)
+    """schedules of the model's DAGs"""
 
     _source: Path | None = PrivateAttr(None)
     _folder: str | None = PrivateAttr(None)
@@ -390,8 +360,7 @@ class ModelSpec(SpecSection):
     def _check_sections(self) -> None:
         for field in NEEDS.get(self.filter, ("process", "observation", "initial")):
             if getattr(self, field) is None:
-                what = type(self).model_fields[field].description or ""
-                raise invalid("is missing", f"add it: {what}", field)
+                raise invalid("is missing", f"add it: {describe_fields(type(self))[field]}", field)
         if self.filter not in ("imm", "mmae"):
             several = {"modes": self.modes, "transition": self.transition}
             if self.initial is not None:

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_word
-from jobs.specs.sections import Number, OutputsSection, SpecSection, check_duration
+from jobs.specs.sections import Duration, Number, OutputsSection, SpecSection
 from jobs.specs.source import KafkaSink
 
 
@@ -74,21 +74,17 @@ class Readings(NamedTuple):
 class Window(SpecSection):
     """Event-time windows of one length, either fixed or sliding."""
 
-    size: str = Field(description="length of a window, such as 10min")
-    slide: str | None = Field(
-        default=None,
-        description="time between the starts of windows, such as 5min; null: where the previous one ended",
-    )
-    when: Literal["growing", "final"] = Field(
-        default="growing",
-        description="growing: a window's row is there from its first estimate on, and is updated; final: it is "
-        "appended once, when the watermark has passed its end",
-    )
+    size: Duration
+    """length of a window, such as 10min"""
+    slide: Duration | None = None
+    """time between the starts of windows, such as 5min; null: where the previous one ended"""
+    when: Literal["growing", "final"] = "growing"
+    """growing: a window's row is there from its first estimate on, and is updated; final: it is appended once, when the
+    watermark has passed its end
+    """
 
     @model_validator(mode="after")
     def _durations(self) -> Self:
-        check_duration(self.size, "size")
-        check_duration(self.slide, "slide")
         if self.slide is not None and parse_duration_us(self.slide) > parse_duration_us(self.size):
             raise invalid("is longer than the window", "let windows overlap, or leave it out", "slide")
         return self
@@ -102,22 +98,20 @@ class Window(SpecSection):
 class Aggregate(SpecSection):
     """An aggregate, over each window, of a number in the estimates."""
 
-    name: str = Field(
-        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name in the windows' aggregates"
-    )
-    of: str = Field(description="the number of an estimate, as in rules[].reads, such as measured.COLUMN")
-    kind: Literal["count", "min", "max", "sum", "mean", "variance", "stddev", "quantile", "function"] = Field(
-        description="what is computed of its finite values; variance and stddev are those of a sample; quantile and "
-        "function keep every value of a window"
-    )
-    level: Number | None = Field(
-        default=None, ge=0.0, le=1.0, description="with kind: quantile, its level, such as 0.9"
-    )
-    function: str | None = Field(
-        default=None,
-        description="with kind: function, module:function, called with the values of many windows in ascending order, "
-        "and where those of each start",
-    )
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)
+    """name in the windows' aggregates"""
+    of: str
+    """the number of an estimate, as in rules[].reads, such as measured.COLUMN"""
+    kind: Literal["count", "min", "max", "sum", "mean", "variance", "stddev", "quantile", "function"]
+    """what is computed of its finite values; variance and stddev are those of a sample; quantile and function keep
+    every value of a window
+    """
+    level: Number | None = Field(default=None, ge=0.0, le=1.0)
+    """with kind: quantile, its level, such as 0.9"""
+    function: str | None = None
+    """with kind: function, module:function, called with the values of many windows in ascending order, and where those
+    of each start
+    """
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -135,75 +129,60 @@ class Aggregate(SpecSection):
 class Rule(SpecSection):
     """A condition on consecutive readings of a key that raises an alert, and a condition that clears the alert."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name of the rule in alerts")
-    kind: Literal["level", "nis", "measured", "silence", "function"] = Field(
-        description="reading of each estimate: a state's mean (level), its nis, or the row's measurement (measured); "
-        "the absence of estimates (silence); or what a function of yours decides (function)"
-    )
-    state: str | None = Field(default=None, description="with kind: level, the state; null: the first")
-    measurement: str | None = Field(
-        default=None, description="with kind: measured, the measured column; null: the first"
-    )
-    at_least: Number | None = Field(default=None, description="a reading at or above this is out of bounds")
-    at_most: Number | None = Field(default=None, description="a reading at or below this is out of bounds")
-    rising: bool = Field(
-        default=False, description="with at_least, each reading must also be above the previous one"
-    )
-    readings: int = Field(
-        default=1, ge=1, description="consecutive readings out of bounds that raise the alert"
-    )
-    clear_below: Number | None = Field(
-        default=None, description="hysteresis: a reading below this is back within bounds; null: at_least"
-    )
-    clear_above: Number | None = Field(
-        default=None, description="hysteresis: a reading above this is back within bounds; null: at_most"
-    )
-    clear_readings: int = Field(
-        default=1, ge=1, description="consecutive readings within bounds that clear it"
-    )
-    after: str | None = Field(
-        default=None, description="with kind: silence, how long a key may be silent, such as 1h"
-    )
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)
+    """name of the rule in alerts"""
+    kind: Literal["level", "nis", "measured", "silence", "function"]
+    """reading of each estimate: a state's mean (level), its nis, or the row's measurement (measured); the absence of
+    estimates (silence); or what a function of yours decides (function)
+    """
+    state: str | None = None
+    """with kind: level, the state; null: the first"""
+    measurement: str | None = None
+    """with kind: measured, the measured column; null: the first"""
+    at_least: Number | None = None
+    """a reading at or above this is out of bounds"""
+    at_most: Number | None = None
+    """a reading at or below this is out of bounds"""
+    rising: bool = False
+    """with at_least, each reading must also be above the previous one"""
+    readings: int = Field(default=1, ge=1)
+    """consecutive readings out of bounds that raise the alert"""
+    clear_below: Number | None = None
+    """hysteresis: a reading below this is back within bounds; null: at_least"""
+    clear_above: Number | None = None
+    """hysteresis: a reading above this is back within bounds; null: at_most"""
+    clear_readings: int = Field(default=1, ge=1)
+    """consecutive readings within bounds that clear it"""
+    after: Duration | None = None
+    """with kind: silence, how long a key may be silent, such as 1h"""
 
-    function: str | None = Field(
-        default=None,
-        description="with kind: function, module:function, called with the rows of many keys and their state",
-    )
-    reads: list[str] = Field(
-        default=[],
-        description="with kind: function, the numbers of an estimate that it is given: nis, log_likelihood, "
-        "mean.STATE, variance.STATE, measured.COLUMN, innovation.COLUMN, control.COLUMN",
-    )
-    keeps: dict[str, str] = Field(
-        default={},
-        description="with kind: function, the state that it keeps for each key: each field with its type, float64, "
-        "int64, bool or timestamp, or such as float64[3] for several",
-    )
-    forget: str | None = Field(
-        default=None,
-        description="with kind: function, the silence of a key after which its state begins anew, such as 90d; null: "
-        "never",
-    )
-    parameters: dict[str, Number] = Field(
-        default={},
-        description="with kind: function, numbers that it is given by name, such as {limit: 100.0}",
-    )
+    function: str | None = None
+    """with kind: function, module:function, called with the rows of many keys and their state"""
+    reads: list[str] = []
+    """with kind: function, the numbers of an estimate that it is given: nis, log_likelihood, mean.STATE,
+    variance.STATE, measured.COLUMN, innovation.COLUMN, control.COLUMN
+    """
+    keeps: dict[str, str] = {}
+    """with kind: function, the state that it keeps for each key: each field with its type, float64, int64, bool or
+    timestamp, or such as float64[3] for several
+    """
+    forget: Duration | None = None
+    """with kind: function, the silence of a key after which its state begins anew, such as 90d; null: never"""
+    parameters: dict[str, Number] = {}
+    """with kind: function, numbers that it is given by name, such as {limit: 100.0}"""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         silent, own = self.kind == "silence", self.kind == "function"
-        check_duration(self.after, "after")
-        check_duration(self.forget, "forget")
         if silent and self.after is None:
             raise invalid("is missing", "give the silence that raises the alert, such as 1h", "after")
         if not silent and not own and self.at_least is None and self.at_most is None:
             raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         foreign = [*(bounds if silent or own else ()), *(() if silent else ("after",))]
-        for field in [*foreign, *(() if own else ("function", "reads", "keeps", "forget", "parameters"))]:
-            # Fields are compared by value, because a spec from a manifest has every field set.
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise invalid(f"is not for kind: {self.kind}", "remove it", field)
+        foreign += () if own else ("function", "reads", "keeps", "forget", "parameters")
+        for field in (one for one in foreign if not self.list_defaults([one])):
+            raise invalid(f"is not for kind: {self.kind}", "remove it", field)
         if own:
             self._check_function()
         if self.state is not None and self.kind != "level":
@@ -263,36 +242,25 @@ def parse_field_type(text: str) -> tuple[str, int | None] | None:
 class Monitor(SpecSection):
     """The windows and rules of `kalman-pipeline monitor` over a model's live estimates."""
 
-    watermark: str = Field(
-        default="10min",
-        description="how far rows may lag the newest event time and still count in their window",
-    )
-    by: list[str] = Field(
-        default=[],
-        description="columns that group windows: key columns; with outputs.control controls and inputs, with "
-        "outputs.measured measurements",
-    )
-    windows: list[Window] = Field(
-        default=[], description="windows over time, such as {size: 10min, slide: 5min}"
-    )
-    aggregates: list[Aggregate] = Field(
-        default=[],
-        description="more numbers of each window, such as {name: hot, of: measured.volume, kind: quantile, level: 0.9}",
-    )
-    windows_kafka: KafkaSink | None = Field(
-        default=None, description="a topic that also gets each window's row as it changes, {topic: ...}"
-    )
-    rules: list[Rule] = Field(
-        default=[],
-        description="rules over each key's readings, such as {name: hot, kind: level, at_least: 100}",
-    )
-    kafka: KafkaSink | None = Field(
-        default=None, description="a topic that also gets each alert, {topic: ...}"
-    )
+    watermark: Duration = "10min"
+    """how far rows may lag the newest event time and still count in their window"""
+    by: list[str] = []
+    """columns that group windows: key columns; with outputs.control controls and inputs, with outputs.measured
+    measurements
+    """
+    windows: list[Window] = []
+    """windows over time, such as {size: 10min, slide: 5min}"""
+    aggregates: list[Aggregate] = []
+    """more numbers of each window, such as {name: hot, of: measured.volume, kind: quantile, level: 0.9}"""
+    windows_kafka: KafkaSink | None = None
+    """a topic that also gets each window's row as it changes, {topic: ...}"""
+    rules: list[Rule] = []
+    """rules over each key's readings, such as {name: hot, kind: level, at_least: 100}"""
+    kafka: KafkaSink | None = None
+    """a topic that also gets each alert, {topic: ...}"""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.watermark, "watermark")
         if not self.windows and not self.rules:
             raise invalid("watches nothing", "give windows, rules, or both", "")
         for field, what, some in (
@@ -370,9 +338,11 @@ class Monitor(SpecSection):
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         content = self.model_dump(include=include)
         if part == "rules":
-            content["rules"] = [_drop_later_fields(rule, LATER_IN_RULE) for rule in self.rules]
+            content["rules"] = [
+                one.model_dump(exclude=one.list_defaults(LATER_IN_RULE)) for one in self.rules
+            ]
         else:
-            content["windows"] = [_drop_later_fields(window, ("when",)) for window in self.windows]
+            content["windows"] = [one.model_dump(exclude=one.list_defaults(["when"])) for one in self.windows]
             if self.aggregates:
                 content["aggregates"] = [one.model_dump() for one in self.aggregates]
         text = json.dumps(content, sort_keys=True)
@@ -401,40 +371,23 @@ LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "paramet
 """Fields of a rule that earlier releases lack. The definition omits such a field if it has its default value."""
 
 
-def _drop_later_fields(section: SpecSection, later: Sequence[str]) -> dict[str, Any]:
-    fields = type(section).model_fields
-    same = {
-        name
-        for name in later
-        if getattr(section, name) == fields[name].get_default(call_default_factory=True)
-    }
-    return section.model_dump(exclude=same)
-
-
 class ForecastSkill(SpecSection):
     """The horizons of the forecasts from each estimate, and which later rows are compared with the forecasts."""
 
-    horizons: list[str] = Field(min_length=1, description="how far ahead to forecast, such as [1h, 6h, 1d]")
-    tolerance: str | None = Field(
-        default=None,
-        description="a row up to this long before or after a horizon is compared with it; null: at exactly its time",
-    )
-    step: str | None = Field(
-        default=None,
-        description="for a process with one step a row, the duration of a step; horizons are multiples of it",
-    )
-    probability: Number = Field(
-        default=0.9, gt=0.0, lt=1.0, description="with which a measurement lies in the forecast's interval"
-    )
-    watermark: str = Field(
-        default="10min",
-        description="how far an estimate may lag the newest event time and still be compared",
-    )
-    watermark_policy: Literal["min", "max"] = Field(
-        default="min",
-        description="a row may not be older than `watermark` before the newest event time (min), or before the time of "
-        "the newest forecast (max), by which forecasts wait for less long",
-    )
+    horizons: list[Duration] = Field(min_length=1)
+    """how far ahead to forecast, such as [1h, 6h, 1d]"""
+    tolerance: Duration | None = None
+    """a row up to this long before or after a horizon is compared with it; null: at exactly its time"""
+    step: Duration | None = None
+    """for a process with one step a row, the duration of a step; horizons are multiples of it"""
+    probability: Number = Field(default=0.9, gt=0.0, lt=1.0)
+    """with which a measurement lies in the forecast's interval"""
+    watermark: Duration = "10min"
+    """how far an estimate may lag the newest event time and still be compared"""
+    watermark_policy: Literal["min", "max"] = "min"
+    """a row may not be older than `watermark` before the newest event time (min), or before the time of the newest
+    forecast (max), by which forecasts wait for less long
+    """
 
     _snapshot: str | None = PrivateAttr(None)
 
@@ -452,12 +405,8 @@ class ForecastSkill(SpecSection):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         for place, horizon in enumerate(self.horizons):
-            check_duration(horizon, f"horizons[{place}]")
-        for place, horizon in enumerate(self.horizons):
             if parse_duration_us(horizon) in self.lengths[:place]:
                 raise invalid(f"'{horizon}' is given twice", "give each horizon once", f"horizons[{place}]")
-        for field in ("tolerance", "step", "watermark"):
-            check_duration(getattr(self, field), field)
         if self.tolerance is not None and self.tolerance_us >= min(self.lengths):
             raise invalid(
                 "reaches back to the estimate itself", "give less than the shortest horizon", "tolerance"

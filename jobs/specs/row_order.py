@@ -9,30 +9,25 @@ from pydantic import Field, model_validator
 
 from jobs.core.times import TimeParser, parse_duration_us
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Number, SpecSection, check_duration
+from jobs.specs.sections import Duration, Number, SpecSection, check_duration
 
 
 class Duplicates(SpecSection):
     """How rows with the same key and time, or with the same key and id, are treated as duplicates."""
 
-    action: Literal["quarantine", "drop"] = Field(
-        default="quarantine",
-        description="quarantine them, or drop them (only counted)",
-    )
-    id: str | None = Field(
-        default=None,
-        description="column of a text or whole number that a row and its repetitions share, such as message_id; "
-        "null: rows of one key and time are repetitions",
-    )
-    within: str | None = Field(
-        default=None,
-        description="with id, how far apart the event times of a row and its repetition may be, such as 1h; ids are "
-        "remembered for that long",
-    )
+    action: Literal["quarantine", "drop"] = "quarantine"
+    """quarantine them, or drop them (only counted)"""
+    id: str | None = None
+    """column of a text or whole number that a row and its repetitions share, such as message_id; null: rows of one key
+    and time are repetitions
+    """
+    within: Duration | None = None
+    """with id, how far apart the event times of a row and its repetition may be, such as 1h; ids are remembered for
+    that long
+    """
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.within, "within")
         if self.id is not None and self.within is None:
             raise invalid(
                 "is missing",
@@ -56,23 +51,14 @@ class Duplicates(SpecSection):
 class Expiry(SpecSection):
     """When a key without new rows expires, and what happens then."""
 
-    after: str = Field(
-        description="a key expires when its rows are further apart than this, such as 30d; a silent key does once the "
-        "clock has passed that time"
-    )
-    clock: Literal["event", "processing"] = Field(
-        default="event",
-        description="event: event times and the watermark; processing: the machine's time at the arrival of rows",
-    )
-    returns: Literal["prior", "archive"] = Field(
-        default="prior",
-        description="where a returning key begins: prior, the model's initial distribution; archive, its last state",
-    )
-
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
-        check_duration(self.after, "after")
-        return self
+    after: Duration
+    """a key expires when its rows are further apart than this, such as 30d; a silent key does once the clock has passed
+    that time
+    """
+    clock: Literal["event", "processing"] = "event"
+    """event: event times and the watermark; processing: the machine's time at the arrival of rows"""
+    returns: Literal["prior", "archive"] = "prior"
+    """where a returning key begins: prior, the model's initial distribution; archive, its last state"""
 
     @property
     def after_us(self) -> int:
@@ -83,33 +69,24 @@ class Expiry(SpecSection):
 class Order(SpecSection):
     """The order in which the stream applies the rows of a key."""
 
-    kind: Literal["as-arrived", "strict", "replay"] = Field(
-        default="as-arrived",
-        description="as-arrived: each micro-batch's rows in event-time order (`late` decides on older ones); strict: "
-        "rows wait until the watermark has passed them, and are applied in full event-time order; replay: rows are "
-        "applied at once, and replayed where late ones belong between them, with corrected estimates",
-    )
-    delay: str | None = Field(
-        default=None,
-        description="how far the watermark lags the newest event time, such as 15min: the most by which a row may be "
-        "late; required with strict, 0 by default otherwise",
-    )
-    patience: str | None = Field(
-        default=None,
-        description="with strict, a running stream applies all waiting rows when no row has come for this long by the "
-        "machine's clock, such as 1h; null: it waits for rows",
-    )
-    rows: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description="with replay, number of rows of each key that are kept: the most that may overtake a late row",
-    )
+    kind: Literal["as-arrived", "strict", "replay"] = "as-arrived"
+    """as-arrived: each micro-batch's rows in event-time order (`late` decides on older ones); strict: rows wait until
+    the watermark has passed them, and are applied in full event-time order; replay: rows are applied at once, and
+    replayed where late ones belong between them, with corrected estimates
+    """
+    delay: Duration | None = None
+    """how far the watermark lags the newest event time, such as 15min: the most by which a row may be late; required
+    with strict, 0 by default otherwise
+    """
+    patience: Duration | None = None
+    """with strict, a running stream applies all waiting rows when no row has come for this long by the machine's clock,
+    such as 1h; null: it waits for rows
+    """
+    rows: int | None = Field(default=None, ge=1, le=10_000)
+    """with replay, number of rows of each key that are kept: the most that may overtake a late row"""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.delay, "delay")
-        check_duration(self.patience, "patience")
         if self.kind != "strict" and self.patience is not None:
             raise invalid("is for order.kind: strict", "remove it, or write kind: strict", "patience")
         if self.kind == "replay" and self.rows is None:
@@ -152,17 +129,14 @@ class Order(SpecSection):
 class TimeRange(SpecSection):
     """The times that rows may have; rows with other times are rejected."""
 
-    latest: str | None = Field(
-        default="1d",
-        description="how far after its landing the time of a row may lie, such as 1d or 2h; null or none: however far",
-    )
-    earliest: str | None = Field(
-        default=None, description="the first time that a row may have, such as 1990-01-01; null: any time"
-    )
+    latest: str | None = "1d"
+    """how far after its landing the time of a row may lie, such as 1d or 2h; null or none: however far"""
+    earliest: str | None = None
+    """the first time that a row may have, such as 1990-01-01; null: any time"""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        if self.latest != "none":
+        if self.latest is not None and self.latest != "none":
             check_duration(self.latest, "latest")
         if self.earliest is not None and TimeParser(None, UTC)(self.earliest) is None:
             raise invalid(f"'{self.earliest}' is not a time", "write one such as 1990-01-01", "earliest")
@@ -182,12 +156,9 @@ class TimeRange(SpecSection):
 class QuarantineLimit(SpecSection):
     """The share of rejected rows above which a micro-batch, or a file, fails instead of going to quarantine."""
 
-    fail_above: Number = Field(
-        ge=0,
-        lt=1,
-        description="share of the rows of a micro-batch, or of a landed file, that may be quarantined, such as 0.1; "
-        "above it none of the rows is written and the command fails",
-    )
-    fail_from: int = Field(
-        default=1, ge=1, description="least number of quarantined rows at once for the share to count"
-    )
+    fail_above: Number = Field(ge=0, lt=1)
+    """share of the rows of a micro-batch, or of a landed file, that may be quarantined, such as 0.1; above it none of
+    the rows is written and the command fails
+    """
+    fail_from: int = Field(default=1, ge=1)
+    """least number of quarantined rows at once for the share to count"""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_key
@@ -84,13 +90,77 @@ PRETRAINED = "pretrained"
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
-_DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+
+
+def check_duration(text: str, field: str = "") -> str:
+    """Return a text that is a duration, and refuse others with an error of `problems.invalid`."""
+    try:
+        parse_duration_us(text)
+    except ValueError as error:
+        remedy = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+        raise invalid(str(error), remedy, field) from error
+    return text
+
+
+Duration = Annotated[str, AfterValidator(check_duration)]
 
 
 class SpecSection(BaseModel):
-    """A part of a spec, in which an unknown field or a value of a wrong type is an error."""
+    """A part of a spec, in which an unknown field or a value of a wrong type is an error.
+
+    The docstring below a field is its description (`describe_fields`).
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, text in describe_fields(cls).items():
+            properties[cls.model_fields[name].alias or name].setdefault("description", text)
+        return schema
+
+    def list_defaults(self, names: Iterable[str]) -> set[str]:
+        """Return those of some fields that have their default values.
+
+        Values are compared, because a spec from a manifest has every field set.
+        """
+        fields = type(self).model_fields
+        return {
+            name
+            for name in names
+            if getattr(self, name) == fields[name].get_default(call_default_factory=True)
+        }
+
+
+def describe_fields(section: type[BaseModel]) -> dict[str, str]:
+    """Return the descriptions of a section's fields, by field: the docstrings below them.
+
+    Pydantic's `use_attribute_docstrings` would read the source of every section at each import.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__[: section.__mro__.index(SpecSection)]):
+        found |= _read_docstrings(kind.__module__)[kind.__name__]
+    return found
+
+
+@cache
+def _read_docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings below the fields of a module's classes, by class and field."""
+    return {
+        kind.name: {
+            ast.unparse(field.target): " ".join(str(text.value.value).split())
+            for field, text in pairwise(kind.body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        }
+        for kind in ast.parse(inspect.getsource(sys.modules[module])).body
+        if isinstance(kind, ast.ClassDef)
+    }
 
 
 class Process(SpecSection):
@@ -99,16 +169,16 @@ class Process(SpecSection):
     model_config = ConfigDict(extra="allow")
 
     kind: str = Field(
-        description="explicit (F, Q, optional B, offset; one step a row), or a structure in closed form over the "
-        "time between rows: random_walk (variance), local_linear_trend (level_variance, slope_variance), "
-        "damped_trend (level_variance, slope_variance, damping), constant_velocity (acceleration_variance), "
-        "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
-        "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
-        "continuous (A, diffusion, optional B, offset), sum (parts: a list of these); "
-        "or function (f: module:function of x, dt, u, or of x, dt, u and the noise w; Q, or q: module:function of "
-        "dt, or dt and u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters",
-        examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
+        examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"]
     )
+    """explicit (F, Q, optional B, offset; one step a row), or a structure in closed form over the time between rows:
+    random_walk (variance), local_linear_trend (level_variance, slope_variance), damped_trend (level_variance,
+    slope_variance, damping), constant_velocity (acceleration_variance), constant_acceleration (jerk_variance),
+    ornstein_uhlenbeck (rate, variance, mean), seasonal_trigonometric (period, variance, harmonics), seasonal_dummy
+    (period, variance; one step a row), continuous (A, diffusion, optional B, offset), sum (parts: a list of these);
+    or function (f: module:function of x, dt, u, or of x, dt, u and the noise w; Q, or q: module:function of dt, or
+    dt and u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -161,22 +231,16 @@ class ObservationSection(SpecSection):
 class Initial(SpecSection):
     """The state's distribution at a key's first row, before that row's measurement."""
 
-    mean: list[Number | str] | None = Field(
-        default=None, description="one number for each state, or a column of the key's first row"
-    )
-    covariance: list[list[Number | str]] | None = Field(
-        default=None,
-        description="one row for each state; symmetric; numbers, or columns of the key's first row",
-    )
-    diffuse: bool | list[bool] | None = Field(
-        default=None,
-        description="true: nothing is known of the state before the first row; a list gives it for each state, "
-        "with zeros in the covariance's rows of the diffuse ones",
-    )
-    mode_probabilities: list[Number] | None = Field(
-        default=None,
-        description="with filter: imm or mmae, probabilities of the modes at the first row; null: equal",
-    )
+    mean: list[Number | str] | None = None
+    """one number for each state, or a column of the key's first row"""
+    covariance: list[list[Number | str]] | None = None
+    """one row for each state; symmetric; numbers, or columns of the key's first row"""
+    diffuse: bool | list[bool] | None = None
+    """true: nothing is known of the state before the first row; a list gives it for each state, with zeros in the
+    covariance's rows of the diffuse ones
+    """
+    mode_probabilities: list[Number] | None = None
+    """with filter: imm or mmae, probabilities of the modes at the first row; null: equal"""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -191,69 +255,53 @@ class Initial(SpecSection):
 class Unscented(SpecSection):
     """The sigma points of the unscented filter and their weights: lambda = alpha^2 (n + kappa) - n."""
 
-    alpha: Number = Field(default=1.0, gt=0.0, description="spread of the points")
-    beta: Number = Field(
-        default=0.0, description="prior knowledge of the kurtosis; 2 suits a Gaussian and small alpha"
-    )
-    kappa: Number = Field(
-        default=2.0, description="secondary spread, and the weight of the centre; above minus n"
-    )
+    alpha: Number = Field(default=1.0, gt=0.0)
+    """spread of the points"""
+    beta: Number = 0.0
+    """prior knowledge of the kurtosis; 2 suits a Gaussian and small alpha"""
+    kappa: Number = 2.0
+    """secondary spread, and the weight of the centre; above minus n"""
 
 
 class LearnedParameter(SpecSection):
     """A field that `pretrain` learns, with constraints on its values."""
 
-    name: str = Field(
-        description="name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]"
-    )
-    form: Literal["full", "diagonal"] | None = Field(
-        default=None, description="structure of a covariance; null: zeros stay zero"
-    )
-    bounds: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
-        default=None, description="bounds of a number: [lowest, highest], null for none"
-    )
+    name: str
+    """name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]"""
+    form: Literal["full", "diagonal"] | None = None
+    """structure of a covariance; null: zeros stay zero"""
+    bounds: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = None
+    """bounds of a number: [lowest, highest], null for none"""
 
 
 class Learn(SpecSection):
     """The parameters that `pretrain` learns before it filters; all other parameters stay as in the spec."""
 
-    parameters: list[str | LearnedParameter] = Field(
-        default=[],
-        description="names of the fields to learn, such as R, variance, F[0][1], initial.mean; or {name, form, bounds}",
-    )
-    prior: bool = Field(
-        default=False, description="also learn the initial distribution of a key, from all keys"
-    )
-    scope: Literal["pooled", "group", "key"] = Field(
-        default="pooled",
-        description="one value for all keys, for each group of keys, or for each key",
-    )
-    by: list[str] = Field(
-        default=[],
-        description="with scope: group, the key columns that define the groups; with scope: key, those of the groups "
-        "whose keys lean on each other",
-    )
-    window: str | None = Field(
-        default=None, description="learn from this long before the position's last event time, such as 90d"
-    )
-    max_iterations: int = Field(default=100, ge=1, description="most iterations of the optimiser")
-    sample_keys: int | None = Field(
-        default=None, ge=1, description="learn from about this many keys instead of all"
-    )
-    method: Literal["mle", "em"] = Field(
-        default="mle",
-        description="maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the "
-        "initial distribution of a linear filter, in every scope; mixtures always)",
-    )
+    parameters: list[str | LearnedParameter] = []
+    """names of the fields to learn, such as R, variance, F[0][1], initial.mean; or {name, form, bounds}"""
+    prior: bool = False
+    """also learn the initial distribution of a key, from all keys"""
+    scope: Literal["pooled", "group", "key"] = "pooled"
+    """one value for all keys, for each group of keys, or for each key"""
+    by: list[str] = []
+    """with scope: group, the key columns that define the groups; with scope: key, those of the groups whose keys lean
+    on each other
+    """
+    window: Duration | None = None
+    """learn from this long before the position's last event time, such as 90d"""
+    max_iterations: int = Field(default=100, ge=1)
+    """most iterations of the optimiser"""
+    sample_keys: int | None = Field(default=None, ge=1)
+    """learn from about this many keys instead of all"""
+    method: Literal["mle", "em"] = "mle"
+    """maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the initial
+    distribution of a linear filter, in every scope; mixtures always)
+    """
 
     @property
     def left_out(self) -> set[str]:
         """Return the fields with default values, which ids omit because ids of earlier releases lack these fields."""
-        return {
-            name
-            for name, default in (("prior", False), ("method", "mle"), ("by", []))
-            if getattr(self, name) == default
-        }
+        return self.list_defaults(("prior", "method", "by"))
 
     def definition(self) -> dict[str, Any]:
         """Return the argument of `kalman.build` and `kalman.learning.build_linear_learner`, as plain Python."""
@@ -276,76 +324,49 @@ class Learn(SpecSection):
         """Return the length of the window in microseconds."""
         return None if self.window is None else parse_duration_us(self.window)
 
-    @model_validator(mode="after")
-    def _duration(self) -> Self:
-        check_duration(self.window, "window")
-        return self
-
 
 class Smoothing(SpecSection):
     """Fixed-lag smoothing: the state at each row is estimated again after a number of later rows of the key."""
 
-    lag: int = Field(
-        ge=1,
-        le=500,
-        description="number of later rows after which a row's state is given again, in the lagged_ outputs of the "
-        "last of them",
-    )
+    lag: int = Field(ge=1, le=500)
+    """number of later rows after which a row's state is given again, in the lagged_ outputs of the last of them"""
 
 
 class Storage(SpecSection):
     """The storage of a key's state."""
 
-    dtype: Literal["float64", "float32"] = Field(
-        default="float64", description="float32: half the size, about seven digits; rounded after each row"
-    )
+    dtype: Literal["float64", "float32"] = "float64"
+    """float32: half the size, about seven digits; rounded after each row"""
 
 
 class OutputsSection(SpecSection):
     """The contents of each estimate."""
 
-    covariance: Literal["full", "diagonal"] = Field(
-        default="full", description="n*n numbers, row by row, or the n variances"
-    )
-    innovation: bool = Field(
-        default=False,
-        description="true: also each row's normalised innovations, which a comparison of versions needs to judge bias",
-    )
-    measured: bool = Field(
-        default=False, description="true: also each row's measurement, with which forecasts are compared"
-    )
-    control: bool = Field(
-        default=False,
-        description="true: also each row's controls, and the inputs of its key as they were used for it",
-    )
-    residual: bool = Field(
-        default=False,
-        description="true: also each row's residual, the measurement minus its prediction, and the covariance of the "
-        "prediction",
-    )
-    matrices: list[Literal["F", "H", "Q", "R"]] = Field(
-        default=[],
-        description="system matrices of the model to put out as they were used for the row, such as [F, Q]",
-    )
-    state_index: bool = Field(
-        default=False,
-        description="true: also the number of the key's rows that are in its state, this one included",
-    )
+    covariance: Literal["full", "diagonal"] = "full"
+    """n*n numbers, row by row, or the n variances"""
+    innovation: bool = False
+    """true: also each row's normalised innovations, which a comparison of versions needs to judge bias"""
+    measured: bool = False
+    """true: also each row's measurement, with which forecasts are compared"""
+    control: bool = False
+    """true: also each row's controls, and the inputs of its key as they were used for it"""
+    residual: bool = False
+    """true: also each row's residual, the measurement minus its prediction, and the covariance of the prediction"""
+    matrices: list[Literal["F", "H", "Q", "R"]] = []
+    """system matrices of the model to put out as they were used for the row, such as [F, Q]"""
+    state_index: bool = False
+    """true: also the number of the key's rows that are in its state, this one included"""
 
-    sliding_log_likelihood: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000,
-        description="also the log-likelihood of the key's newest measured rows together, this many of them; its state "
-        "is kept with the key's, so that it changes with the model's version; null: none",
-    )
+    sliding_log_likelihood: int | None = Field(default=None, ge=1, le=1000)
+    """also the log-likelihood of the key's newest measured rows together, this many of them; its state is kept with the
+    key's, so that it changes with the model's version; null: none
+    """
 
     @property
     def left_out(self) -> set[str]:
         """Return the fields with default values, which stored data omit because earlier releases lack these fields."""
-        fields = type(self).model_fields
         later = ("control", "residual", "matrices", "state_index", "sliding_log_likelihood")
-        return {name for name in later if getattr(self, name) == fields[name].default}
+        return self.list_defaults(later)
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -377,35 +398,20 @@ class OutputsSection(SpecSection):
 class Stream(SpecSection):
     """The size of micro-batches and the layout of the state; of these options only `new_keys` changes results."""
 
-    max_files_per_batch: int | None = Field(
-        default=None, ge=1, description="most files of the measurements table in a micro-batch"
-    )
-    max_bytes_per_batch: str | None = Field(
-        default=None,
-        pattern=r"^[1-9][0-9]*[kmgt]$",
-        description="approximate most bytes in a micro-batch, such as 512m or 1g",
-    )
-    partitions: int | None = Field(
-        default=None, ge=1, description="state partitions; fixed for the life of a generation"
-    )
-    keys_per_block: int = Field(default=256, ge=1, description="keys in one stored block of state")
-    expected_keys: int | None = Field(
-        default=None, ge=1, description="approximate number of keys to come, for the layout of blocks"
-    )
-    new_keys: Literal["prior", "pretrained"] = Field(
-        default="prior",
-        description="where a key without a state begins: prior, the model's initial distribution; pretrained, its "
-        "state after the history that `ingest --history` has landed for it; fixed for the life of a generation",
-    )
-
-
-def check_duration(text: str | None, field: str) -> None:
-    """Refuse a text that is not a duration, with an error of `problems.invalid`."""
-    if text is not None:
-        try:
-            parse_duration_us(text)
-        except ValueError as error:
-            raise invalid(str(error), _DURATION_REMEDY, field) from error
+    max_files_per_batch: int | None = Field(default=None, ge=1)
+    """most files of the measurements table in a micro-batch"""
+    max_bytes_per_batch: str | None = Field(default=None, pattern=r"^[1-9][0-9]*[kmgt]$")
+    """approximate most bytes in a micro-batch, such as 512m or 1g"""
+    partitions: int | None = Field(default=None, ge=1)
+    """state partitions; fixed for the life of a generation"""
+    keys_per_block: int = Field(default=256, ge=1)
+    """keys in one stored block of state"""
+    expected_keys: int | None = Field(default=None, ge=1)
+    """approximate number of keys to come, for the layout of blocks"""
+    new_keys: Literal["prior", "pretrained"] = "prior"
+    """where a key without a state begins: prior, the model's initial distribution; pretrained, its state after the
+    history that `ingest --history` has landed for it; fixed for the life of a generation
+    """
 
 
 CLONES = "true: the table's log may name files elsewhere, as a clone's does; else such a table is refused"
@@ -414,24 +420,15 @@ CLONES = "true: the table's log may name files elsewhere, as a clone's does; els
 class Inputs(SpecSection):
     """A Delta table with one row for each key. The model uses the numbers in the row like control columns."""
 
-    table: str | None = Field(
-        default=None,
-        description="the table's path below the warehouse, or absolute (/data/sensors); null: inputs/<name>",
-    )
+    table: str | None = None
+    """the table's path below the warehouse, or absolute (/data/sensors); null: inputs/<name>"""
     clones: bool = Field(default=False, description=CLONES)
-    key: list[str] | None = Field(
-        default=None,
-        min_length=1,
-        description="key columns for whose values the table has rows; null: all of the model's",
-    )
-    columns: dict[str, str] = Field(
-        min_length=1,
-        description="each input's name in the model and its column in the table, such as {noise: noise_db}",
-    )
-    defaults: dict[str, Number] | None = Field(
-        default=None,
-        description="numbers for keys without a row in the table; null: their rows go to quarantine",
-    )
+    key: list[str] | None = Field(default=None, min_length=1)
+    """key columns for whose values the table has rows; null: all of the model's"""
+    columns: dict[str, str] = Field(min_length=1)
+    """each input's name in the model and its column in the table, such as {noise: noise_db}"""
+    defaults: dict[str, Number] | None = None
+    """numbers for keys without a row in the table; null: their rows go to quarantine"""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

@@ -7,9 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from jobs.core.times import parse_duration_us
 from jobs.specs.problems import invalid, suggest_key
-from jobs.specs.sections import CLONES, SpecSection
+from jobs.specs.sections import CLONES, Duration, SpecSection
 
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
 _OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
@@ -20,77 +19,56 @@ _FIELDS = {"kafka": _OF_KAFKA, "delta": ("table", "clones"), "rate": ("rate",)}
 class Rate(SpecSection):
     """Made-up rows to try out a model; the same seed always gives the same rows."""
 
-    rows_per_second: float = Field(
-        default=10.0, gt=0, allow_inf_nan=False, description="rows that come each second"
-    )
-    first_rows: int = Field(default=1000, ge=0, description="rows that are there at the first `ingest`")
-    keys: int = Field(default=10, ge=1, description="number of keys, which have a row each in turn")
-    every: str = Field(default="1min", description="time between two rows of a key, such as 1min")
-    begin: str = Field(default="2024-01-01", description="time of the first row, in ISO 8601")
-    seed: int = Field(default=0, ge=0, description="another seed gives other rows")
-    missing: float = Field(
-        default=0.0, ge=0, le=1, allow_inf_nan=False, description="share of measurements that are missing"
-    )
-
-    @model_validator(mode="after")
-    def _spaced(self) -> Self:
-        try:
-            parse_duration_us(self.every)
-        except ValueError as error:
-            raise invalid(str(error), "write a number and a unit, such as 1min", "every") from error
-        return self
+    rows_per_second: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """rows that come each second"""
+    first_rows: int = Field(default=1000, ge=0)
+    """rows that are there at the first `ingest`"""
+    keys: int = Field(default=10, ge=1)
+    """number of keys, which have a row each in turn"""
+    every: Duration = "1min"
+    """time between two rows of a key, such as 1min"""
+    begin: str = "2024-01-01"
+    """time of the first row, in ISO 8601"""
+    seed: int = Field(default=0, ge=0)
+    """another seed gives other rows"""
+    missing: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """share of measurements that are missing"""
 
 
 class Source(SpecSection):
     """Kafka topics with one measurement in each message (brokers in KALMAN_KAFKA), a Delta table, or made-up rows."""
 
-    kind: Literal["kafka", "delta", "rate"] = Field(
-        description="kafka: a topic, or several; delta: a Delta table of your own; rate: made-up rows"
-    )
-    topic: str = Field(default="", pattern=_TOPIC, description="name of the topic that the stream reads")
-    topics: list[str] = Field(
-        default=[],
-        description="names of several topics, which `ingest` lands and the stream reads from the table",
-    )
-    pattern: str = Field(
-        default="",
-        description="instead of names, a regular expression (of Java) for the whole names of topics",
-    )
-    partitions: list[int] = Field(default=[], description="partitions of the topic that are read; empty: all")
-    table: str = Field(
-        default="",
-        description="with kind: delta, the table: a path or URI, or one below the warehouse's root",
-    )
+    kind: Literal["kafka", "delta", "rate"]
+    """kafka: a topic, or several; delta: a Delta table of your own; rate: made-up rows"""
+    topic: str = Field(default="", pattern=_TOPIC)
+    """name of the topic that the stream reads"""
+    topics: list[str] = []
+    """names of several topics, which `ingest` lands and the stream reads from the table"""
+    pattern: str = ""
+    """instead of names, a regular expression (of Java) for the whole names of topics"""
+    partitions: list[int] = []
+    """partitions of the topic that are read; empty: all"""
+    table: str = ""
+    """with kind: delta, the table: a path or URI, or one below the warehouse's root"""
     clones: bool = Field(default=False, description=f"with kind: delta, {CLONES}")
-    rate: Rate = Field(default_factory=Rate, description="with kind: rate, the rows that are made up")
-    format: Literal["json", "avro"] = Field(
-        default="json", description="format of a message's value: a JSON object, or an Avro record"
-    )
-    avro_schema: dict[str, Any] | None = Field(
-        default=None, description="with format: avro, the schema of the record, {type: record, name, fields}"
-    )
-    framing: Literal["none", "confluent"] = Field(
-        default="none",
-        description="with format: avro, bytes before the record: none, or a schema registry's five",
-    )
-    whole_keys: list[str] = Field(
-        default=[],
-        description="with format: json, key columns, or the column of duplicates.id, that are whole numbers; the "
-        "others are text",
-    )
-    message_key: str | None = Field(
-        default=None,
-        description="key column that is the message's key, as text, instead of a field of its value",
-    )
-    start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="offset, or version of the table, at which the first `ingest` begins"
-    )
-    tombstones: Literal["quarantine", "skip"] = Field(
-        default="quarantine", description="quarantine or skip messages without a value"
-    )
-    max_offsets_per_batch: int | None = Field(
-        default=None, ge=1, description="most messages in a micro-batch, of all partitions together"
-    )
+    rate: Rate = Field(default_factory=Rate)
+    """with kind: rate, the rows that are made up"""
+    format: Literal["json", "avro"] = "json"
+    """format of a message's value: a JSON object, or an Avro record"""
+    avro_schema: dict[str, Any] | None = None
+    """with format: avro, the schema of the record, {type: record, name, fields}"""
+    framing: Literal["none", "confluent"] = "none"
+    """with format: avro, bytes before the record: none, or a schema registry's five"""
+    whole_keys: list[str] = []
+    """with format: json, key columns, or the column of duplicates.id, that are whole numbers; the others are text"""
+    message_key: str | None = None
+    """key column that is the message's key, as text, instead of a field of its value"""
+    start: Literal["earliest", "latest"] = "earliest"
+    """offset, or version of the table, at which the first `ingest` begins"""
+    tombstones: Literal["quarantine", "skip"] = "quarantine"
+    """quarantine or skip messages without a value"""
+    max_offsets_per_batch: int | None = Field(default=None, ge=1)
+    """most messages in a micro-batch, of all partitions together"""
 
     @property
     def streamed(self) -> bool:
@@ -112,8 +90,7 @@ class Source(SpecSection):
     def _of_its_kind(self) -> Self:
         for kind, fields in _FIELDS.items():
             for field in fields if kind != self.kind else ():
-                default = type(self).model_fields[field].get_default(call_default_factory=True)
-                if getattr(self, field) != default:
+                if not self.list_defaults([field]):
                     raise invalid(f"is for kind: {kind}", f"remove it, or write kind: {kind}", field)
         if self.kind == "delta" and not self.table:
             raise invalid("is missing", "write the path of the table", "table")
@@ -174,36 +151,30 @@ class Source(SpecSection):
 class KafkaSink(SpecSection):
     """A Kafka topic that receives each live estimate as a message; KALMAN_KAFKA has the addresses of its brokers."""
 
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of an existing topic")
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    """name of an existing topic"""
 
 
 class FileSink(SpecSection):
     """A folder that receives the live estimates as files, in one subfolder for each micro-batch."""
 
-    folder: str = Field(
-        min_length=1, description="a path or URI that all machines reach; a relative path is in the warehouse"
-    )
-    format: Literal["parquet", "json"] = Field(
-        default="parquet", description="parquet, or json with one row on each line"
-    )
+    folder: str = Field(min_length=1)
+    """a path or URI that all machines reach; a relative path is in the warehouse"""
+    format: Literal["parquet", "json"] = "parquet"
+    """parquet, or json with one row on each line"""
 
 
 class Sinks(SpecSection):
     """Where a stream's estimates go besides their table. The sinks may change whenever the stream starts."""
 
-    latest: bool = Field(
-        default=False, description="true: also keep the latest state of each key in latest/<model>"
-    )
-    kafka: KafkaSink | None = Field(
-        default=None, description="a topic for the live estimates, {topic: ...}: at least once, keyed"
-    )
-    files: FileSink | None = Field(
-        default=None, description="a folder for the live estimates, {folder: ...}: exactly once"
-    )
-    functions: list[str] = Field(
-        default=[],
-        description="your own sinks, each module:function, called with a micro-batch's frame, generation and batch id",
-    )
+    latest: bool = False
+    """true: also keep the latest state of each key in latest/<model>"""
+    kafka: KafkaSink | None = None
+    """a topic for the live estimates, {topic: ...}: at least once, keyed"""
+    files: FileSink | None = None
+    """a folder for the live estimates, {folder: ...}: exactly once"""
+    functions: list[str] = []
+    """your own sinks, each module:function, called with a micro-batch's frame, generation and batch id"""
 
     @field_validator("functions")
     @classmethod

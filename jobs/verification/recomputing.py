@@ -387,12 +387,10 @@ class _Check(NamedTuple):
         fresh = initial_states(recipe.kernel, size)
         if recipe.begin is None or size == 0:
             return fresh
-        identity = {}
         if recipe.kind.integer:
-            identity = {"route": compute_routes(self.keys.cast(pa.int64()).to_numpy())}
+            keys = Records({"route": compute_routes(self.keys.cast(pa.int64()).to_numpy())}, None)
         else:
-            identity = {"route": np.arange(size, dtype=np.uint64)}
-        keys = Records(identity, None if recipe.kind.integer else self.keys.cast(pa.string()))
+            keys = Records({"route": np.arange(size, dtype=np.uint64)}, self.keys.cast(pa.string()))
         none = SortedRows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0)), np.empty((0, 0)))
         return fresh._replace(values=recipe.begin(KeyedRows(keys, none)))
 
@@ -674,14 +672,8 @@ def _choose_pairs(one: PairwiseComparison, other: PairwiseComparison, which: Boo
 def _join_refused(refused: CodedRows, bad: CodedRows) -> tuple[CodedRows, Bools]:
     """Return the rows of both arguments as one, and for each row whether it is from `bad`."""
     which = np.repeat([False, True], [len(refused.code), len(bad.code)])
-    both = CodedRows(
-        np.concatenate([refused.code, bad.code]),
-        np.concatenate([refused.time, bad.time]),
-        np.concatenate([refused.batch, bad.batch]),
-        np.concatenate([refused.place, bad.place]),
-        np.concatenate([refused.numbers, bad.numbers], axis=1),
-    )
-    return both, which
+    pairs: Any = zip(refused, bad, strict=True)
+    return CodedRows(*(np.concatenate(pair, axis=-1) for pair in pairs)), which
 
 
 def _convert_matrix(column: pa.ChunkedArray, width: int) -> Floats:

@@ -117,6 +117,26 @@ def test_the_guides_smallest_model_is_a_model(tmp_path: Path) -> None:
     assert spec.fingerprint() == load_spec("nile", MODELS).fingerprint()
 
 
+def test_a_missing_field_is_described(tmp_path: Path) -> None:
+    text = yaml.safe_dump({name: value for name, value in NILE.items() if name != "measurement"})
+    (tmp_path / "nile.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        SpecError, match="measurement: is missing; add it: the measured columns, in the order"
+    ):
+        load_spec("nile", tmp_path)
+
+
+def test_a_duration_in_a_list_is_refused_with_its_line(tmp_path: Path) -> None:
+    section = "outputs: {measured: true}\nforecast:\n  horizons:\n  - 1h\n  - often\n"
+    text = yaml.safe_dump(NILE) + section
+    (tmp_path / "nile.yaml").write_text(text, encoding="utf-8")
+    line = text.splitlines().index("  - often") + 1
+    with pytest.raises(
+        SpecError, match=rf"nile.yaml:{line}: forecast.horizons\[1\]: 'often' is not a duration"
+    ):
+        load_spec("nile", tmp_path)
+
+
 def test_the_guide_has_every_field() -> None:
     guide = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     table = guide.split("## All fields")[1].split("\n## ")[0]

@@ -23,7 +23,7 @@ from tests.support import object_store
 from tests.support.object_store import BUCKET, Proxy, environment
 
 ROOT = f"s3a://{BUCKET}/warehouse"
-COMPOSE = Path(__file__).resolve().parents[3] / "docker-compose.yml"
+COMPOSE = Path(__file__).resolve().parents[3] / "docker-compose.s3.yml"
 
 
 def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy, tmp_path: Path):
