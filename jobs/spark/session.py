@@ -135,6 +135,7 @@ def spark_session(
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYTHONSAFEPATH"] = "1"  # Java's processes of Python import nothing from the current folder
     builder = SparkSession.builder.appName(app)
     for name, value in {**build_spark_conf(), **build_store_conf(settings.warehouse), **(conf or {})}.items():
         builder = builder.config(name, value)

@@ -54,15 +54,9 @@ def drop_archived_pyspark() -> None:
 
 
 def load_modules() -> None:
-    """Load the modules, and exclude them from garbage collection, which runs after each task of a worker.
-
-    Then the current folder, which `python -m` puts on the path, leaves it: a module of a spec's function must not be
-    found there before the copy that the driver has sent.
-    """
+    """Load the modules, and exclude them from garbage collection, which runs after each task of a worker."""
     for name in MODULES:
         importlib.import_module(name)
-    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]
     gc.collect()
     gc.freeze()
 
