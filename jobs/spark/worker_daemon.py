@@ -45,11 +45,7 @@ def drop_archived_pyspark() -> None:
     """
     installed = [path for path in sys.path if not path.endswith(_ARCHIVES)]
     found, home = PathFinder.find_spec("pyspark", installed), os.environ.get("SPARK_HOME", "")
-    if (
-        found is not None
-        and os.path.isdir(home)
-        and os.path.samefile(os.path.dirname(str(found.origin)), home)
-    ):
+    if found and os.path.isdir(home) and os.path.samefile(os.path.dirname(str(found.origin)), home):
         sys.path[:] = installed
 
 

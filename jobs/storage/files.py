@@ -260,16 +260,13 @@ class LinklessFiles(LocalFiles):
         self._real = f"{os.path.realpath(warehouse)}/{folder}"
 
     def read(self, name: str, most: int | None = None) -> bytes | None:
-        self._refuse_link(name)
-        return super().read(name, most)
+        return super().read(self._refuse_link(name), most)
 
     def write(self, name: str, content: bytes) -> None:
-        self._refuse_link(name)
-        super().write(name, content)
+        super().write(self._refuse_link(name), content)
 
     def remove(self, name: str) -> None:
-        self._refuse_link(name)
-        super().remove(name)
+        super().remove(self._refuse_link(name))
 
     def names(self, folder: str) -> list[str]:
         return super().names(folder) if self._is_own(folder) else []
@@ -278,14 +275,16 @@ class LinklessFiles(LocalFiles):
         path = self.root / folder
         return not path.is_symlink() and os.path.realpath(path) == f"{self._real}/{folder}".rstrip("/")
 
-    def _refuse_link(self, name: str) -> None:
+    def _refuse_link(self, name: str) -> str:
+        """Return the name of a file, after a check that its folder is no link."""
         folder = os.path.dirname(name)
-        if not self._is_own(folder):
-            raise UserError(
-                f"{self.root / folder}: its path has a link, which folders of records never have; remove the "
-                "link, and see who made it",
-                RUN_FAILED,
-            )
+        if self._is_own(folder):
+            return name
+        raise UserError(
+            f"{self.root / folder}: its path has a link, which folders of records never have; remove the link, and see "
+            "who made it",
+            RUN_FAILED,
+        )
 
 
 class ChecksumException(OSError):

@@ -184,14 +184,9 @@ class ObjectFiles:
             UserError: the call failed, or its outcome cannot be determined.
         """
         identity = uuid.uuid4().hex
+        mark = {_IDENTITY: identity}
         try:
-            self._store.put(
-                self._path(name),
-                content,
-                attributes={_IDENTITY: identity},
-                mode="create",
-                use_multipart=False,
-            )
+            self._store.put(self._path(name), content, attributes=mark, mode="create", use_multipart=False)
             return True
         except Exception as error:
             return self._is_ours(name, identity, error)

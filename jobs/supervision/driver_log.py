@@ -48,15 +48,8 @@ class DriverIdentity:
     @classmethod
     def identify_process(cls, jvm: int) -> DriverIdentity:
         """Return the identity of the current process, whose Spark runs in the process `jvm`."""
-        pid = os.getpid()
-        return cls(
-            read_machine_name(),
-            pid,
-            read_start_time(pid) or 0.0,
-            jvm,
-            read_start_time(jvm) or 0.0,
-            uuid.uuid4().hex,
-        )
+        own, its = ((pid, read_start_time(pid) or 0.0) for pid in (os.getpid(), jvm))
+        return cls(read_machine_name(), *own, *its, uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str | None) -> DriverIdentity | None:
@@ -276,13 +269,9 @@ class DriverLog:
 
     def list_drivers(self) -> list[DriverRecord]:
         """Return the latest driver of each generation, ordered by start time."""
-        found = []
-        for generation in self.files.names(""):
-            if generation in (LAUNCHES, HOLD, CRASHES):
-                continue
-            epochs = [name for name in self._list_names(generation) if name.endswith(".json")]
-            if epochs:
-                found.append(self._read_record(DriverRecord, f"{generation}/{epochs[-1]}"))
+        generations = [name for name in self.files.names("") if name != LAUNCHES]
+        latest = [names[-1] for one in generations if (names := self._list_records(one))]
+        found = [self._read_record(DriverRecord, name) for name in latest]
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def compute_next_time(self) -> datetime:
@@ -307,8 +296,7 @@ class DriverLog:
 
     def _read_records(self, kind: type[R], folder: str) -> list[R]:
         """Return the records in a folder, ordered by their names."""
-        names = (name for name in self._list_names(folder) if name.endswith(".json"))
-        found = (self._read_record(kind, f"{folder}/{name}") for name in names)
+        found = [self._read_record(kind, name) for name in self._list_records(folder)]
         return [one for one in found if one is not None]
 
     def _read_record(self, kind: type[R], name: str) -> R | None:
@@ -316,10 +304,10 @@ class DriverLog:
         found = kind.parse(self._read_file(name))
         return found if getattr(found, "name", None) == name else None
 
-    def _list_names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if this user may not read it, or if it is a link."""
+    def _list_records(self, folder: str) -> list[str]:
+        """Return the paths of the records in a folder; none if it is a link, or this user may not read it."""
         try:
-            return self.files.names(folder)
+            return [f"{folder}/{name}" for name in self.files.names(folder) if name.endswith(".json")]
         except PermissionError:
             return []
 

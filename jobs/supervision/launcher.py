@@ -91,18 +91,8 @@ def main(words: Sequence[str]) -> int:
         child.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    pid, keeper = child.pid, os.getpid()
-    launch = LaunchRecord(
-        token,
-        read_machine_name(),
-        began,
-        pid,
-        read_start_time(pid),
-        keeper,
-        read_start_time(keeper),
-        log,
-        about,
-    )
+    started, keeper = ((pid, read_start_time(pid)) for pid in (child.pid, os.getpid()))
+    launch = LaunchRecord(token, read_machine_name(), began, *started, *keeper, log, about)
     drivers.write(launch)
     drivers.prune(LAUNCHES)
     asked = False
@@ -111,11 +101,8 @@ def main(words: Sequence[str]) -> int:
             asked = True
             child.send_signal(signal.SIGTERM)
         time.sleep(POLL_SECONDS)
-    drivers.write(
-        replace(
-            launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=find_last_error(Path(log))
-        )
-    )
+    error = find_last_error(Path(log))
+    drivers.write(replace(launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=error))
     return 0
 
 
