@@ -158,6 +158,7 @@ def build_spark_environment() -> dict[str, str]:
         # Workers and driver use Airflow's interpreter, and the Spark installed with it.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONSAFEPATH": "1",
         "SPARK_HOME": str(find_package_folder("pyspark")),
         "KALMAN_WAREHOUSE": find_warehouse_root(),
         "KALMAN_MODELS": find_models_path(),

@@ -209,13 +209,13 @@ def _is_model_error(error: BaseException) -> bool:
 
 
 def extract_first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of an exception's message, shortened to `limit` characters."""
+    """Return the first line of an exception's message, without secrets and shortened to `limit` characters."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
     # Py4J's message begins with the name of the Java call, which does not help a reader.
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
-    return escape_unprintable(text, limit)
+    return show_name(text, limit)
 
 
 def escape_unprintable(text: str, limit: int | None = _LONGEST_LINE) -> str:

@@ -91,12 +91,12 @@ def _resolve_path(handle: int, path: str | Path) -> str:
         return real
 
 
-def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> bytes:
+def read_regular(path: Path, most: int | None, within: Sequence[str] | None = None) -> bytes:
     """Return the content of a regular file; a link to a regular file is allowed.
 
     Args:
         path: path of the file.
-        most: maximum size in bytes.
+        most: maximum size in bytes; None for any size.
         within: as in `open_regular`.
 
     Raises:
@@ -104,8 +104,8 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
         OSError: the file cannot be read.
     """
     with open_regular(path, within) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        content = file.read(-1 if most is None else most + 1)
+    if most is not None and len(content) > most:
         raise UnfitFile(f"is larger than {most:,} bytes")
     return content
 

@@ -202,7 +202,7 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
 
 def open_driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
-    return DriverLog.of(warehouse, format_log_name(verb, model))
+    return DriverLog.at(warehouse.root, format_log_name(verb, model))
 
 
 def _prefix(verb: str, part: str, model: str) -> str:

@@ -247,7 +247,7 @@ def list_tables(tables: Tables, model: str) -> list[str]:
 
 def find_held_generations(tables: Tables, model: str) -> set[str]:
     """Return the generations that a running driver holds, according to the log of drivers."""
-    drivers = DriverLog.of(tables, model).list_drivers()
+    drivers = DriverLog.at(tables.root, model).list_drivers()
     return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
 
 

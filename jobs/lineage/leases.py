@@ -83,7 +83,7 @@ def acquire_lease(
     Raises:
         UserError: a running driver holds the lease, or another driver took the lease at the same moment.
     """
-    log = DriverLog.of(warehouse, generation.model)
+    log = DriverLog.at(warehouse.root, generation.model)
     before = next((one for one in log.list_drivers() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
     if before is not None and before.runs_after_waiting():
@@ -283,7 +283,7 @@ def hold_stream(
         UserError: a driver holds the generation, or another command has made another generation live.
     """
     name = live.model
-    log = DriverLog.of(warehouse, name)
+    log = DriverLog.at(warehouse.root, name)
     with (
         pause_stream(log, reason, on_progress) if drain else nullcontext(),
         stream_lock(warehouse.root, name, patience=UNLOCK_SECONDS if drain else 0.0),

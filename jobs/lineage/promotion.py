@@ -176,7 +176,7 @@ def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Gene
 
 def _ask_to_end(warehouse: Tables, generation: Generation) -> None:
     """Ask the driver of a generation, in the log of drivers, to stop, unless the driver has ended."""
-    log = DriverLog.of(warehouse, generation.model)
+    log = DriverLog.at(warehouse.root, generation.model)
     for drive in log.list_drivers():
         if drive.generation == generation.generation and drive.ended_at is None:
             log.ask_to_stop(drive, f"{generation.generation} was retired")

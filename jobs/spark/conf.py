@@ -73,6 +73,8 @@ def build_spark_conf() -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
         "spark.executorEnv.PYTHONHASHSEED": "0",
+        # Workers, and their daemon, import nothing from the current folder, where specs and their modules may be.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
         _ARROW_BYTES: str(64 << 20),
         f"{_STATE_CALLS}.maxStateRecordsPerBatch": str(BLOCKS_AT_ONCE),

@@ -135,6 +135,7 @@ def spark_session(
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYTHONSAFEPATH"] = "1"  # Java's processes of Python import nothing from the current folder
     builder = SparkSession.builder.appName(app)
     for name, value in {**build_spark_conf(), **build_store_conf(settings.warehouse), **(conf or {})}.items():
         builder = builder.config(name, value)
@@ -143,11 +144,8 @@ def spark_session(
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        if os.environ.get("LC_ALL") in (
-            "C",
-            "POSIX",
-        ):  # otherwise Java cannot find files with names outside ASCII
-            os.environ["LC_ALL"] = "C.UTF-8"
+        if os.environ.get("LC_ALL") in ("C", "POSIX"):
+            os.environ["LC_ALL"] = "C.UTF-8"  # otherwise Java cannot find files with names outside ASCII
     try:
         with filter_output() as last, _interrupt_kept():
             session = builder.getOrCreate()

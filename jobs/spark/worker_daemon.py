@@ -45,24 +45,14 @@ def drop_archived_pyspark() -> None:
     """
     installed = [path for path in sys.path if not path.endswith(_ARCHIVES)]
     found, home = PathFinder.find_spec("pyspark", installed), os.environ.get("SPARK_HOME", "")
-    if (
-        found is not None
-        and os.path.isdir(home)
-        and os.path.samefile(os.path.dirname(str(found.origin)), home)
-    ):
+    if found and os.path.isdir(home) and os.path.samefile(os.path.dirname(str(found.origin)), home):
         sys.path[:] = installed
 
 
 def load_modules() -> None:
-    """Load the modules, and exclude them from garbage collection, which runs after each task of a worker.
-
-    Then the current folder, which `python -m` puts on the path, leaves it: a module of a spec's function must not be
-    found there before the copy that the driver has sent.
-    """
+    """Load the modules, and exclude them from garbage collection, which runs after each task of a worker."""
     for name in MODULES:
         importlib.import_module(name)
-    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]
     gc.collect()
     gc.freeze()
 

@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from jobs.core.input_files import is_within
+
 FIELDS = ("f", "h", "q", "jacobian", "noise_jacobian")
 """Fields of a process or an observation that name a function."""
 
@@ -74,7 +76,7 @@ def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
     )
     importlib.invalidate_caches()
     if any(fnmatchcase(one, pattern) for one in above for pattern in modules if pattern != BESIDE):
-        return None if BESIDE in modules or folder is None else _find_misplaced(parts[0], folder)
+        return None if BESIDE in modules or folder is None else _find_misplaced(parts, folder)
     if BESIDE not in modules or folder is None:
         return f"module {parts[0]} is not one whose functions a spec may name", listed
     if parts[0] in sys.stdlib_module_names:
@@ -102,20 +104,35 @@ def find_refusal(name: str, folder: str | None) -> tuple[str, str] | None:
     return None
 
 
-def _find_misplaced(module: str, folder: str) -> tuple[str, str] | None:
-    """Return the problem and the remedy for a listed module that is not, or not only, outside the spec's folder."""
-    real = os.path.realpath(folder)
-    places = _list_places(PathFinder.find_spec(module))
-    if any(place.startswith(f"{real}/") for place in places):
-        why, remedy = "the folder of the spec is on the Python path", "start the command in another folder"
-    elif not places and PathFinder.find_spec(module, [folder]) is not None:
+def _find_misplaced(parts: list[str], folder: str) -> tuple[str, str] | None:
+    """Return the problem and the remedy for a listed module that is not, or not only, outside the spec's folder.
+
+    The folder may be, or be part of, a package on the path, so the places of all packages above the module count.
+    """
+    module, real = parts[0], os.path.realpath(folder)
+    found = PathFinder.find_spec(module)
+    if found is None:  # an editable installation has a finder of its own
+        found = next(filter(None, (one.find_spec(module, None) for one in sys.meta_path)), None)
+    if found is None and PathFinder.find_spec(module, [folder]) is not None:
         why, remedy = "it is not on the Python path", f"install {module}"
+    elif any(is_within(place, real) for place in _list_all_places(found, parts[1:])):
+        why, remedy = "the folder of the spec is on the Python path", "start the command in another folder"
     else:
         return None  # the caller of the function reports a module that does not exist
     return (
         f"module {module} is beside the spec, and {why}",
         f"{remedy}, or list . in {VARIABLE}, if everybody who writes specs may run code",
     )
+
+
+def _list_all_places(found: ModuleSpec | None, inner: list[str]) -> Iterator[str]:
+    """Yield the real files and folders of a package, and of the modules `inner` within it, each within the last."""
+    while found is not None:
+        folders = list(found.submodule_search_locations or [])
+        yield from map(os.path.realpath, filter(None, [found.origin, *folders]))
+        # By its last name, because a package without a file would look for the package above it among loaded modules.
+        found = PathFinder.find_spec(inner[0], folders) if inner and folders else None
+        inner = inner[1:]
 
 
 def choose_search_folder(folder: str | None) -> str | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.faults import find_fault, name_file
-from jobs.core.input_files import UnfitFile, open_regular
+from jobs.core.input_files import UnfitFile, read_regular
 from jobs.core.settings import find_local_path
 from jobs.storage.object_files import FileStamp, ObjectFiles
 
@@ -37,8 +37,12 @@ REPORTS = "reports"
 class SmallFiles(Protocol):
     """A folder of small files. Names are paths relative to the folder; names that begin with a dot are hidden."""
 
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content, or None if the file does not exist."""
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        """Return a file's content, or None if the file does not exist.
+
+        Raises:
+            UserError: the file has more than `most` bytes, or cannot be read.
+        """
         ...
 
     def write(self, name: str, content: bytes) -> None:
@@ -111,6 +115,16 @@ def open_files(root: str) -> WarehouseFiles:
     return LocalFiles(local) if local is not None else ObjectFiles(root)
 
 
+def open_records(root: str, folder: str) -> SmallFiles:
+    """Return the files of a folder of the warehouse `root` that has records, and no links.
+
+    Raises:
+        UserError: the package of the store's client is not installed.
+    """
+    local = find_local_path(root)
+    return ObjectFiles(f"{root}/{folder}") if local is None else LinklessFiles(local, folder)
+
+
 @contextmanager
 def _write_draft(path: Path, content: bytes) -> Iterator[Path]:
     """Yield a hidden file with the content beside `path`, for the caller to rename or link; remove it at the end.
@@ -156,10 +170,9 @@ class LocalFiles:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int | None = None) -> bytes | None:
         try:
-            with open_regular(self.root / name) as file:
-                return file.read()
+            return read_regular(self.root / name, most)
         except FileNotFoundError:
             return None
         except UnfitFile as error:
@@ -236,6 +249,44 @@ class LocalFiles:
             return []
 
 
+class LinklessFiles(LocalFiles):
+    """A folder of a warehouse without links to folders, so that nobody who writes there has other files changed.
+
+    The folder, or a folder in it, that is a link has no files; writing or removing a file there raises a `UserError`.
+    """
+
+    def __init__(self, warehouse: Path, folder: str) -> None:
+        super().__init__(warehouse / folder)
+        self._real = f"{os.path.realpath(warehouse)}/{folder}"
+
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        return super().read(self._refuse_link(name), most)
+
+    def write(self, name: str, content: bytes) -> None:
+        super().write(self._refuse_link(name), content)
+
+    def remove(self, name: str) -> None:
+        super().remove(self._refuse_link(name))
+
+    def names(self, folder: str) -> list[str]:
+        return super().names(folder) if self._is_own(folder) else []
+
+    def _is_own(self, folder: str) -> bool:
+        path = self.root / folder
+        return not path.is_symlink() and os.path.realpath(path) == f"{self._real}/{folder}".rstrip("/")
+
+    def _refuse_link(self, name: str) -> str:
+        """Return the name of a file, after a check that its folder is no link."""
+        folder = os.path.dirname(name)
+        if self._is_own(folder):
+            return name
+        raise UserError(
+            f"{self.root / folder}: its path has a link, which folders of records never have; remove the link, and see "
+            "who made it",
+            RUN_FAILED,
+        )
+
+
 class ChecksumException(OSError):
     """The content of a file does not match its checksum."""
 
@@ -247,8 +298,8 @@ class ChecksummedFiles(LocalFiles):
     `ChecksumFileSystem`). A file is not verified if its checksum file is missing or does not begin with `crc`.
     """
 
-    def read(self, name: str) -> bytes | None:
-        content = super().read(name)
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        content = super().read(name, most)
         folder, _, last = name.rpartition("/")
         sums = super().read(f"{folder}/.{last}.crc" if folder else f".{last}.crc")
         if content is None or sums is None or not sums.startswith(b"crc\x00"):

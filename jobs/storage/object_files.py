@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from jobs.core import times
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import RUN_FAILED, UserError, show_name
 from jobs.core.faults import find_fault
 from jobs.core.settings import S3
 
@@ -148,11 +148,13 @@ class ObjectFiles:
         self.root = root.rstrip("/")
         self._store, self._prefix = _open_client(f"{root.partition('://')[0]}://{place}"), folder.strip("/")
 
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content, or None if the file does not exist."""
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        """Return a file's content, or None if the file does not exist; refuse one of more than `most` bytes."""
         with self._report_failures(name), suppress(FileNotFoundError):
             for left in reversed(range(_READS)):
                 found = self._store.get(self._path(name))
+                if most is not None and found.meta["size"] > most:
+                    raise ValueError(f"it has more than {most:,} bytes")
                 try:
                     return bytes(found.bytes())
                 except Exception:  # the client does not repeat a read whose answer was cut
@@ -182,14 +184,9 @@ class ObjectFiles:
             UserError: the call failed, or its outcome cannot be determined.
         """
         identity = uuid.uuid4().hex
+        mark = {_IDENTITY: identity}
         try:
-            self._store.put(
-                self._path(name),
-                content,
-                attributes={_IDENTITY: identity},
-                mode="create",
-                use_multipart=False,
-            )
+            self._store.put(self._path(name), content, attributes=mark, mode="create", use_multipart=False)
             return True
         except Exception as error:
             return self._is_ours(name, identity, error)
@@ -329,7 +326,7 @@ def _open_client(place: str) -> Any:
 
 def _shorten_error(error: Exception) -> str:
     """Return the first line of a client's error, shortened, without the body of the store's answer."""
-    return str(error).partition("\n")[0].partition("<?xml")[0].strip()[:200] or type(error).__name__
+    return show_name(str(error).partition("\n")[0].partition("<?xml")[0].strip(), 200) or type(error).__name__
 
 
 FOLDER = "_store"

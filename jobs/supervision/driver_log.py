@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 import uuid
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter
 
 from jobs.core import times
 from jobs.core.errors import UserError
 from jobs.core.processes import read_start_time
-from jobs.storage.files import SmallFiles, open_files
-
-if TYPE_CHECKING:
-    from jobs.storage.warehouse import Tables
-
+from jobs.storage.files import SmallFiles, open_records
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """Age of a heartbeat from which a driver on another machine is treated as dead."""
@@ -51,15 +48,8 @@ class DriverIdentity:
     @classmethod
     def identify_process(cls, jvm: int) -> DriverIdentity:
         """Return the identity of the current process, whose Spark runs in the process `jvm`."""
-        pid = os.getpid()
-        return cls(
-            read_machine_name(),
-            pid,
-            read_start_time(pid) or 0.0,
-            jvm,
-            read_start_time(jvm) or 0.0,
-            uuid.uuid4().hex,
-        )
+        own, its = ((pid, read_start_time(pid) or 0.0) for pid in (os.getpid(), jvm))
+        return cls(read_machine_name(), *own, *its, uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str | None) -> DriverIdentity | None:
@@ -128,6 +118,9 @@ QUERIES = "queries"
 LARGEST = 1 << 20
 """Maximum bytes of a record, which has a few kilobytes."""
 
+_EPOCH = re.compile(r"\d{8,}\.(json|stop)")
+"""Name of a file of one driver of a generation."""
+
 R = TypeVar("R", bound="Record")
 
 
@@ -141,7 +134,7 @@ class Record:
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
         """Parse the content of a file; return None if the file is missing, incomplete or not a record."""
-        if content is None or len(content) > LARGEST:
+        if content is None:
             return None
         try:
             found = _make_parser(cls).validate_json(content, strict=True)
@@ -271,23 +264,14 @@ class DriverLog:
 
     @classmethod
     def at(cls, root: str, model: str) -> Self:
-        """Open the log of a model below a warehouse's root, without Spark."""
-        return cls(open_files(f"{root}/{FOLDER}/{model}"), model)
-
-    @classmethod
-    def of(cls, warehouse: Tables, model: str) -> Self:
-        """Open the log of a model through Spark's file system."""
-        return cls(warehouse.files(f"{FOLDER}/{model}"), model)
+        """Open the log of a model below a warehouse's root."""
+        return cls(open_records(root, f"{FOLDER}/{model}"), model)
 
     def list_drivers(self) -> list[DriverRecord]:
         """Return the latest driver of each generation, ordered by start time."""
-        found = []
-        for generation in self.files.names(""):
-            if generation in (LAUNCHES, HOLD, CRASHES):
-                continue
-            epochs = [name for name in self.files.names(generation) if name.endswith(".json")]
-            if epochs:
-                found.append(self._read_record(DriverRecord, f"{generation}/{epochs[-1]}"))
+        generations = [name for name in self.files.names("") if name != LAUNCHES]
+        latest = [names[-1] for one in generations if (names := self._list_records(one))]
+        found = [self._read_record(DriverRecord, name) for name in latest]
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def compute_next_time(self) -> datetime:
@@ -312,8 +296,7 @@ class DriverLog:
 
     def _read_records(self, kind: type[R], folder: str) -> list[R]:
         """Return the records in a folder, ordered by their names."""
-        names = (name for name in self.files.names(folder) if name.endswith(".json"))
-        found = (self._read_record(kind, f"{folder}/{name}") for name in names)
+        found = [self._read_record(kind, name) for name in self._list_records(folder)]
         return [one for one in found if one is not None]
 
     def _read_record(self, kind: type[R], name: str) -> R | None:
@@ -321,11 +304,18 @@ class DriverLog:
         found = kind.parse(self._read_file(name))
         return found if getattr(found, "name", None) == name else None
 
-    def _read_file(self, name: str) -> bytes | None:
-        """Return a file's content; None if there is none, or a folder, a pipe or a link out of the warehouse."""
+    def _list_records(self, folder: str) -> list[str]:
+        """Return the paths of the records in a folder; none if it is a link, or this user may not read it."""
         try:
-            return self.files.read(name)
-        except UserError:
+            return [f"{folder}/{name}" for name in self.files.names(folder) if name.endswith(".json")]
+        except PermissionError:
+            return []
+
+    def _read_file(self, name: str) -> bytes | None:
+        """Return a file's content; None if it cannot be read, is too large, or is a folder, a pipe or a link."""
+        try:
+            return self.files.read(name, LARGEST)
+        except (UserError, PermissionError, IsADirectoryError):
             return None
 
     def launch(self, token: str) -> LaunchRecord | None:
@@ -378,8 +368,8 @@ class DriverLog:
         if folder == LAUNCHES:
             old = [one.name.removesuffix(".json") for one in self.list_launches()][:-keep]
         else:
-            stems = sorted({name.split(".")[0] for name in self.files.names(folder)})
-            old = [f"{folder}/{stem}" for stem in stems[:-keep]]
+            found = {name.partition(".")[0] for name in self.files.names(folder) if _EPOCH.fullmatch(name)}
+            old = [f"{folder}/{stem}" for stem in sorted(found)[:-keep]]
         for stem in old:
             for ending in ("json", "stop"):
                 self.files.remove(f"{stem}.{ending}")

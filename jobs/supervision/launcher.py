@@ -91,18 +91,8 @@ def main(words: Sequence[str]) -> int:
         child.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    pid, keeper = child.pid, os.getpid()
-    launch = LaunchRecord(
-        token,
-        read_machine_name(),
-        began,
-        pid,
-        read_start_time(pid),
-        keeper,
-        read_start_time(keeper),
-        log,
-        about,
-    )
+    started, keeper = ((pid, read_start_time(pid)) for pid in (child.pid, os.getpid()))
+    launch = LaunchRecord(token, read_machine_name(), began, *started, *keeper, log, about)
     drivers.write(launch)
     drivers.prune(LAUNCHES)
     asked = False
@@ -111,11 +101,8 @@ def main(words: Sequence[str]) -> int:
             asked = True
             child.send_signal(signal.SIGTERM)
         time.sleep(POLL_SECONDS)
-    drivers.write(
-        replace(
-            launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=find_last_error(Path(log))
-        )
-    )
+    error = find_last_error(Path(log))
+    drivers.write(replace(launch, exit_code=child.returncode, ended_at=datetime.now(UTC), error=error))
     return 0
 
 
@@ -125,19 +112,28 @@ def find_last_error(log: Path, size: int = 20_000) -> str | None:
     return next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), None)
 
 
+_BEFORE = 16_000
+"""Bytes before the end of a log that are read only to recognize secrets which begin in them, such as private keys."""
+
+
 def read_tail(log: Path, folder: Path, size: int = 4_000) -> str:
-    """Return the last `size` bytes of a log without secrets; empty if the log is not on this machine.
+    """Return about the last `size` bytes of a log in whole lines without secrets; empty if the log is elsewhere.
 
     A record in the warehouse names the log, so only files of the folder of logs are read.
     """
     try:
         with open_regular(log, [os.path.realpath(folder)]) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return redact_secrets(file.read(size).decode(errors="replace"))
+            start = max(0, os.fstat(file.fileno()).st_size - size - _BEFORE)
+            file.seek(start)
+            text = file.read(size + _BEFORE).decode(errors="replace")
     except UnfitFile:
         return f"(not shown: it is no file in {folder})"
     except OSError:
         return ""
+    # Secrets are hidden before the text is cut, and what is left of a line that was cut is dropped.
+    text = redact_secrets(text.partition("\n")[2] if start else text)
+    last = text[-size:]
+    return last if len(text) <= size else last.partition("\n")[2] or last
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ def read_all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
 def _read_records(files: SmallFiles, name: str) -> list[dict[str, Any]]:
     """Return the records in a file, without a last line that a killed driver left incomplete."""
     found = []
-    for line in (files.read(name) or b"").decode(errors="replace").split("\n"):
+    for line in (files.read(name, 4 * PART_BYTES) or b"").decode(errors="replace").split("\n"):
         with suppress(ValueError):
             found.append(json.loads(line))
     return found

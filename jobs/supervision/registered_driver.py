@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.core import times
-from jobs.core.errors import describe_error, escape_unprintable, extract_first_line
+from jobs.core.errors import describe_error, extract_first_line, show_name
 from jobs.core.processes import identify_command
 from jobs.supervision.driver_log import (
     CAUGHT_UP,
@@ -117,7 +117,7 @@ def driving(
     try:
         yield
     except BaseException as problem:
-        error = escape_unprintable((describe_error(problem)[0] or [extract_first_line(problem)])[0], 500)
+        error = show_name((describe_error(problem)[0] or [extract_first_line(problem)])[0], 500)
         raise
     finally:
         ended.set()

@@ -24,7 +24,7 @@ class MemoryFiles:
     def _short(self, path: str) -> str:
         return path.removeprefix(f"{world.ROOT}/")
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int | None = None) -> bytes | None:
         path, files = self._path(name), world.current().files
         kept = world.current().read(
             path, f"read {self._short(path)}", lambda: files.get(path), lambda one: one and one.content

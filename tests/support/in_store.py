@@ -383,7 +383,7 @@ def drivers(folder: Path, store: Store) -> None:
     two_drivers(pipeline, last=DAYS - 2)
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
     (live,) = generations.read_generations(pipeline.warehouse, "walk")
-    log = DriverLog.of(pipeline.warehouse, "walk")
+    log = DriverLog.at(pipeline.warehouse.root, "walk")
     ends = [one.how for one in log.history("walk-g0001")]
     tell("drivers", rows=len(pipeline.estimates()), epoch=live.epoch, ends=ends)
 

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.errors import HIDDEN, UserError, redact_secrets, show, show_name, show_names
+from jobs.core.errors import (
+    HIDDEN,
+    UserError,
+    extract_first_line,
+    redact_secrets,
+    show,
+    show_name,
+    show_names,
+)
 from jobs.core.report import Report
 from jobs.landing.csv_parquet import read
 
@@ -180,6 +188,13 @@ def test_a_password_in_the_address_of_any_variable_is_hidden(
     if len(password) >= 6:  # a shorter one is hidden in its address alone
         assert redact_secrets(f"401 for '{password}'") == f"401 for '{HIDDEN}'"
         assert redact_secrets(f"401 for {unquote(password)}") == f"401 for {HIDDEN}"
+
+
+@pytest.mark.parametrize("before", range(270, 310, 3))
+def test_a_message_is_cut_after_its_secrets_are_hidden(monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "Zq8hunter22xyzAB")
+    said = extract_first_line(ValueError("x" * (before - 1) + " Zq8hunter22xyzAB and more"))
+    assert "Zq8" not in said and len(said) <= 300
 
 
 def test_a_path_is_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

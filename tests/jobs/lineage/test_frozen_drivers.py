@@ -102,7 +102,7 @@ def killed(warehouse: Warehouse) -> None:
 
 def killed_without_record(warehouse: Warehouse) -> None:
     """The same, killed before its record in the log of drivers."""
-    log = DriverLog.of(warehouse, "m")
+    log = DriverLog.at(warehouse.root, "m")
     log.files.remove(acquired(warehouse, read_machine_name()).record.name)
 
 

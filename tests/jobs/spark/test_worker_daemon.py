@@ -7,10 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 from jobs.spark.worker_daemon import MODULES
-from tests.conftest import ROOT
 
 SECRET = b"a secret"
 PATIENCE = 60
@@ -36,23 +34,6 @@ def test_a_worker_is_forked_and_knows_the_secret() -> None:
     finally:
         daemon.stdin.close()
         daemon.wait(PATIENCE)
-
-
-def test_a_worker_finds_no_module_in_its_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text(
-        "import sys; from jobs.spark.worker_daemon import load_modules; load_modules(); print(sys.path)"
-    )
-    (tmp_path / "kalman_ours.py").touch()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(
-        [sys.executable, "-m", "probe"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert str(tmp_path) not in said.stdout and str(ROOT) in said.stdout
 
 
 def test_loaded_modules_are_excluded_from_garbage_collection() -> None:

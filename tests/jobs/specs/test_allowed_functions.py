@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,58 @@ def test_a_part_of_a_listed_package_beside_the_spec_is_not_found(
     with pytest.raises(SpecError, match="the folder of the spec is on the Python path"):
         build(write(folder, "kalman_parts.swings:move"))
     assert not list(folder.rglob("imported"))
+
+
+@pytest.mark.parametrize("package", ["kalman_acme", "kalman_acme/models", "kalman_acme/in/models"])
+@pytest.mark.parametrize("files", [False, True], ids=["folders", "packages"])
+@pytest.mark.parametrize("linked", [False, True], ids=["folder", "link"])
+def test_a_folder_of_specs_in_a_listed_package_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, files: bool, linked: bool
+) -> None:
+    """The package is on the path; the folder is the package itself, or lies in it at any depth."""
+    folder = tmp_path / "library" / package
+    folder.mkdir(parents=True)
+    for above in (folder, *folder.parents):
+        if files and above.is_relative_to(tmp_path / "library" / "kalman_acme"):
+            (above / "__init__.py").touch()
+    if linked:
+        folder.rename(tmp_path / "models")
+        folder.symlink_to(tmp_path / "models")
+    (folder / "evil.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    monkeypatch.setenv(VARIABLE, "kalman_*")
+    name = f"{package.replace('/', '.')}.evil:move"
+    for spec in (write(folder, name), write(folder.resolve(), name)):
+        with pytest.raises(SpecError, match="module kalman_acme is beside the spec, and the folder of the"):
+            build(spec)
+    assert not list(tmp_path.rglob("imported")) and "kalman_acme" not in sys.modules
+
+
+def test_an_editable_package_with_a_folder_of_specs_runs_nothing_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installation puts a finder, and no folder, on the path."""
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object, target: object = None) -> object:
+            place = folder.parent / "__init__.py"
+            return spec_from_file_location(name, place) if name == "kalman_edited" else None
+
+    (folder.parent / "__init__.py").touch()
+    (folder / "evil.py").write_text(MODULE)
+    (folder.parent / "good.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    monkeypatch.setenv(VARIABLE, "kalman_*")
+    with pytest.raises(SpecError, match="module kalman_edited is beside the spec"):
+        build(write(folder, "kalman_edited.models.evil:move"))
+    assert not (folder / "imported").exists()
+    try:
+        build(write(folder, "kalman_edited.good:move"))
+    finally:
+        for name in [one for one in sys.modules if one.startswith("kalman_edited")]:
+            del sys.modules[name]
+    assert (folder.parent / "imported").exists()
 
 
 def test_a_listed_module_of_the_current_folder_alone_is_not_found(

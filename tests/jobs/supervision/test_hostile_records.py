@@ -13,17 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore import store as stores
 
+from jobs.core.errors import UserError
 from jobs.core.processes import identify_command, read_start_time
 from jobs.supervision.driver_log import (
+    LARGEST,
     DriverIdentity,
     DriverLog,
     DriverRecord,
+    Hold,
     LaunchRecord,
     read_machine_name,
 )
 from jobs.supervision.driver_status import SILENT, list_killable_processes, read_driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, read_tail
+from tests.conftest import ROOT
 
 NOW = datetime.now(UTC)
 TOKEN = "a1b2c3d4e5f6"
@@ -174,6 +179,134 @@ def test_what_is_no_file_is_not_waited_for(log: DriverLog, tmp_path: Path) -> No
     assert log.list_launches() == []
 
 
+# What is somewhere else
+
+
+@pytest.mark.parametrize(
+    "above", ["_leases", "_leases/tiny", "_leases/tiny/tiny-g0001", "_leases/tiny/launches"]
+)
+def test_no_file_is_written_read_or_removed_through_a_link(tmp_path: Path, above: str) -> None:
+    """A folder of the log is a link to somebody's folder with files that are named as the log's are."""
+    link, victim = tmp_path / "warehouse" / above, tmp_path / "victim"
+    inner = victim / Path("_leases/tiny/tiny-g0001").relative_to(above) if "launches" not in above else victim
+    inner.mkdir(parents=True)
+    for epoch in range(120):
+        (inner / f"{epoch:08d}.json").write_bytes(json.dumps({**DRIVER, "epoch": epoch}).encode())
+        (inner / f"{epoch:08d}.stop").write_text("text")
+    (victim / "hold.json").write_bytes(Hold("theirs", NOW).text())
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    before = {one: one.stat() for one in victim.rglob("*")}
+    log = DriverLog.at(str(tmp_path / "warehouse"), "tiny")
+    driver = DriverRecord("tiny", "tiny-g0001", 200, "live", HERE, NOW, NOW, TOKEN)
+    launch = LaunchRecord(TOKEN, read_machine_name(), NOW)
+    mine = launch if above.endswith("launches") else driver
+    for change in (log.write, lambda record: log.ask_to_stop(record, "a test")):
+        with pytest.raises(UserError, match="has a link.*remove the link"):
+            change(mine)
+    for folder in ("tiny-g0001", "launches"):
+        log.prune(folder, keep=1)
+    assert read_driver_status(log).driver is None and log.hold() is None
+    if inner != victim or above == "_leases/tiny":
+        with pytest.raises(UserError, match="has a link"):
+            log.put_hold(None)
+    assert {one: one.stat() for one in victim.rglob("*")} == before
+
+
+def test_only_the_files_of_drivers_are_pruned(log: DriverLog, tmp_path: Path) -> None:
+    folder = tmp_path / "warehouse" / "_leases" / "tiny" / "tiny-g0001"
+    folder.mkdir(parents=True)
+    names = [
+        "a.json",
+        "b.stop",
+        "00000009.txt",
+        "9.json",
+        "notes.json",
+        *(f"{n:08d}.json" for n in range(1, 9)),
+    ]
+    for name in names:
+        (folder / name).touch()
+    (folder / "00000003.stop").touch()
+    log.prune("tiny-g0001", keep=2)
+    assert {one.name for one in folder.iterdir()} == {*names[:5], "00000007.json", "00000008.json"}
+
+
+def test_a_record_that_is_a_link_is_replaced_and_its_target_stays(log: DriverLog, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("text")
+    folder = tmp_path / "warehouse" / "_leases" / "tiny" / "launches"
+    folder.mkdir(parents=True)
+    (folder / f"{TOKEN}.json").symlink_to(target)
+    (folder / f"{TOKEN}.stop").symlink_to(target)
+    launch = LaunchRecord(TOKEN, read_machine_name(), NOW)
+    log.write(launch)
+    assert log.launch(TOKEN) == launch
+    log.write(LaunchRecord("later", read_machine_name(), NOW + timedelta(hours=1)))
+    log.prune("launches", keep=1)
+    assert target.read_text() == "text" and [one.name for one in folder.iterdir()] == ["later.json"]
+
+
+def test_a_huge_record_takes_no_memory(log: DriverLog, tmp_path: Path) -> None:
+    """The record is a sparse file of 8 GB, and this process may take 1 GB more."""
+    for name in (f"launches/{TOKEN}.json", f"launches/{TOKEN}.stop", "tiny-g0001/00000001.json", "hold.json"):
+        path = tmp_path / "warehouse" / "_leases" / "tiny" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.truncate(path, 8 << 30)
+    read = (
+        "import resource, sys; from jobs.supervision.driver_log import *; "
+        "from jobs.supervision.driver_status import read_driver_status; log = DriverLog.at(sys.argv[1], 'tiny'); "
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096; "
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2); "
+        "print(read_driver_status(log).text(), log.hold(), log.list_launches())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read, str(tmp_path / "warehouse")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout == "there has been no driver None []\n", done.stderr
+
+
+def test_a_huge_record_of_a_store_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stores.MemoryStore()
+    monkeypatch.setattr("jobs.storage.object_files._open_client", lambda place: store)
+    log = DriverLog.at("s3a://bucket/warehouse", "tiny")
+    log.files.write("hold.json", Hold("theirs", NOW).text())
+    assert log.hold() == Hold("theirs", NOW)
+    log.files.write("hold.json", Hold("theirs" * (LARGEST // 6), NOW).text())
+    with pytest.raises(UserError, match="has more than 1,048,576 bytes"):
+        log.files.read("hold.json", LARGEST)
+    assert log.hold() is None and log.files.read("hold.json") is not None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user without rights")
+def test_a_record_that_this_user_may_not_read_is_none(log: DriverLog, tmp_path: Path) -> None:
+    driver = DriverRecord("tiny", "tiny-g0001", 1, "live", HERE, NOW, NOW, TOKEN)
+    log.write(driver)
+    log.write(replace(driver, generation="tiny-g0002"))
+    log.write(LaunchRecord(TOKEN, read_machine_name(), NOW))
+    log.put_hold(Hold("theirs", NOW))
+    folder = tmp_path / "warehouse" / "_leases" / "tiny"
+    for name in (driver.name, f"launches/{TOKEN}.json", "hold.json", "tiny-g0002"):
+        (folder / name).chmod(0)
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(above.stat().st_mode | 0o055)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            with pytest.raises(PermissionError):
+                open(folder / "hold.json")
+            assert log.list_drivers() == log.list_launches() == [] and log.hold() is None
+            assert read_driver_status(log).text() == "there has been no driver"
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # What is killed
 
 
@@ -266,3 +399,30 @@ def test_only_logs_of_the_launch_folder_are_shown(tmp_path: Path, monkeypatch: p
         shown = read_tail(Path(name), folder)
         assert "secret" not in shown.replace("secret.log", "") and "root:" not in shown, name
         assert "in the environment" not in shown, name
+
+
+@pytest.mark.parametrize("cut", range(-12, 12))
+def test_a_secret_across_the_place_where_a_log_is_cut_is_not_shown(tmp_path: Path, cut: int) -> None:
+    """Neither its end, in any of its places across the cut, nor the lines of a private key that began before."""
+    log, words = tmp_path / "own.log", "MYSQL_PASSWORD=hunter22-QQ"
+    lines = f"{words}\n" + "line\n" * 900
+    log.write_text("x" * 500 + "\n" + lines[: len(words) + 3989 - cut])
+    assert "QQ" not in read_tail(log, tmp_path) and len(read_tail(log, tmp_path)) > 3900
+    key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEQQ\n" * 400 + "-----END PRIVATE KEY-----\n"
+    log.write_text("x\n" * 9000 + key + "line\n" * (300 + cut))
+    assert "QQ" not in read_tail(log, tmp_path)
+    log.write_text("x" * 30_000 + words)  # a line of any length
+    assert "QQ" not in read_tail(log, tmp_path)
+
+
+def test_the_last_lines_of_a_log_are_shown_whole(tmp_path: Path) -> None:
+    log = tmp_path / "own.log"
+    for count in (1, 100, 2_000, 10_000):
+        lines = [f"line {number} é" for number in range(count)]
+        log.write_text("\n".join(lines) + "\n")
+        shown = read_tail(log, tmp_path).splitlines()
+        assert shown == lines[-len(shown) :] and (
+            len(shown) == count or 3_900 < len("\n".join(shown)) <= 4_000
+        )
+    log.write_text("start\n" + "y" * 9_000 + "\n")
+    assert read_tail(log, tmp_path) == "y" * 3_999 + "\n"
