@@ -48,14 +48,14 @@ _WHOLE_ADDRESS = re.compile(rf"[a-z][a-z0-9+.-]*{_USER}(.+)@", re.I | re.S)
 
 
 def _begin(width: int) -> str:
-    """Return the pattern of a secret's first `width` characters as a word's beginning, also after a `\n` of a repr."""
-    return rf"(?:(?<![\w.-].{{{width}}})|(?<=\\[nrt].{{{width}}}))"
+    """Return the pattern of a word's start, `width` characters back, also after a line break that a repr writes."""
+    return rf"(?:(?<!\w.{{{width}}})|(?<=\\[nrt].{{{width}}}))"
 
 
 # Each begins with a letter, which is looked for faster than the beginning of a word.
 _KEYS = "|".join(
     (
-        rf"eyJ{_begin(3)}[A-Za-z0-9_-]{{8,999}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*",  # web tokens
+        rf"eyJ{_begin(3)}[A-Za-z0-9_-]{{8,499}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*",  # web tokens
         rf"(?:AKIA|ASIA){_begin(4)}[A-Z0-9]{{16}}\b|AIza{_begin(4)}[\w-]{{35}}|ya29\.{_begin(5)}[\w-]{{20,}}",
         rf"(?:gh[pousr]_{_begin(4)}|github_pat_|glpat-|xox[abprs]-)[\w-]{{10,}}",
         rf"[rs]k[_-]{_begin(3)}(?:live|test|proj)[_-][\w-]{{10,}}",

@@ -29,6 +29,7 @@ SECRET = {
     "a header of HTTP": ("Authorization: Bearer abcdefgh12345", "abcdefgh12345"),
     "a token of the web": ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0abc.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
     "a key of AWS": ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
+    "a key after a dash": ("id-AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
     "a key of Google": ("AIza" + "a1" * 17 + "b", "a1a1"),
     "a token of GitHub": ("ghp_" + "a1" * 18, "a1a1"),
     "a token of Slack": ("xoxb-123456789012-abcdef", "123456789012"),
