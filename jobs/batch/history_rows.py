@@ -111,7 +111,7 @@ def _read_given_rows(model: DeployedModel[Warehouse], given: str, version: int |
     if home.exists(table):
         number = check_version(home, table, version)
         identity: list[Any] = [given, number, *TableVersion.of(home, table, number).ids]
-        clones = spec.source is not None and spec.source.clones
+        clones = spec.source is not None and spec.source.clones and spec.source.table == given
         rows = _check_rows(read_own_files(home, table, f"--input {given}", clones, number), spec, given)
         return HistoryRows(RowSource.of_frame(warehouse, rows, _CHECKED), given, number, identity, False)
     if version is not None:

@@ -7,54 +7,80 @@ may contain many secrets.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TextIO
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from jobs.core.faults import find_fault, is_said
 
 HIDDEN = "***"
-_NAMES = (
-    r"secret|passw|passphrase|(?<![a-z])pass(?![a-z])|(?<=[_.-])pwd(?![a-z])|token|fernet|credential|jaas|sql_alchemy_conn"
-    r"|(?:access|account|api|auth|aws|client|encryption|master|private|s3|sas|shared|signing|storage).?key"
+_NAMES = re.compile(
+    r"secret(?!ar)|passw|passphrase|(?<!by|om|es|ur|nd|gh|ow|ll)pass(?![a-z])|token(?!i[sz])|fernet|credential"
+    r"|(?<=[_.-])(?:pwd(?![a-z])|(?:pat|sas)$)|jaas|sql_alchemy_conn|airflow_conn|connection.?string|(?<![a-z])(?:dsn|jwt)(?![a-z])"
+    r"|(?:access|account|api|auth|aws|client|encryption|master|private|s3|sas|shared|signing|storage).?key",
+    re.I,
 )
-_NAMED = re.compile(rf"(?:{_NAMES})(?!.*[_.-](?:file|path|dir|location)$)|(?<=[_.-])key$", re.I)
-_ADDRESS = re.compile(r"(?<=[a-z0-9+.-])://[^\s/:@]*+:([^\s/]+)@", re.I)
-# Names are matched from their first letter only, and possessively: else the time grows with the square of a text.
+_KEY = re.compile(r"(?:^|[_.-])key$", re.I)
+_PLACE = re.compile(r"[_.-](?:file|path|dir|location)$", re.I)
+
+# The time of each pattern must not grow with the square of a text, so names are matched possessively, and from their
+# first letter.
+_QUOTE = r"\\*[\"']?"
+_NAMED = re.compile(
+    rf"(?<![\w.-])(--)?+([\w.-]++)(?(1)(?={_QUOTE}(?:[=:\s]|,\s))|(?={_QUOTE}[=:]))"  # NAME=, NAME: and --NAME
+)
+# A lower-case word after a colon counts as plain English, not as a secret.
+_VALUE = re.compile(
+    rf"{_QUOTE}={_QUOTE}([^\s\"',;&]{{4,}})"
+    rf"|{_QUOTE}:\s?{_QUOTE}(?=[^\s\"',;0-9A-Z_+/=!$%^&-]{{0,99}}+[0-9A-Z_+/=!$%^&-])([^\s\"',;]{{6,}})"
+    rf"|{_QUOTE},?\s+{_QUOTE}(?!-)([^\s\"',;]{{4,}})"
+)
+_USER = r"(?<=[a-z0-9+.-])://[^\s/:@\[\"']*+:(?!\d*[/?#,])"  # digits before these characters are a port
+_ADDRESS = re.compile(rf"({_USER})([^\s/?#\"',]+(?=@)|[^\s\"'<>]{{1,99}}?(?=@))", re.I)
+_WHOLE_ADDRESS = re.compile(rf"[a-z][a-z0-9+.-]*{_USER}(.+)@", re.I | re.S)
+
+
+def _begin(width: int) -> str:
+    """Return the pattern of a word's start, `width` characters back, also after a line break that a repr writes."""
+    return rf"(?:(?<!\w.{{{width}}})|(?<=\\[nrt].{{{width}}}))"
+
+
+# Each begins with a letter, which is looked for faster than the beginning of a word.
+_KEYS = "|".join(
+    (
+        rf"eyJ{_begin(3)}[A-Za-z0-9_-]{{8,499}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*",  # web tokens
+        rf"(?:AKIA|ASIA){_begin(4)}[A-Z0-9]{{16}}\b|AIza{_begin(4)}[\w-]{{35}}|ya29\.{_begin(5)}[\w-]{{20,}}",
+        rf"(?:gh[pousr]_{_begin(4)}|github_pat_|glpat-|xox[abprs]-)[\w-]{{10,}}",
+        rf"[rs]k[_-]{_begin(3)}(?:live|test|proj)[_-][\w-]{{10,}}",
+    )
+)
 _LOOKS_SECRET = [
-    (re.compile(pattern, flags), shown)
-    for pattern, shown, flags in (
-        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
-        # A user's password in an address.
-        (r"((?<=[a-z0-9+.-])://[^\s/:@]*+:)[^\s/]+(?=@)", rf"\1{HIDDEN}", re.I),
-        (r"((?<![\w.-])pwd=[\"']?)(?!/)[^\s\"',;&]{4,}", rf"\1{HIDDEN}", re.I),
-        # NAME=value and NAME: value, in quotes or not. A lower-case word after a colon counts as plain English, not as
-        # a secret.
-        (rf"((?<![\w.-])[\w.-]*(?:{_NAMES})[\w.-]*+[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
+    (mark, re.compile(pattern), shown)
+    for mark, pattern, shown in (
         (
-            rf"((?i:(?<![\w.-])[\w.-]*(?:{_NAMES})[\w.-]*+)[\"']?:\s?[\"']?)(?=[^\s\"',;0-9A-Z_+/=!$%^&-]*+[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
-            rf"\1{HIDDEN}",
-            0,
-        ),
-        (r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}", rf"\1 {HIDDEN}", re.I),
-        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", HIDDEN, 0),  # JSON web tokens
-        (r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{43}=(?!=)", HIDDEN, 0),  # Fernet keys
-        (
-            r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+            "-----",
+            r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
             HIDDEN,
-            0,
-        ),  # keys of AWS, Google, GitHub, GitLab, Slack, Stripe, others
-        (r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}", HIDDEN, 0),
-        (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[A-Za-z0-9_-]{10,}", HIDDEN, 0),
-        (r"\b[rs]k[_-](?:live|test|proj)[_-][A-Za-z0-9_-]{10,}", HIDDEN, 0),
+        ),
+        ("http", r"(?i)(?<=http)(s?://)[^\s/:@?#\"',]{6,}(?=:?@|:x-oauth-basic@)", rf"\1{HIDDEN}"),
+        ("://", f"(?i){_ADDRESS.pattern}", rf"\1{HIDDEN}"),
+        ("=", rf"([Pp](?i:wd){_begin(3)}={_QUOTE})(?!/)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}"),
+        ("ookie", rf"(ookie{_QUOTE}:\s?{_QUOTE})[^\s=;\"']{{1,99}}=[^\r\n\"']*", rf"\1{HIDDEN}"),
+        (" ", rf"([Bb](?i:earer{_begin(6)}|asic{_begin(5)})) +[\w.~+/=-]{{8,}}", rf"\1 {HIDDEN}"),
+        ("=", r"(?<![\w-])[A-Za-z0-9_-]{43,44}=(?!=)", HIDDEN),  # Fernet keys
+        ("", _KEYS, HIDDEN),
     )
 ]
-"""Patterns of secrets, and their replacements."""
+"""Texts that each secret of a kind has, the pattern of the secret, and its replacement."""
+_LONGEST_READ = 4096
+"""Number of characters of a value in which secrets are looked for, if a message shows only the value's beginning."""
 _SHORTEST = 6
 """Minimum length of a hidden value, because shorter values also occur by chance."""
 
@@ -66,14 +92,13 @@ _registered: set[str] = set()
 
 def is_secret(name: str) -> bool:
     """Return whether the name of a setting means that its value is a secret."""
-    return _NAMED.search(name) is not None
+    return bool(_KEY.search(name) or _NAMES.search(name) and not _PLACE.search(name))
 
 
 def register_secret(name: str, value: str) -> None:
     """If a setting's name means a secret, hide its value from now on, and each quoted part of the value."""
     if is_secret(name):
-        parts = [value, *re.findall(r"""["']([^"']+)["']""", value)]
-        _registered.update(part for part in parts if len(part) >= _SHORTEST)
+        _registered.update(_spell([value, *re.findall(r"""["']([^"']+)["']""", value)]))
 
 
 def redact_secrets(text: str) -> str:
@@ -81,33 +106,72 @@ def redact_secrets(text: str) -> str:
 
     A short secret that could be a word is hidden where it stands alone, not within another word or a path.
     """
-    for value in sorted(_list_environment_secrets() | _registered, key=len, reverse=True):
+    known = _find_environment_secrets(tuple(os.environ.items())) | _registered
+    for value in sorted(known, key=len, reverse=True):
         if value not in text:
             continue
         if re.search(r"[^\w.-]", value) or len(value) >= _LONG and re.search("[0-9A-Z]", value):
             text = text.replace(value, HIDDEN)
         else:
-            before = r"(?<![\w.\\-])(?:(?<!/)|(?<=://))"
-            text = re.sub(rf"{before}{re.escape(value)}(?![\w/\\-]|\.\w)", HIDDEN, text)
-    for pattern, shown in _LOOKS_SECRET:
-        text = pattern.sub(shown, text)
-    return text
+            before = r"(?:(?<![\w.\\-])(?:(?<!/)|(?<=://))|(?<=\\[nrt]))"
+            text = re.sub(rf"{before}{re.escape(value)}(?![\w/-]|\.\w|\\(?![nrt'\"]))", HIDDEN, text)
+    for mark, pattern, shown in _LOOKS_SECRET:
+        if mark in text:
+            text = pattern.sub(shown, text)
+    parts, done = [], 0
+    for start, end in _find_named_values(text):
+        parts += text[done:start], HIDDEN
+        done = end
+    return "".join((*parts, text[done:]))
 
 
-def _list_environment_secrets() -> set[str]:
+def _find_named_values(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each value in a text that stands beside a name that means a secret."""
+    end = 0
+    for found in _NAMED.finditer(text):
+        name, start = found[2], found.start()
+        # The first letter after a backslash may be a line break that a repr writes.
+        means = _NAMES.search(name) or text[start - 1 : start] == "\\" and _NAMES.search(name[1:])
+        value = _VALUE.match(text, found.end()) if means and start >= end else None
+        if value is not None:
+            end = value.end()
+            yield value.span(value.lastindex or 0)
+
+
+@lru_cache(1)
+def _find_environment_secrets(variables: tuple[tuple[str, str], ...]) -> frozenset[str]:
     """Return the values of variables that are named like secrets, and the passwords in addresses of all variables."""
-    found: set[str] = set()
-    for name, value in os.environ.items():
+    found: list[str] = []
+    for name, value in variables:
         if is_secret(name) and not (value.startswith("/") and os.path.exists(value)):  # the path of a file
-            found.add(value)
-        for password in _ADDRESS.findall(value) if "://" in value else ():
-            found.update((password, unquote(password)))
+            found += value, *(value[start:end] for start, end in _find_named_values(value))
+        if "://" in value:
+            found += (password for _, password in _ADDRESS.findall(value))
+            found += _WHOLE_ADDRESS.findall(value)
+    return frozenset(_spell(found))
+
+
+def _spell(values: Iterable[str]) -> set[str]:
+    """Return secrets as they are, and as a URL, JSON and the repr of a text write them; not the short ones."""
+    found = {one for value in values for one in (value, unquote(value))}
+    for value in tuple(found):
+        found.update(quote(value, safe, errors="surrogateescape") for safe in ("", "/"))
+        found.update((json.dumps(value)[1:-1], repr(value)[1:-1]))
+        found.add(repr(f"{value}'\"")[1:-4])  # a repr escapes the apostrophe if the text has both quotes
     return {value for value in found if len(value) >= _SHORTEST}
+
+
+def redact_beginning(text: str) -> str:
+    """Return the beginning of a value without secrets, for a message that shows at most some hundred characters."""
+    if len(text) <= _LONGEST_READ:
+        return redact_secrets(text)
+    # The end may be a part of a secret.
+    return f"{redact_secrets(text[:_LONGEST_READ])[:-1024]}..."
 
 
 def show_name(name: str, most: int = 60) -> str:
     """Return the name of a column, or a value, for a message: without secrets, on one line, and shortened."""
-    return escape_unprintable(redact_secrets(name), most)
+    return escape_unprintable(redact_beginning(name), most)
 
 
 def show_names(names: Sequence[str], most: int = 12) -> str:

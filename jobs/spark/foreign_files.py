@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.core.settings import find_local_path
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.foreign_files import UP, explain_foreign_file, refuse_foreign_files
+from jobs.storage.foreign_files import UP, explain_foreign_file, normalize_folder, refuse_foreign_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,10 +42,9 @@ def keep_own_files(rows: DataFrame, root: str, where: str) -> DataFrame:
 
     Spark compares the names of the files that it reads, so a later commit cannot name others either.
     """
-    local = find_local_path(root)
-    folder = (
-        (root if local is None else str(local)).rstrip("/").replace("+", " ")
-    )  # as `try_url_decode` returns it
-    name = F.try_url_decode(F.regexp_replace(F.input_file_name(), "^file:/+", "/"))
+    folder = normalize_folder(root)
+    # `try_url_decode` would return a plus sign as a space, which is another folder's name.
+    name = F.regexp_replace(F.regexp_replace(F.input_file_name(), "^file:/+", "/"), "[+]", "%2B")
+    name = F.try_url_decode(name)
     own = F.coalesce(name.startswith(f"{folder}/") & ~name.rlike(UP), F.lit(False))
     return rows.filter(F.assert_true(own, F.lit(explain_foreign_file(where))).isNull())

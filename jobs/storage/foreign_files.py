@@ -19,10 +19,18 @@ UP = r"(^|[/\\])\.\.([/\\]|$)"
 
 def explain_foreign_file(where: str) -> str:
     """Return the sentence about a file outside a table, without the file's name."""
-    return (
-        f"{where}: its log names a file outside the table's folder, so rows of others could be read; if it is a clone "
-        "whose writers you trust, write `clones: true` beside its name in the spec, else copy its rows into a new table"
-    )
+    said = f"{where}: its log names a file outside the table's folder, so rows of others could be read; "
+    if where.startswith("--input "):
+        return f"{said}if you trust its writers, copy its rows into a new table, and name that one"
+    trust = "if it is a clone whose writers you trust, write `clones: true` beside its name in the spec"
+    return f"{said}{trust}, else copy its rows into a new table"
+
+
+def normalize_folder(root: str) -> str:
+    """Return a table's folder as Spark writes it in the names of files: without `.`, `..` and doubled slashes."""
+    local, parts = find_local_path(root), root.split("/", 3)
+    store, path = ("/".join(parts[:3]), parts[-1]) if local is None else ("", str(local))
+    return f"{store}/{os.path.normpath(f'/{path}').lstrip('/')}"
 
 
 def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
@@ -35,7 +43,7 @@ def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
     folders = [] if local is None else [os.path.realpath(local)]
     for name in files:
         if local is None:
-            own = name.startswith(f"{root.rstrip('/')}/") and re.search(UP, name) is None
+            own = name.startswith(f"{normalize_folder(root)}/") and re.search(UP, name) is None
         else:
             path = re.sub("^file:/+", "/", name)
             own = path.startswith("/") and is_below(path, folders)
@@ -53,7 +61,7 @@ def refuse_foreign_table(home: Tables, table: str, where: str) -> int | None:
     if log is None:
         return None
     names: list[str] = list_live_files(log)["path"].to_pylist()
-    folder = find_local_path(root) or root
+    folder = find_local_path(root) or normalize_folder(root)
     whole = (one if re.match(r"/|[A-Za-z][\w+.-]*:/", one) else f"{folder}/{one}" for one in names)
     refuse_foreign_files(whole, root, where)
     return log.version()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
-from jobs.core.errors import redact_secrets, shorten_text
+from jobs.core.errors import redact_beginning, shorten_text
 from jobs.core.report import format_count
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
 from jobs.core.time_readings import (
@@ -391,4 +391,4 @@ def describe_repeats(
 
 
 def _shorten_value(value: str) -> str:
-    return repr(shorten_text(redact_secrets(value), _SHOWN))
+    return repr(shorten_text(redact_beginning(value), _SHOWN))

@@ -17,7 +17,7 @@ from jobs.lineage.inputs_table import InputsTable
 from jobs.offline.stored_keys import _read_inputs_table
 from jobs.spark.foreign_files import keep_own_files, read_own_files
 from jobs.specs.sections import Inputs
-from jobs.storage.foreign_files import refuse_foreign_table
+from jobs.storage.foreign_files import normalize_folder, refuse_foreign_table
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import importing
 from tests.jobs.landing.sources.test_table_source import add, keys, land, numbered, opened
@@ -109,6 +109,50 @@ def test_a_stream_refuses_each_of_these_names(tmp_path: Path, others: Path) -> N
             query.trigger(availableNow=True).start().awaitTermination()
 
 
+def test_a_table_is_itself_in_each_spelling_of_its_folder(tmp_path: Path) -> None:
+    pipeline, _ = opened(tmp_path)
+    (tmp_path / "x").mkdir()
+    add(tmp_path / "theirs" / "y", numbered(1))
+    home = pipeline.warehouse.at(str(tmp_path))
+    for spelled in (
+        "x/../theirs/y",
+        "theirs/./y",
+        "theirs//y",
+        "./theirs/y",
+        "theirs/y/",
+        "theirs/../theirs/y",
+    ):
+        root = f"{tmp_path}/{spelled}"
+        assert keep_own_files(home.spark.read.format("delta").load(root), root, "it").count() == 1, spelled
+        assert read_own_files(home, spelled, "it", clones=False).count() == 1
+        assert refuse_foreign_table(home, spelled, "it") == 0
+
+
+@pytest.mark.parametrize(
+    ("root", "folder"),
+    [
+        ("s3a://b/x/./y//z/../t/", "s3a://b/x/y/t"),
+        ("file:///x/../y%20z/.", "/y z"),
+        ("/x/../y", "/y"),
+        ("//x", "/x"),
+        ("abfss://c@h/../x", "abfss://c@h/x"),
+    ],
+)
+def test_a_folder_has_one_spelling(root: str, folder: str) -> None:
+    assert normalize_folder(root) == folder
+
+
+def test_a_plus_sign_in_the_name_of_a_folder_is_no_space(tmp_path: Path) -> None:
+    pipeline, _ = opened(tmp_path)
+    for name in ("a+b", "a b"):
+        add(tmp_path / "tables" / name, numbered(1))
+    home = pipeline.warehouse.at(str(tmp_path / "tables"))
+    assert keep_own_files(home.read("a+b"), home.path("a+b"), "it").count() == 1
+    smuggle(tmp_path / "tables" / "a+b", tmp_path / "tables" / "a b", "absolute")
+    with pytest.raises(Exception, match=TOLD):
+        keep_own_files(home.read("a+b"), home.path("a+b"), "it").collect()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "a b+c", "ä é", "a=b;c"])
 def test_the_files_of_the_table_itself_are_read(tmp_path: Path, name: str) -> None:
@@ -161,8 +205,13 @@ def test_a_table_of_inputs_or_of_an_option_is_refused_likewise(tmp_path: Path, o
     )
     with pytest.raises(UserError, match=f"--input {table}: {TOLD}"):
         _read_given_rows(model, str(table), None)
+    other = pipeline.spec.source.model_copy(update={"clones": True, "table": "other"})
+    elsewhere = pipeline.spec.model_copy(update={"source": other})
+    with pytest.raises(UserError, match="copy its rows into a new table, and name that one") as refused:
+        _read_given_rows(model.with_spec(elsewhere), str(table), None)
+    assert "clones" not in refused.value.message  # the spec has no such setting for this table
     _read_given_rows(model.with_spec(trusting), str(table), None)
-    with pytest.raises(UserError, match=f"--input {table}: {TOLD}"):
+    with pytest.raises(UserError, match=f"--input {table}: {TOLD}; if you trust its writers, copy its rows"):
         importing.read_table(pipeline.warehouse, str(table))
     section = {"table": str(table), "key": ["id"], "columns": {"noise": "a"}}
     for clones in (False, True):
