@@ -215,8 +215,10 @@ def _recognize_text(error: BaseException) -> tuple[_Kind, str, str | None] | Non
             whole = join_causes(text[found.start() :].partition("<?xml")[0])
             return kind, whole[:300].strip(" :"), None  # the addresses there are no paths
         if found is not None:
-            first = text.rfind("\n", 0, found.start()) + 1
-            return kind, found[0], _search_path(text[first:].partition("\n")[0], found.start() - first)
+            # delta-rs names no file, but the error above it, in a later line of a traceback, does.
+            signs = ((line, kind.search(line)) for line in text.splitlines())
+            places = (_search_path(line, sign.start()) for line, sign in signs if sign is not None)
+            return kind, found[0], next(filter(None, places), None)
     return None
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jobs.storage.part_files import PartFile
     from jobs.storage.table_log import FileTable
 
-_BATCHES = 2**32
+BATCHES = 2**32
 """Number of transaction numbers reserved for each epoch: one for each micro-batch."""
 
 
@@ -135,7 +135,7 @@ class Fence:
         )
 
     def _number(self, batch_id: int) -> int:
-        return self.lease.generation.epoch * _BATCHES + batch_id
+        return self.lease.generation.epoch * BATCHES + batch_id
 
     def begin(self, rows: Callable[[], DataFrame], table: str) -> None:
         """Append the generation's first rows, to which upserts follow, unless the table has rows of the generation.
@@ -147,7 +147,7 @@ class Fence:
         name = self._fence_upserts(table)
         if self._has_matching_rows(table, self._mine):
             return
-        number = self.lease.generation.epoch * _BATCHES
+        number = self.lease.generation.epoch * BATCHES
         self.warehouse.append(rows(), table, (name, number), more_columns=True)
         self.check()
 
@@ -164,7 +164,7 @@ class Fence:
         self.check()
         self._fence_upserts(table)
         mine = [[("generation", "=", self.lease.generation.generation)]]
-        number = self.lease.generation.epoch * _BATCHES
+        number = self.lease.generation.epoch * BATCHES
         delete_rows(self.warehouse, table, mine, transaction=(self._name(table, None), number))
         self.check()
 
@@ -206,7 +206,7 @@ class Fence:
     def _raise_fence(self, schema: StructType, table: str, name: str) -> None:
         """Keep earlier drivers that may still run from writing under a transaction name; done once per name."""
         if self.lease.taken_over and name not in self._last:
-            self.warehouse.mark(table, schema, (name, (self.lease.suspect + 1) * _BATCHES - 1))
+            self.warehouse.mark(table, schema, (name, (self.lease.suspect + 1) * BATCHES - 1))
 
     def _has_matching_rows(self, table: str, condition: Column) -> bool:
         return self.warehouse.exists(table) and not self.warehouse.read(table).filter(condition).isEmpty()

@@ -69,6 +69,11 @@ class Manifest:
         return rank(self.position)
 
     @property
+    def preference(self) -> tuple[bool, int, int]:
+        """Return the sort key of snapshots that fit, the best last: first by having no cut, then by position."""
+        return self.cut is None, self.version, self.snapshots_version
+
+    @property
     def without_state(self) -> bool:
         """Return whether the snapshot has no states because an upgrade dropped them."""
         return self.snapshot_id.endswith(WITHOUT_STATE)

@@ -121,6 +121,8 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
         UserError: the table cannot be read or written.
     """
     wanted = parse_schema(columns).fields
+    if {field.name for field in wanted} <= set(warehouse.column_names(table)):
+        return  # also where the warehouse is read-only
     FileTable(warehouse, table).change(lambda log, properties: add_absent(log, wanted, properties))
 
 

@@ -102,7 +102,7 @@ def test_a_stream_whose_disk_fills_up_ends_and_goes_on_after(
         ballast = Ballast(disk)
         ballast.leave(room)
         said = fails_for_want_of_room(pipeline, "stream", "--model", "walk", SPARK_LOCAL_DIRS=str(local))
-        assert str(disk) in said or place.endswith("_delta_log")  # delta-rs names no file
+        assert str(disk).removesuffix("/_delta_log") in said  # a failed commit names its table
         ballast.clear()
         pipeline.stream()
         assert_bit_equal(pipeline.estimates(), expected)

@@ -17,12 +17,16 @@ from typing import NamedTuple
 
 import pytest
 
+from jobs import upgrade
 from jobs.core.errors import RUN_FAILED
+from jobs.lineage import generations
+from jobs.lineage.live import live_estimates
 from jobs.storage.tables import measurements
 from tests.conftest import cli_environment
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
+    ordered,
     random_rows,
     random_walk_spec,
     since,
@@ -74,11 +78,16 @@ VERBS = {
         "--output",
         "ahead.csv",
     ),
+    "list": ("quarantine", "list", "--model", "walk"),
     "quarantine": ("quarantine", "discard", "--model", "walk", "--all"),
     "promote": ("promote", "--model", "walk", "--generation", "walk-g0001"),
     "upgrade": ("upgrade", "--model", "other/walk.yaml", "--mode", "repartition"),
     "verify": ("verify", "--model", "walk", "--share", "100%"),
     "export": ("export", "--model", "walk"),
+}
+SWITCHES = {
+    "promote a shadow": ("promote", "--model", "walk", "--force"),
+    "rollback": ("rollback", "--model", "walk"),
 }
 
 
@@ -96,12 +105,14 @@ Fault = Callable[[Pipeline, Path], AbstractContextManager[Limits]]
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline with a snapshot and rows that its stream has not read; a further file; made without Spark."""
+    """A pipeline with a snapshot, rows that its stream has not read, and rejected rows; made without Spark."""
     days = random_rows(3, rows=60)
+    rejected = days[1].astype({"a": "string"})
+    rejected.loc[:2, "a"] = "many"
     made = Pipeline(tmp_path / "p", random_walk_spec())
     made.land(days[0])
     made.pretrain()
-    made.land(days[1])
+    made.land(rejected, suffix=".csv")
     days[2].to_csv(made.folder / "new.csv", index=False)
     yield made
     _unmount(tmp_path)
@@ -116,7 +127,7 @@ def call(pipeline: Pipeline, verb: str, how: Limits = UNLIMITED) -> subprocess.C
             resource.setrlimit(kind, (most, most))
 
     return subprocess.run(
-        [*how.prefix, sys.executable, "-m", "jobs.cli", *VERBS[verb]],
+        [*how.prefix, sys.executable, "-m", "jobs.cli", *(VERBS | SWITCHES)[verb]],
         cwd=pipeline.folder,
         env=cli_environment(pipeline.settings.warehouse, given),
         stdin=subprocess.DEVNULL,
@@ -221,8 +232,10 @@ def test_a_fault_is_one_sentence_with_its_place(
     place = pipeline.folder / below
     with fault(pipeline, place) as how:
         assert fails(call(pipeline, verb, how), sentence, str(place) if below else "")
+        if verb == "quarantine":
+            assert "not a number 3 0 0" in " ".join(call(pipeline, "list", how).stdout.split())
     assert pipeline.land_files(pipeline.folder / "new.csv").data["rows"] == 60
-    assert pipeline.tables.row_count(measurements("walk")) == 180
+    assert pipeline.tables.row_count(measurements("walk")) == 177
     assert not list(Path(pipeline.settings.warehouse).rglob(".*.part*"))
 
 
@@ -306,3 +319,26 @@ def test_after_a_fault_every_verb_goes_on_and_nothing_is_lost(
     assert_bit_equal(found, since(pipeline.batch(), days[1]))
     done = call(pipeline, "verify")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_after_a_fault_a_generation_is_promoted_and_rolled_back(tmp_path: Path) -> None:
+    days = random_rows(3, rows=60)
+    pipeline = streaming(tmp_path / "p", days[0], days[1])
+    pipeline.write_spec(random_walk_spec(version=2))
+    upgrade.run(pipeline.settings, "walk", promote=False, force=True)
+    warehouse = Path(pipeline.settings.warehouse)
+    for verb, live in zip(SWITCHES, ("walk-g0002", "walk-g0001"), strict=True):
+        before = generations.find_live(pipeline.warehouse, "walk")
+        for fault, sentence in ((read_only, READ_ONLY), (forbidden, FORBIDDEN)):
+            with fault(pipeline, warehouse) as how:
+                assert fails(call(pipeline, verb, how), sentence, str(warehouse)), verb
+            assert generations.find_live(pipeline.warehouse, "walk") == before
+        done = call(pipeline, verb)
+        assert done.returncode == 0, done.stderr
+        assert generations.read_named(pipeline.warehouse, "walk").generation == live
+    pipeline.land(days[2])
+    pipeline.stream()
+    table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+    assert_bit_equal(table, since(pipeline.batch(), days[1]))

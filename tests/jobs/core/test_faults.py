@@ -45,6 +45,12 @@ def wrap(cause: BaseException, message: str = "/w/t: remove the lock file") -> U
         (f"{JAVA}java.nio.file.FileSystemException: /w/c/1: Too many open files\n", "/w/c/1", "may not open"),
         (f"{JAVA}java.nio.file.AccessDeniedException: /w/c/2\n\tat", "/w/c/2", "AccessDeniedException): give"),
         (f"{JAVA}java.io.IOException: No space left on device\n\tat", None, FULL),
+        (
+            f"Return Message: Traceback:\n  File \"/p/a.py\", line 1\nOSError: {RUST}\n ↳ No space left on device (os "
+            f"error 28)\n\njobs.core.errors.UserError: /w/t: the commit failed: {RUST}No space left on device",
+            "/w/t",
+            FULL,
+        ),
         ("OSError: [Errno 27] File too large: '/w/a b.csv'", None, "a file would be larger than"),
         ("Failed to open local file '/w/x.pq'. Detail: [errno 24] Too many open files", "/w/x.pq", "may not open"),
         ("Stale file handle (os error 116)", None, "the network file system lost the file"),
