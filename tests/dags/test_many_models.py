@@ -103,8 +103,15 @@ def test_an_hour_of_200_models(airflow: Airflow, tmp_path: Path) -> None:
             (airflow.page if path in pages else airflow.call)(path)
             seconds[path] = time.monotonic() - asked
         at = time.monotonic() - began
+        load = max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1)))
         record.append(
-            {"at": at, "seconds": seconds, "memory": measure_memory(airflow), **count_runs(airflow)}
+            {
+                "at": at,
+                "load": load,
+                "seconds": seconds,
+                "memory": measure_memory(airflow),
+                **count_runs(airflow),
+            }
         )
         (tmp_path / "record.json").write_text(json.dumps(record))
         print(json.dumps(record[-1]), flush=True)
