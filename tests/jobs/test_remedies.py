@@ -207,7 +207,7 @@ QUICK = [
         prepare=World.write,
     ),
     Row(
-        *("jobs/quarantine.py", "kalman-pipeline quarantine replay --model {model} --edited", "rejected"),
+        *("jobs/quarantine.py", "kalman-pipeline quarantine replay --model {spec.name} --edited", "rejected"),
         "quarantine show --model walk --output {}/held.jsonl",
         prints="edit the payloads there, then run",
         prepare=World.write,
