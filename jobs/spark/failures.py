@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STALL_VARIABLE = "KALMAN_STALL_MINUTES"
-STALL_MINUTES = 30.0
+STALL_MINUTES = 60.0
 """Default time without progress. A task counts each batch of rows that it reads or writes, which takes seconds."""
 
 _POLL_SECONDS = 10.0
