@@ -111,7 +111,7 @@ def visitor(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield opened
 
 
-def test_a_paused_dag_starts_from_its_form(visitor: Visitor) -> None:
+def start_from_the_form(visitor: Visitor) -> None:
     visitor.log_in()
     dag = f"kalman_pretrain__{MODEL}"
     visitor.airflow.switch(dag, on=False)
@@ -120,14 +120,14 @@ def test_a_paused_dag_starts_from_its_form(visitor: Visitor) -> None:
     assert visitor.airflow.call(f"/dags/{dag}")["is_paused"] is False
 
 
-def test_the_model_page_shows_the_live_version(visitor: Visitor, rooms: Rooms) -> None:
+def read_the_live_version(visitor: Visitor, rooms: Rooms) -> None:
     rooms.command("ingest", "--input", str(rooms.files[1]))
     visitor.watch(visitor.trigger(f"kalman_stream__{MODEL}"), RUN_SECONDS)
     page = visitor.open_model_page(MODEL)
     assert live_version(page) == 1
 
 
-def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) -> None:
+def read_the_report_and_approve(visitor: Visitor, rooms: Rooms) -> None:
     page, dag = visitor.page, f"kalman_upgrade__{MODEL}"
     rooms.command("ingest", "--input", str(rooms.files[2]))
     rooms.write_spec(SECOND)
@@ -170,13 +170,20 @@ def test_a_person_reads_the_report_and_approves(visitor: Visitor, rooms: Rooms) 
     page.set_viewport_size(DESK)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_picture_is_of_the_new_version(visitor: Visitor, rooms: Rooms) -> None:
+def draw_the_new_version(visitor: Visitor, rooms: Rooms) -> None:
     picture = rooms.models.parent / "live.html"
     rooms.command("plot", "--output", str(picture))
     context = visitor.page.context.browser.new_context()  # pyright: ignore[reportOptionalMemberAccess]
     page = context.new_page()
     page.goto(picture.as_uri())
     assert "v2" in page.inner_text("body") and page.locator("img, svg").count()
+
+
+def test_a_person_upgrades_a_model(visitor: Visitor, rooms: Rooms) -> None:
+    start_from_the_form(visitor)
+    read_the_live_version(visitor, rooms)
+    read_the_report_and_approve(visitor, rooms)
+    draw_the_new_version(visitor, rooms)
 
 
 def live_version(page: Any) -> int:
