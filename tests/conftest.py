@@ -27,6 +27,8 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
 )
 # The session that most tests share lives for a quarter of an hour: what Spark keeps of that fills its usual 1 GB.
 os.environ["SPARK_DRIVER_MEMORY"] = "2g"
+# Spark's processes of Python import nothing from the current folder, and find these tests and their functions here.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["KALMAN_KAFKA_JARS"] = "1"  # one session serves the tests of this process, those of Kafka too
 os.environ["KALMAN_FUNCTIONS"] = ". kalman_* tests"  # functions of tests, beside those of the models' folders
 MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
