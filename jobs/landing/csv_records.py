@@ -231,7 +231,8 @@ def _find_quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
     opening, closing = places[::2], places[1::2]
     before = codes[np.maximum(opening - 1, 0)]
     after = codes[np.minimum(closing + 1, len(codes) - 1)]
-    beside = np.isin(np.arange(256), list(f"{dialect.separator}\r\n".encode()))
+    beside = np.zeros(256, bool)
+    beside[list(f"{dialect.separator}\r\n".encode())] = True
     begins = (opening == 0) | beside[before]
     ends = (closing == len(codes) - 1) | beside[after]
     touching = closing[: len(opening) - 1] + 1 == opening[1:]
