@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes
 
-from jobs.core.errors import UserError, escape_unprintable
+from jobs.core.errors import UserError
+from jobs.core.redaction import escape_unprintable
 
 STORES = ("abfs", "abfss", "gs")
 """Schemes of the stores in which exactly one of two simultaneous commits of a table's version succeeds."""

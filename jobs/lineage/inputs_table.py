@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError, show_names
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.redaction import show_names
 from jobs.core.settings import find_local_path
 from jobs.lineage.generations import DeployedModel, Generation
 from jobs.spark.foreign_files import read_own_files

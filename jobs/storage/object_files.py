@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from jobs.core import times
-from jobs.core.errors import RUN_FAILED, UserError, show_name
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.faults import find_fault
+from jobs.core.redaction import show_name
 from jobs.core.settings import S3
 
 _REGION = "us-east-1"
