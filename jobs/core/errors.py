@@ -9,7 +9,7 @@ import tempfile
 import traceback
 from typing import TextIO
 
-from jobs.core.faults import find_fault, is_said, list_causes
+from jobs.core.faults import find_fault, is_model_error, is_said, list_causes
 from jobs.core.redaction import escape_unprintable, redact_secrets, show_name
 
 INPUT_ERROR = 2  # the input or the usage of the command is wrong
@@ -68,7 +68,7 @@ def describe_error(error: BaseException) -> tuple[list[str], int]:
         return ["interrupted"], 130
     if isinstance(error, Terminated):
         return ["stopped by SIGTERM"], 143
-    if _is_model_error(error):
+    if is_model_error(error):
         return [" ".join(str(error).split())], INPUT_ERROR
     return [] if fault is None else [fault], RUN_FAILED
 
@@ -90,13 +90,6 @@ def _find_failure_of_spark(error: BaseException) -> UserError | None:
     if failure is None or (isinstance(error, UserError) and failure in error.message):
         return None
     return UserError(failure, RUN_FAILED)
-
-
-def _is_model_error(error: BaseException) -> bool:
-    # kalman is looked up and not imported, because it loads NumPy, which a command that failed early does not need.
-    kalman = sys.modules.get("kalman")
-    kind = getattr(kalman, "ModelError", None)
-    return isinstance(kind, type) and isinstance(error, kind)
 
 
 def extract_first_line(error: BaseException, limit: int = 300) -> str:

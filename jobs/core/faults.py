@@ -187,9 +187,14 @@ def name_file(path: str | Path) -> Iterator[None]:
         raise
 
 
+def is_model_error(error: BaseException) -> bool:
+    """Return whether an error is kalman's `ModelError`; a command that failed early need not import it, and NumPy."""
+    return type(error).__name__ == "ModelError"
+
+
 def _is_for_user(error: BaseException) -> bool:
     """Return whether an error has a sentence for the user, which may quote any text."""
-    return hasattr(error, "exit_code") or type(error).__name__ == "ModelError"
+    return hasattr(error, "exit_code") or is_model_error(error)
 
 
 def _recognize_number(error: BaseException) -> tuple[_Kind, str, str | None] | None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from types import TracebackType
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Seconds = dict[str, float]
 
 PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE = (
@@ -88,36 +85,14 @@ _running: Stopwatch | None = None
 """The stopwatch of the task in this process, if the task has one. A Python worker runs one task at a time."""
 
 
-class step:  # noqa: N801 - reads as a keyword
-    """A timed step: a context manager, and a decorator."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._watch: list[Stopwatch | None] = []
-
-    def __enter__(self) -> None:
-        self._watch.append(_running)
-        if _running is not None:
-            _running.enter(self.name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        watch = self._watch.pop()
-        if watch is not None:
-            watch.leave()
-
-    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function with its calls timed as a step."""
-
-        @wraps(function)
-        def timed(*args: P.args, **options: P.kwargs) -> T:
-            if _running is None:
-                return function(*args, **options)
-            with self:
-                return function(*args, **options)
-
-        return timed
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Time a `with` block, or each call of a decorated function, as a step of the task's stopwatch, if it has one."""
+    if _running is None:
+        yield
+    else:
+        with _running.step(name):
+            yield
 
 
 def time_items(name: str, items: Iterable[T]) -> Iterable[T]:
