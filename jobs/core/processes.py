@@ -46,11 +46,10 @@ def read_variable(pid: int, name: str) -> str | None:
         return None
 
 
-Handler = Callable[[int, FrameType | None], None]
-
-
 @contextmanager
-def _handle_signals(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
+def _handle_signals(
+    handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
+) -> Iterator[None]:
     """Handle signals in the block, which only the main thread can do; in another thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -164,10 +164,8 @@ class Checkpoint:
         Spark reports such a part as damaged or missing.
         """
         for place, _, files in os.walk(self.path):
-            for path, mode in (
-                (place, os.R_OK | os.W_OK | os.X_OK),
-                *((f"{place}/{name}", os.R_OK) for name in files),
-            ):
+            modes = {place: os.R_OK | os.W_OK | os.X_OK, **{f"{place}/{name}": os.R_OK for name in files}}
+            for path, mode in modes.items():
                 if not os.access(path, mode):
                     number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
                     return find_fault(OSError(number, os.strerror(number), path))

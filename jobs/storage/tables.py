@@ -74,33 +74,33 @@ def _name_table(folder: str) -> Callable[[str], str]:
 
 
 measurements = _name_table("measurements")
-"""Return the name of the table of a model's measurements."""
+"""The table of a model's measurements."""
 estimates = _name_table("estimates")
-"""Return the name of the table of a model's estimates."""
+"""The table of a model's estimates."""
 estimates_history = _name_table("estimates_history")
-"""Return the name of the table of estimates over a model's history (`jobs.batch.estimating`)."""
+"""The table of estimates over a model's history (`jobs.batch.estimating`)."""
 latest = _name_table("latest")
-"""Return the name of the table of a model's latest states."""
+"""The table of a model's latest states."""
 forecast_skill = _name_table("forecast_skill")
-"""Return the name of the table of a model's forecasts together with the values measured later."""
+"""The table of a model's forecasts together with the values measured later."""
 forecasts = _name_table("forecasts")
-"""Return the name of the table of a model's forecasts from its live state."""
+"""The table of a model's forecasts from its live state."""
 windows = _name_table("windows")
-"""Return the name of the table of a model's monitoring windows."""
+"""The table of a model's monitoring windows."""
 windows_open = _name_table("windows_open")
-"""Return the name of the table of a model's windows that are not final yet."""
+"""The table of a model's windows that are not final yet."""
 alerts = _name_table("alerts")
-"""Return the name of the table of a model's alerts."""
+"""The table of a model's alerts."""
 windows_history = _name_table("windows_history")
-"""Return the name of the table of windows over a model's history."""
+"""The table of windows over a model's history."""
 rule_states = _name_table("rule_states")
-"""Return the name of the table of the exported states of a model's rules."""
+"""The table of the exported states of a model's rules."""
 alerts_history = _name_table("alerts_history")
-"""Return the name of the table of alerts over a model's history."""
+"""The table of alerts over a model's history."""
 forecast_skill_history = _name_table("forecast_skill_history")
-"""Return the name of the table of forecasts over a model's history together with the values measured later."""
+"""The table of forecasts over a model's history together with the values measured later."""
 archive = _name_table("archive")
-"""Return the name of the table of a model's expired keys."""
+"""The table of a model's expired keys."""
 
 
 def list_history_tables(model: str) -> tuple[str, ...]:
