@@ -39,24 +39,16 @@ class Stopwatch:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
-    def enter(self, name: str) -> None:
-        """Begin a step, and pause the outer step."""
-        self._count()
-        self._open.append(name)
-
-    def leave(self) -> None:
-        """End the innermost step, and continue the outer step."""
-        self._count()
-        self._open.pop()
-
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure the time of a `with` block as a step."""
-        self.enter(name)
+        """Measure the time of a `with` block as a step, and pause the outer step."""
+        self._count()
+        self._open.append(name)
         try:
             yield
         finally:
-            self.leave()
+            self._count()
+            self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, and measure the time of their production; the time of their consumer does not count."""
@@ -64,13 +56,12 @@ class Stopwatch:
         items = iter(items)
         while True:
             before, _running = _running, self
-            self.enter(name)
             try:
-                item = next(items)
+                with self.step(name):
+                    item = next(items)
             except StopIteration:
                 return
             finally:
-                self.leave()
                 _running = before
             yield item
 
