@@ -108,7 +108,7 @@ def run(
         told = summarize_learning(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
-            apart = DeployedModel(spec, warehouse.work_in_tasks())  # its rows are frames of Spark
+            apart = DeployedModel(spec, warehouse.work(in_process=False))  # its rows are frames of Spark
             offers = new_keys.offer(apart, table, cut.version, progress.note)
     report = _report(spec, found, told, offers)
     return profiler.added_to(_add_estimates(report, results))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.core.errors import escape_unprintable
+from jobs.core.redaction import escape_unprintable
 from jobs.core.report import format_number, round_numbers
 from jobs.specs.migration import ANSWERS, Answer
 from kalman_dags.places import find_model_page, report_page

@@ -11,6 +11,7 @@ would stay queued until a restart of the scheduler.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +25,32 @@ def name_log_host() -> str:
     return os.environ.get("KALMAN_LOG_HOST", "localhost")
 
 
+class _ObservedQueue:
+    """The queue of tasks as a process of the executor sees it; the executor is told which task the process takes."""
+
+    def __init__(self, tasks: Any, taken: Any) -> None:
+        self._tasks, self._taken = tasks, taken
+
+    def get(self) -> Any:
+        task = self._tasks.get()
+        # So short a message is written as a whole, without a lock that a killed process would keep.
+        self._taken.send((os.getpid(), None if task is None else task.key))
+        return task
+
+
 class Executor(LocalExecutor):
     """A LocalExecutor that counts its tasks and can revoke a queued one."""
+
+    def start(self) -> None:
+        self._taken, self._notes = multiprocessing.Pipe(duplex=False)
+        self._task_of: dict[int, Any] = {}
+        super().start()
+
+    def _spawn_worker(self) -> None:
+        tasks = self.activity_queue
+        self.activity_queue = _ObservedQueue(tasks, self._notes)  # type: ignore[assignment]
+        super()._spawn_worker()
+        self.activity_queue = tasks
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         super()._process_workloads(workload_list)
@@ -35,11 +60,13 @@ class Executor(LocalExecutor):
         super().change_state(key, state, info, remove_running and state != TaskInstanceState.RUNNING)
 
     def _check_workers(self) -> None:
-        alive = set(self.workers)
+        before = set(self.workers)
         super()._check_workers()
-        if alive - set(self.workers):
-            # A killed process reports no result, and which task it had is not known: all slots count as free again.
-            self.running.clear()
+        while self._taken.poll():
+            process, task = self._taken.recv()
+            self._task_of[process] = task
+        for process in before - set(self.workers):
+            self.running.discard(self._task_of.pop(process, None))  # a killed process reports no result
 
     def revoke_task(self, *, ti: Any) -> None:
         """Forget a queued task that has not begun.

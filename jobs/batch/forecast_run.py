@@ -447,7 +447,7 @@ def replace_run(
     Raises:
         UserError: a worker has found an error in the given data, or the table is not a table of forecasts.
     """
-    home.make(table, Schema.from_arrow(schema), (RUN,))
+    home.create(table, Schema.from_arrow(schema), (RUN,))
     files = ReplacingTable(home, table)
     if RUN not in files.columns().names:
         raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")

@@ -14,7 +14,8 @@ import numpy as np
 from jobs.choosing.columns import NumericColumn, Wishes
 from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.table import read_table
-from jobs.core.errors import UserError, shorten_text
+from jobs.core.errors import UserError
+from jobs.core.redaction import shorten_text
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
 from jobs.landing.checking import ParsedRows, parse

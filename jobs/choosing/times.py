@@ -14,7 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import InputTable
-from jobs.core.errors import UserError, show_name
+from jobs.core.errors import UserError
+from jobs.core.redaction import show_name
 from jobs.core.time_counts import COUNTS
 from jobs.core.time_readings import (
     EPOCHS,

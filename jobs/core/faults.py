@@ -14,7 +14,7 @@ import re
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -103,6 +103,8 @@ _FORBIDDEN = _Kind(
 _NAMED = [_Kind(numbers, "", f"{sentence}, {_AGAIN}") for numbers, sentence in _OF_SYSTEM.items()]
 _KINDS = (_FULL, *_NAMED, _BUSY, _REFUSED, _STORE, _FORBIDDEN, _CONNECTION)
 """Kinds of faults; if a text has signs of several kinds, the first kind counts."""
+_LEAST_ROOM = 1 << 20
+"""Bytes below which a disk for temporary files counts as full."""
 _OF_GATEWAY = "Py4JNetworkError"
 """Error of the connection to Spark's Java process, which is not a fault of a network."""
 _PATH = re.compile(r"(?:[a-z][a-z0-9+.-]*:/)?(?<![\w.])/[^\s'\"`:,;()<>]+")
@@ -110,7 +112,7 @@ _PATH = re.compile(r"(?:[a-z][a-z0-9+.-]*:/)?(?<![\w.])/[^\s'\"`:,;()<>]+")
 
 def find_fault(error: BaseException | None) -> str | None:
     """Return a sentence about the fault of the system that caused an error, or None if the system caused none."""
-    chain = list(_list_causes(error))
+    chain = list(list_causes(error))
     if any(type(each).__name__ == _OF_GATEWAY for each in chain):
         return None
     for number, each in enumerate(chain):
@@ -121,6 +123,25 @@ def find_fault(error: BaseException | None) -> str | None:
                 return None  # its sentence names the service
             return _write_sentence(kind, shown, place or _find_place(chain[:number]))
     return None
+
+
+def list_causes(error: BaseException | None, handled: bool = False) -> Iterator[BaseException]:
+    """Yield an error and its causes.
+
+    The context of an error for the user is not its cause unless stated. With `handled`, all errors count that were
+    being handled when an error was raised.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        error = left.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        follow = handled or not (error.__suppress_context__ or _is_for_user(error))
+        # PySpark keeps the cause of a Java exception in `_cause`.
+        left += (error.__context__ if follow else None, getattr(error, "_cause", None), error.__cause__)
 
 
 def find_fault_in_text(text: str) -> str | None:
@@ -139,20 +160,10 @@ def is_said(fault: str, message: str) -> bool:
     return fault.partition(": ")[2] in message
 
 
-def find_fault_of_folder(folder: str) -> str | None:
-    """Return a sentence about the first part of a local folder that this user may not read or change, or None.
-
-    A library may report such a part as damaged or missing.
-    """
-    for place, _, files in os.walk(folder):
-        for path, mode in (
-            (place, os.R_OK | os.W_OK | os.X_OK),
-            *((f"{place}/{name}", os.R_OK) for name in files),
-        ):
-            if not os.access(path, mode):
-                number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
-                return find_fault(OSError(number, os.strerror(number), path))
-    return None
+def find_full_folder(folders: Iterable[str], least: int) -> str | None:
+    """Return the first of some local folders whose disk has less than `least` bytes left."""
+    present = (folder for folder in folders if os.path.isdir(folder))
+    return next((folder for folder in present if shutil.disk_usage(folder).free < least), None)
 
 
 def require_open_files(count: int) -> None:
@@ -176,20 +187,14 @@ def name_file(path: str | Path) -> Iterator[None]:
         raise
 
 
-def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes. The context of an error for the user is not its cause unless stated."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        follow = not error.__suppress_context__ and not _is_for_user(error)
-        # PySpark keeps the cause of a Java exception in `_cause`.
-        error = error.__cause__ or getattr(error, "_cause", None) or (error.__context__ if follow else None)
+def is_model_error(error: BaseException) -> bool:
+    """Return whether an error is kalman's `ModelError`; a command that failed early need not import it, and NumPy."""
+    return type(error).__name__ == "ModelError"
 
 
 def _is_for_user(error: BaseException) -> bool:
     """Return whether an error has a sentence for the user, which may quote any text."""
-    return hasattr(error, "exit_code") or type(error).__name__ == "ModelError"
+    return hasattr(error, "exit_code") or is_model_error(error)
 
 
 def _recognize_number(error: BaseException) -> tuple[_Kind, str, str | None] | None:
@@ -240,18 +245,11 @@ def _find_place(outer: Sequence[BaseException]) -> str | None:
 
 def _write_sentence(kind: _Kind, sign: str, place: str | None) -> str:
     if place is None and kind is _FULL:
-        place = _find_full_folder()
+        temporary = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0], tempfile.gettempdir()
+        place = find_full_folder(temporary, _LEAST_ROOM)
     where = "" if place is None or kind is _BUSY else f"{place}: "
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return where + kind.sentence.format(sign=sign, files=files, user=_name_user())
-
-
-def _find_full_folder() -> str | None:
-    """Return a folder for temporary files whose disk is full."""
-    for folder in (os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0], tempfile.gettempdir()):
-        if os.path.isdir(folder) and shutil.disk_usage(folder).free < 1 << 20:
-            return folder
-    return None
 
 
 def _name_user() -> str:

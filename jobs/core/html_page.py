@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from jobs.core.errors import escape_unprintable, shorten_text
+from jobs.core.redaction import escape_unprintable, shorten_text
 
 _UNFIT = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."

@@ -12,7 +12,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.core.errors import UserError, print_note, shorten_text
+from jobs.core.errors import UserError, print_note
+from jobs.core.redaction import shorten_text
 
 SYSTEM = ("/proc", "/sys")
 """Folders in which the kernel shows processes (with their environment variables) and devices, but no data."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -48,36 +47,35 @@ def read_variable(pid: int, name: str) -> str | None:
 
 
 @contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the command by an exception, so that `finally` blocks run; a verb may install another handler."""
+def _handle_signals(
+    handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
+) -> Iterator[None]:
+    """Handle signals in the block, which only the main thread can do; in another thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the command by an exception, so that `finally` blocks run; a verb may install another handler."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    with _handle_signals(end, signal.SIGTERM):
+        yield
 
 
 @contextmanager
 def stop_signal() -> Iterator[threading.Event]:
     """Turn SIGTERM and Ctrl-C into an event, so that the stream can finish its micro-batch first."""
     stop = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
+    with _handle_signals(lambda number, frame: stop.set(), signal.SIGTERM, signal.SIGINT):
         yield stop
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

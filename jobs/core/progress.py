@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from jobs.core.errors import escape_unprintable, print_note
+from jobs.core.errors import print_note
+from jobs.core.redaction import escape_unprintable
 from jobs.core.report import format_count, format_rate, format_span
 
 LINE_SECONDS = 3.0

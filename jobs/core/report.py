@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jobs.core.errors import RUN_FAILED, escape_unprintable, redact_secrets
+from jobs.core.errors import RUN_FAILED
+from jobs.core.redaction import escape_unprintable, redact_secrets
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """Environment variable that names the file for a command's report. Airflow's operator sets the variable."""

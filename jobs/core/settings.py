@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes
 
-from jobs.core.errors import UserError, escape_unprintable
+from jobs.core.errors import UserError
+from jobs.core.redaction import escape_unprintable
 
 STORES = ("abfs", "abfss", "gs")
 """Schemes of the stores in which exactly one of two simultaneous commits of a table's version succeeds."""
@@ -142,7 +142,6 @@ class Settings:
             `s3a://bucket/dir`.
         models: folder of the model specs.
         master: URL of Spark's master.
-        jars: folder of Spark's jars, which `make setup` fills.
         json: whether to print the report as one JSON document on standard output.
         quiet: whether to suppress progress.
         debug: whether to show tracebacks.
@@ -151,7 +150,6 @@ class Settings:
     warehouse: str
     models: Path
     master: str
-    jars: Path
     json: bool = False
     quiet: bool = False
     debug: bool = False
@@ -177,9 +175,6 @@ class Settings:
             warehouse=parse_warehouse_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
             models=Path(os.path.expanduser(models or env.get("KALMAN_MODELS") or "models")).absolute(),
             master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
-            jars=Path(
-                env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars"
-            ).absolute(),
             json=json,
             quiet=quiet,
             debug=debug,

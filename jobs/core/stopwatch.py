@@ -10,12 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from types import TracebackType
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Seconds = dict[str, float]
 
 PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE = (
@@ -42,24 +39,16 @@ class Stopwatch:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
-    def enter(self, name: str) -> None:
-        """Begin a step, and pause the outer step."""
-        self._count()
-        self._open.append(name)
-
-    def leave(self) -> None:
-        """End the innermost step, and continue the outer step."""
-        self._count()
-        self._open.pop()
-
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure the time of a `with` block as a step."""
-        self.enter(name)
+        """Measure the time of a `with` block as a step, and pause the outer step."""
+        self._count()
+        self._open.append(name)
         try:
             yield
         finally:
-            self.leave()
+            self._count()
+            self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, and measure the time of their production; the time of their consumer does not count."""
@@ -67,13 +56,12 @@ class Stopwatch:
         items = iter(items)
         while True:
             before, _running = _running, self
-            self.enter(name)
             try:
-                item = next(items)
+                with self.step(name):
+                    item = next(items)
             except StopIteration:
                 return
             finally:
-                self.leave()
                 _running = before
             yield item
 
@@ -88,36 +76,14 @@ _running: Stopwatch | None = None
 """The stopwatch of the task in this process, if the task has one. A Python worker runs one task at a time."""
 
 
-class step:  # noqa: N801 - reads as a keyword
-    """A timed step: a context manager, and a decorator."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._watch: list[Stopwatch | None] = []
-
-    def __enter__(self) -> None:
-        self._watch.append(_running)
-        if _running is not None:
-            _running.enter(self.name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        watch = self._watch.pop()
-        if watch is not None:
-            watch.leave()
-
-    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function with its calls timed as a step."""
-
-        @wraps(function)
-        def timed(*args: P.args, **options: P.kwargs) -> T:
-            if _running is None:
-                return function(*args, **options)
-            with self:
-                return function(*args, **options)
-
-        return timed
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Time a `with` block, or each call of a decorated function, as a step of the task's stopwatch, if it has one."""
+    if _running is None:
+        yield
+    else:
+        with _running.step(name):
+            yield
 
 
 def time_items(name: str, items: Iterable[T]) -> Iterable[T]:

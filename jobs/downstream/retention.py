@@ -30,7 +30,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import CHECKPOINTS, Checkpoint, checkpoint_of
-from jobs.storage.files import Folder
+from jobs.storage.files import remove_folder, rename_folder
 from jobs.storage.positions import to_datetime
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.table_rows import Filter, read_parts
@@ -68,17 +68,18 @@ class DownstreamCleanup:
         """Remove a query's checkpoint, files and rows; return the number of rows."""
         if self.dry:
             return delete_rows(self.warehouse, query.table, query.rows, dry=True)
-        renamed = Folder(self.warehouse, checkpoint_of(f"{REMOVED}{query.name}"))
-        is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
-        if checkpoint.exists() and is_renamed:
-            renamed.remove()  # restarted after a crash in between: the rows belong to the new checkpoint
+        files, renamed = self.warehouse.files(""), checkpoint_of(f"{REMOVED}{query.name}")
+        is_renamed = files.exists(renamed)
+        if files.exists(query.checkpoint) and is_renamed:
+            # Restarted after a crash in between: the rows belong to the new checkpoint.
+            remove_folder(self.warehouse, renamed)
             return 0
         if not is_renamed:
-            checkpoint.rename(renamed)
+            rename_folder(self.warehouse, query.checkpoint, renamed)
         rows = remove_results(self.warehouse, query)
         open_adopted_file(self.warehouse, query).remove()
         remove_exports(self.warehouse, query)
-        renamed.remove()
+        remove_folder(self.warehouse, renamed)
         return rows
 
     def _old_rows(self) -> list[tuple[str, Filter]]:

@@ -28,7 +28,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.retention import parse_span
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
-from jobs.storage.files import Folder
+from jobs.storage.files import remove_folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.storage.row_changes import delete_rows, describe_columns
 from jobs.storage.table_rows import measure_files, open_log
@@ -235,7 +235,7 @@ class Maintenance:
             raise UserError(
                 f"the checkpoint {name} is in no folder of this warehouse, so it is not removed", RUN_FAILED
             )
-        return Folder(self.model.warehouse, name).remove(remove)
+        return remove_folder(self.model.warehouse, name, remove)
 
 
 def list_tables(tables: Tables, model: str) -> list[str]:

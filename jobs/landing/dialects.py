@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.core.errors import show_name
+from jobs.core.redaction import show_name
 from jobs.core.report import format_count
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect, is_cut_number
 from jobs.specs.files import BLANKS, SEPARATORS, Files

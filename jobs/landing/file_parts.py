@@ -18,9 +18,10 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.core.errors import RUN_FAILED, UserError, extract_first_line, show_name, show_names
+from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
 from jobs.core.faults import find_fault
 from jobs.core.input_files import open_input
+from jobs.core.redaction import show_name, show_names
 from jobs.landing.csv_records import BOM, LONGEST, PIECE_BYTES, PLAIN, Dialect
 from jobs.landing.raw_rows import RawRows, cut_rows
 from jobs.landing.wide_files import WideColumns

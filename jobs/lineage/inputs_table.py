@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError, show_names
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.redaction import show_names
 from jobs.core.settings import find_local_path
 from jobs.lineage.generations import DeployedModel, Generation
 from jobs.spark.foreign_files import read_own_files
@@ -41,7 +42,7 @@ from jobs.state.encoding.packets import (
 from jobs.state.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, parse_records
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles, is_in_s3
-from jobs.storage.warehouse import find_home
+from jobs.storage.warehouse import find_home, name_commit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -211,7 +212,7 @@ class InputsTable:
 
     def _written(self, number: int) -> int:
         """Return the write time of a version in ns, which differs if the table is recreated."""
-        folder, name = find_local_path(self._home.path(self._table)), f"{number:020d}.json"
+        folder, name = find_local_path(self._home.path(self._table)), name_commit(number)
         if folder is not None:
             return (folder / "_delta_log" / name).stat().st_mtime_ns
         at = self._home.files(f"{self._table}/_delta_log").read_modified_time(name)

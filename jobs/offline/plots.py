@@ -21,7 +21,7 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammaln
 
-from jobs.core.errors import shorten_text
+from jobs.core.redaction import shorten_text
 from kalman.evaluation.diagnostics import coverage, mean_bounds
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 
 from jobs.core.errors import UserError
-from jobs.core.faults import find_fault
+from jobs.core.faults import find_fault, find_full_folder, list_causes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +63,7 @@ _stalls: list[str] = []
 
 def find_failure(error: BaseException) -> str | None:
     """Return a sentence about a failure of Spark that caused an error, or None if no such failure caused it."""
-    texts = list(_list_texts(error))
+    texts = [f"{type(each).__name__}: {each}" for each in list_causes(error, handled=True)]
     lost = any(text.startswith(_LOST) for text in texts)
     stall = next((stall for stall in _stalls if any(stall in text for text in texts)), None)
     if _OF_SPARK.search(texts[0]):
@@ -74,19 +73,12 @@ def find_failure(error: BaseException) -> str | None:
     return stall or _describe_java_end(lost)
 
 
-def _list_texts(error: BaseException | None) -> Iterator[str]:
-    while error is not None:
-        yield f"{type(error).__name__}: {error}"
-        error = error.__cause__ or error.__context__
-
-
 def _describe_full_disk() -> str | None:
     """Return a sentence if a disk with Spark's local copies of its state is full."""
     context = SparkContext._active_spark_context
     default = tempfile.gettempdir() if context is None else context.getConf().get("spark.local.dir", "/tmp")
     folders = (os.environ.get("SPARK_LOCAL_DIRS") or str(default)).split(",")
-    full = (one for one in folders if os.path.isdir(one) and shutil.disk_usage(one).free < _LEAST_ROOM)
-    folder = next(full, None)
+    folder = find_full_folder(folders, _LEAST_ROOM)
     return folder and find_fault(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder))
 
 

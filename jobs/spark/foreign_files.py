@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.foreign_files import UP, explain_foreign_file, normalize_folder, refuse_foreign_files
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from jobs.storage.foreign_files import (
+    UP,
+    explain_foreign_file,
+    name_vector_file,
+    normalize_folder,
+    refuse_foreign_files,
+)
 
 
 def read_own_files(
@@ -33,8 +37,22 @@ def read_own_files(
         jvm: Any = home.spark._jvm
         plan: Any = frame._jdf
         files: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\n")
-        refuse_foreign_files(filter(None, files.split("\n")), home.path(table), where)
+        root = home.path(table)
+        refuse_foreign_files(
+            [*filter(None, files.split("\n")), *_list_vector_files(frame, root)], root, where
+        )
     return frame
+
+
+def _list_vector_files(frame: DataFrame, root: str) -> list[str]:
+    """Return the files of the deletion vectors of a version that Spark reads; Delta's frames do not name them."""
+    plan: Any = frame._jdf
+    version = plan.queryExecution().analyzed().collectLeaves().head().relation().location().getSnapshot()
+    if not version.protocol().readerFeatureNames().contains("deletionVectors"):
+        return []
+    vectors = DataFrame(version.allFiles().toDF(), frame.sparkSession).select("deletionVector.*")
+    found = vectors.select("storageType", "pathOrInlineDv").filter("storageType != 'i'").distinct().collect()
+    return [name_vector_file(kind, name, root) for kind, name in found]
 
 
 def keep_own_files(rows: DataFrame, root: str, where: str) -> DataFrame:

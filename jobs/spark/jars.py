@@ -73,15 +73,10 @@ def compile_jar(jar: Path, class_path: Sequence[Path]) -> None:
         ]
         command += ["-d", folder, "-classpath", _join_paths(class_path)]
         command += [str(file) for file in sorted(SOURCES.rglob("*.java"))]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMPILE_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError("our classes for Spark could not be compiled: timed out", RUN_FAILED) from error
+        output, failed = _run(command, _COMPILE_SECONDS)
         classes = sorted(Path(folder).rglob("*.class"))
-        if done.returncode or not classes:
-            said = (done.stdout + done.stderr).strip()[:400] or "the compiler said nothing"
+        if failed or not classes:
+            said = output.strip()[:400] or "the compiler said nothing"
             raise UserError(f"our classes for Spark could not be compiled: {said}", RUN_FAILED)
         # Times and compression differ between releases; without them, the jar is the same everywhere.
         with zipfile.ZipFile(jar, "w", zipfile.ZIP_STORED) as packed:
@@ -339,7 +334,8 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
     raise UserError(f"Spark's jars could not be fetched: {_explain_failure(output)}", RUN_FAILED)
 
 
-def _run(command: Sequence[str]) -> tuple[str, bool]:
+def _run(command: Sequence[str], seconds: float = _SECONDS) -> tuple[str, bool]:
+    """Run a program; return its output, and whether it failed or ran out of time."""
     try:
         done = subprocess.run(
             command,
@@ -347,7 +343,7 @@ def _run(command: Sequence[str]) -> tuple[str, bool]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
         return "timed out", True

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from py4j.protocol import Py4JJavaError
 
-from jobs.core.errors import RUN_FAILED, UserError, register_secret, show_name
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.input_files import UnfitFile, read_secret_file
+from jobs.core.redaction import register_secret, show_name
 from jobs.storage.positions import is_same_if_known
 
 if TYPE_CHECKING:

@@ -64,16 +64,10 @@ class Warehouse(Tables):
         other.in_process = self.in_process
         return other
 
-    def work_here(self) -> Warehouse:
-        """Return the same tables for work in this process."""
+    def work(self, in_process: bool) -> Warehouse:
+        """Return the same tables for work in this process, or in Spark's tasks."""
         other = self.at(self.root)
-        other.in_process = True
-        return other
-
-    def work_in_tasks(self) -> Warehouse:
-        """Return the same tables for work in Spark's tasks."""
-        other = self.at(self.root)
-        other.in_process = False
+        other.in_process = in_process
         return other
 
     def spread(self, rows: Sequence[tuple[Any, ...]], columns: str) -> DataFrame:
@@ -210,7 +204,7 @@ class Warehouse(Tables):
     def _open_or_make(self, columns: StructType, table: str) -> FileTable:
         """Return the log of a table; the table is made with the columns if it does not exist."""
         if not self.exists(table):
-            self.make(table, Schema.from_json(columns.json()))
+            self.create(table, Schema.from_json(columns.json()))
         return FileTable(self, table)
 
     def upsert(

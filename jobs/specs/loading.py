@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.core.errors import extract_first_line, show_name
+from jobs.core.errors import extract_first_line
 from jobs.core.input_files import UnfitFile, read_regular
+from jobs.core.redaction import show_name
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, LONGEST_NAME, ModelSpec, is_model_name
 from jobs.specs.problems import Problem, SpecError, convert_to_problem, suggest_word

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jobs.core.errors import UserError, shorten_text
+from jobs.core.errors import UserError
+from jobs.core.redaction import shorten_text
 
 _KINDS = {
     list: "a list",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from shlex import quote
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.faults import find_fault
 from jobs.core.settings import find_local_path
 from jobs.storage.files import open_files
 from jobs.storage.positions import (
@@ -153,6 +156,19 @@ class Checkpoint:
                 return f"commits/{committed} is cut short"
         except UserError as error:
             return error.message
+        return None
+
+    def find_fault(self) -> str | None:
+        """Return a sentence about the first part of a local checkpoint that this user may not read or change, or None.
+
+        Spark reports such a part as damaged or missing.
+        """
+        for place, _, files in os.walk(self.path):
+            modes = {place: os.R_OK | os.W_OK | os.X_OK, **{f"{place}/{name}": os.R_OK for name in files}}
+            for path, mode in modes.items():
+                if not os.access(path, mode):
+                    number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+                    return find_fault(OSError(number, os.strerror(number), path))
         return None
 
     def find_former_root(self) -> str | None:

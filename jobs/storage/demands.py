@@ -13,6 +13,8 @@ from collections.abc import Collection
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
+from jobs.storage.table_rows import read_columns
+
 _WRITER_VERSION = 4
 """The newest writer version of Delta's protocol with features that are all known here. Newer tables list features."""
 _FEATURES = {
@@ -80,7 +82,7 @@ def find_refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
 
 def find_other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
     """Describe the first column whose type in the files differs from its type in the table; None if all types agree."""
-    have = {field.name: field.type for field in pa.schema(_convert_to_arrow(log))}
+    have = {field.name: field.type for field in read_columns(log)}
     for field in schema:
         known = have.get(field.name)
         if known is not None and _strip_type(known) != _strip_type(field.type):
@@ -93,11 +95,6 @@ def find_absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
     have = {field.name for field in log.schema().fields}
     absent = pa.schema([field for field in schema if field.name not in have])
     return list(Schema.from_arrow(absent).fields) if len(absent) else []
-
-
-def _convert_to_arrow(log: DeltaTable) -> pa.Schema:
-    found: pa.Schema = pa.schema(log.schema().to_arrow())  # type: ignore[arg-type]
-    return found
 
 
 def _strip_type(kind: pa.DataType) -> pa.DataType:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.faults import find_fault, name_file
@@ -32,58 +32,6 @@ if TYPE_CHECKING:
 
 REPORTS = "reports"
 """The folder of a warehouse that contains the pages about models."""
-
-
-class SmallFiles(Protocol):
-    """A folder of small files. Names are paths relative to the folder; names that begin with a dot are hidden."""
-
-    def read(self, name: str, most: int | None = None) -> bytes | None:
-        """Return a file's content, or None if the file does not exist.
-
-        Raises:
-            UserError: the file has more than `most` bytes, or cannot be read.
-        """
-        ...
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write or replace a file; a reader sees either the whole old content or the whole new content."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder; an empty list if the folder does not exist."""
-        ...
-
-    def read_modified_time(self, name: str) -> datetime:
-        """Return the time when a file was last modified."""
-        ...
-
-
-class WarehouseFiles(SmallFiles, Protocol):
-    """A folder of the warehouse, in which files and folders can also be renamed, and removed as a whole."""
-
-    def read_first_line(self, name: str) -> bytes | None:
-        """Return a file's first line without reading the rest, or None if the file does not exist."""
-        ...
-
-    def exists(self, name: str) -> bool:
-        """Return whether a file or folder exists."""
-        ...
-
-    def seen(self, name: str) -> FileStamp | None:
-        """Return the mark and size of a file without reading it, or None if the file does not exist."""
-        ...
-
-    def rename(self, name: str, to: str) -> bool:
-        """Rename a file or folder, make missing parent folders of `to`, and return whether the rename succeeded."""
-        ...
-
-    def remove_tree(self, name: str) -> bool:
-        """Remove a folder with its content, and return whether the removal succeeded."""
-        ...
 
 
 def open_lock(path: Path) -> TextIO:
@@ -105,7 +53,7 @@ def open_lock(path: Path) -> TextIO:
         ) from error
 
 
-def open_files(root: str) -> WarehouseFiles:
+def open_files(root: str) -> SmallFiles:
     """Return the files of a folder, which is given by path or URI.
 
     Raises:
@@ -311,39 +259,39 @@ class ChecksummedFiles(LocalFiles):
         return content
 
 
-class Folder:
-    """A folder of the warehouse that `maintain` removes; the folder may be missing."""
+def remove_folder(warehouse: Tables, name: str, really: bool = True) -> bool:
+    """Remove a folder of the warehouse with its content, unless `really` is False; return whether the folder existed.
 
-    def __init__(self, warehouse: Tables, name: str) -> None:
-        self._files, self._name, self._path = warehouse.files(""), name, warehouse.path(name)
+    Raises:
+        UserError: the folder cannot be removed.
+    """
+    files = warehouse.files("")
+    existed = files.exists(name)
+    if existed and really and not files.remove_tree(name):
+        raise _build_refusal(warehouse.path(name), "removed")
+    return existed
 
-    def exists(self) -> bool:
-        """Return whether the folder exists."""
-        return self._files.exists(self._name)
 
-    def remove(self, really: bool = True) -> bool:
-        """Remove the folder with its content, unless `really` is False; return whether the folder existed.
+def rename_folder(warehouse: Tables, name: str, to: str) -> None:
+    """Rename a folder of the warehouse.
 
-        Raises:
-            UserError: the folder cannot be removed.
-        """
-        existed = self.exists()
-        if existed and really and not self._files.remove_tree(self._name):
-            raise self._build_refusal("removed")
-        return existed
+    Raises:
+        UserError: the folder cannot be renamed.
+    """
+    if not warehouse.files("").rename(name, to):
+        raise _build_refusal(warehouse.path(name), "renamed")
 
-    def rename(self, to: Folder) -> None:
-        """Rename the folder.
 
-        Raises:
-            UserError: the folder cannot be renamed.
-        """
-        if not self._files.rename(self._name, to._name):
-            raise self._build_refusal("renamed")
+def _build_refusal(path: str, done: str) -> UserError:
+    return UserError(
+        f"{path} cannot be {done}: check that this user may write there and that its file system is not read-only, "
+        "then run maintain again",
+        RUN_FAILED,
+    )
 
-    def _build_refusal(self, done: str) -> UserError:
-        return UserError(
-            f"{self._path} cannot be {done}: check that this user may write there and that its file system is not "
-            "read-only, then run maintain again",
-            RUN_FAILED,
-        )
+
+SmallFiles = LocalFiles | ObjectFiles
+"""A folder of small files, with the methods that `ObjectFiles` describes.
+
+Names are paths relative to the folder; names that begin with a dot are hidden.
+"""

@@ -1,20 +1,37 @@
-"""Refuse files outside a user's Delta table. Its log may name any file, and whoever writes the table writes the log."""
+"""Refuse files outside a user's Delta table. Its log may name any file, and whoever writes the table writes the log.
+
+The log also names the files of deletion vectors: by a URI (storage type `p`), or by a folder below the table and an
+encoded UUID (`u`). Vectors of type `i` are in the log itself.
+"""
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import uuid
 from collections.abc import Iterable
+from contextlib import suppress
+from urllib.parse import unquote
 
-from jobs.core.errors import UserError, show_name
+from jobs.core.errors import UserError
 from jobs.core.input_files import is_below
+from jobs.core.redaction import show_name
 from jobs.core.settings import find_local_path
 from jobs.storage.table_log import open_plain_log
 from jobs.storage.table_rows import list_live_files
-from jobs.storage.warehouse import Tables
+from jobs.storage.warehouse import Tables, parse_actions
 
 UP = r"(^|[/\\])\.\.([/\\]|$)"
 """A part of a path that leads to the folder above."""
+
+
+_UUID_LENGTH = 20
+_Z85 = bytes.maketrans(
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
+)
+"""Delta's digits of base 85 (Z85), and those of Python."""
 
 
 def explain_foreign_file(where: str) -> str:
@@ -39,16 +56,45 @@ def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
     Raises:
         UserError: a file is elsewhere.
     """
-    local = find_local_path(root)
+    local, folder = find_local_path(root), normalize_folder(root)
     folders = [] if local is None else [os.path.realpath(local)]
     for name in files:
         if local is None:
-            own = name.startswith(f"{normalize_folder(root)}/") and re.search(UP, name) is None
+            own = name.startswith(f"{folder}/") and re.search(UP, name) is None
         else:
             path = re.sub("^file:/+", "/", name)
             own = path.startswith("/") and is_below(path, folders)
         if not own:
             raise UserError(f"{explain_foreign_file(where)} ({show_name(name, 200)})")
+
+
+def name_vector_file(kind: str, name: str, root: str) -> str:
+    """Return the file of a deletion vector of a table, from the vector's storage type (`p` or `u`) and name."""
+    if kind == "p":
+        return unquote(name)
+    folder, digits = name[:-_UUID_LENGTH], name[-_UUID_LENGTH:].encode().translate(_Z85)
+    with suppress(ValueError):  # Spark refuses other digits
+        digits = str(uuid.UUID(bytes=base64.b85decode(digits))).encode()
+    return "/".join(filter(None, (_locate(root), folder, f"deletion_vector_{digits.decode()}.bin")))
+
+
+def refuse_foreign_vectors(home: Tables, table: str, where: str, versions: Iterable[int]) -> None:
+    """Refuse a table if a commit of these versions has a deletion vector in a file elsewhere.
+
+    Raises:
+        UserError: a file is elsewhere.
+    """
+    root = home.path(table)
+    for content in (home.read_commit(table, version) for version in versions):
+        added = (action.get("add") or {} for action in parse_actions(content or b""))
+        vectors = [one["deletionVector"] for one in added if one.get("deletionVector")]
+        names = ((str(one["storageType"]), str(one["pathOrInlineDv"])) for one in vectors)
+        refuse_foreign_files((name_vector_file(*one, root) for one in names if one[0] != "i"), root, where)
+
+
+def _locate(root: str) -> str:
+    """Return a table's folder as a path, or as the URI of a store."""
+    return str(find_local_path(root) or normalize_folder(root))
 
 
 def refuse_foreign_table(home: Tables, table: str, where: str) -> int | None:
@@ -61,7 +107,6 @@ def refuse_foreign_table(home: Tables, table: str, where: str) -> int | None:
     if log is None:
         return None
     names: list[str] = list_live_files(log)["path"].to_pylist()
-    folder = find_local_path(root) or normalize_folder(root)
-    whole = (one if re.match(r"/|[A-Za-z][\w+.-]*:/", one) else f"{folder}/{one}" for one in names)
+    whole = (one if re.match(r"/|[A-Za-z][\w+.-]*:/", one) else f"{_locate(root)}/{one}" for one in names)
     refuse_foreign_files(whole, root, where)
     return log.version()

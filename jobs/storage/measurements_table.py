@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import FILES, VERSION
 from jobs.storage.table_rows import read_column_types
 from jobs.storage.tables import SNAPSHOTS, measurements, refuse_absent
-from jobs.storage.warehouse import Tables
+from jobs.storage.warehouse import Tables, parse_actions
 
 _SPARK_TYPES = {"long": "bigint", "integer": "int"}
 """Spark's names of Delta's types, for types whose two names differ."""
@@ -58,11 +57,6 @@ def new_keys(model: str) -> str:
     return f"new_keys/{model}"
 
 
-def is_history_commit(info: Mapping[str, Any]) -> bool:
-    """Return whether a commit of measurements contains history of new keys, according to its `commitInfo`."""
-    return '"history": true' in (info.get("userMetadata") or "")
-
-
 def find_history_version(warehouse: Tables, table: str, version: int) -> int | None:
     """Return the latest version, up to `version`, that landed history of new keys, or None."""
     landed = (one.version for one in warehouse.read_log_entries(table) if one.detail.get("history") is True)
@@ -106,8 +100,9 @@ def count_rows_between(
 
 def _read_counts(content: bytes, with_history: bool) -> Iterator[int | None]:
     """Yield the number of rows in each file that a commit added, in the order in which a stream reads the files."""
-    actions = [json.loads(line) for line in content.splitlines()]
-    if not with_history and any(is_history_commit(action.get("commitInfo", {})) for action in actions):
+    actions = list(parse_actions(content))
+    infos = (action.get("commitInfo", {}).get("userMetadata") or "" for action in actions)
+    if not with_history and any('"history": true' in info for info in infos):
         return
     for action in actions:
         added = action.get("add")

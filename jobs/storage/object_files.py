@@ -15,15 +15,17 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from jobs.core import times
-from jobs.core.errors import RUN_FAILED, UserError, show_name
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.faults import find_fault
+from jobs.core.redaction import show_name
 from jobs.core.settings import S3
 
 _REGION = "us-east-1"
@@ -339,57 +341,38 @@ _CONDITION = (
 _LISTING = "lists its objects later than S3 does, and a command would go on from an older state than there is"
 
 
-class Creator(Protocol):
-    """A folder in which files can be created once."""
-
-    def create(self, name: str, content: bytes) -> bool: ...
-    def read(self, name: str) -> bytes | None: ...
-    def remove(self, name: str) -> None: ...
-    def names(self, folder: str) -> list[str]: ...
-
-
-class ProbeOutcome(NamedTuple):
-    """Result of a probe: the number of rounds, each of which had one winner, and the number of writers."""
-
-    rounds: int
-    writers: int
-
-
-def ensure_probed(root: str) -> ProbeOutcome | None:
-    """Probe the store of a warehouse unless a note of an earlier probe exists; None if no probe was necessary.
+def ensure_probed(root: str) -> bool:
+    """Probe the store of a warehouse unless a note of an earlier probe exists; return whether this call probed it.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
     """
-    return _ensure_probed(root, store().address) if is_in_s3(root) else None
+    return is_in_s3(root) and _ensure_probed(root, store().address)
 
 
 @lru_cache(maxsize=8)
-def _ensure_probed(root: str, address: str | None) -> ProbeOutcome | None:
-    files = ObjectFiles(root)
-    kept = files.read(NOTE)
-    try:
+def _ensure_probed(root: str, address: str | None) -> bool:
+    kept = ObjectFiles(root).read(NOTE)
+    with suppress(ValueError, KeyError, TypeError):  # another tool left an incomplete note
         if kept is not None and json.loads(kept)["address"] == address:
-            return None
-    except (ValueError, KeyError, TypeError):
-        pass  # another tool left an incomplete note: probe again
-    return probe_store(root)
+            return False
+    probe_store(root)
+    return True
 
 
-def probe_store(root: str) -> ProbeOutcome:
+def probe_store(root: str) -> None:
     """Probe the store of a warehouse, and write a note of the result there.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
     """
     files = ObjectFiles(root)
-    found = run_creation_race(files, root)
-    note = {"address": store().address, "at": times.now().isoformat(), **found._asdict()}
+    _run_creation_race(files, root)
+    note = {"address": store().address, "at": times.now().isoformat(), "rounds": ROUNDS, "writers": WRITERS}
     files.write(NOTE, json.dumps(note).encode())
-    return found
 
 
-def run_creation_race(files: Creator, root: str) -> ProbeOutcome:
+def _run_creation_race(files: ObjectFiles, root: str) -> None:
     """Let several writers create the same file at the same moment, in several rounds.
 
     Raises:
@@ -411,32 +394,19 @@ def run_creation_race(files: Creator, root: str) -> ProbeOutcome:
             raise _build_refusal(root, "an object had another content than its creator wrote")
         if name.removeprefix(f"{FOLDER}/") not in listed:
             raise _build_refusal(root, "an object that had been created was not listed", _LISTING)
-    return ProbeOutcome(ROUNDS, WRITERS)
 
 
-def _round(files: Creator, name: str) -> list[bytes]:
+def _round(files: ObjectFiles, name: str) -> list[bytes]:
     """Return the contents written by the writers whose call of `create` succeeded."""
     start = threading.Barrier(WRITERS)
-    won: list[bytes] = []
-    failed: list[Exception] = []
 
-    def write(number: int) -> None:
+    def write(number: int) -> bytes | None:
         content = f"writer {number}".encode()
-        try:
-            start.wait()
-            if files.create(name, content):
-                won.append(content)
-        except Exception as error:  # the caller's thread raises the error
-            failed.append(error)
+        start.wait()
+        return content if files.create(name, content) else None
 
-    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(WRITERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return won
+    with ThreadPoolExecutor(WRITERS) as writers:
+        return [one for one in writers.map(write, range(WRITERS)) if one is not None]
 
 
 def _build_refusal(root: str, why: str, so: str = _CONDITION) -> UserError:

@@ -18,6 +18,7 @@ from jobs.storage.table_rows import (
     cast_rows,
     cast_schema,
     open_log,
+    read_columns,
     refuse_unreadable,
     report_unreadable_table,
 )
@@ -50,7 +51,7 @@ class Queries:
             log: DeltaTable = open_log(self._root, table)
             refuse_unreadable(f"{self._root}/{table}", log)
             self._builder.register(name, log)
-            return pa.schema(log.schema().to_arrow())  # type: ignore[arg-type]
+            return read_columns(log)
         return None
 
     def keep(self, name: str, sql: str) -> None:

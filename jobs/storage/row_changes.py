@@ -39,6 +39,7 @@ from jobs.storage.table_rows import (
     list_live_files,
     open_log,
     open_parquet,
+    read_columns,
     read_small,
     select_rows,
     to_rows,
@@ -80,7 +81,7 @@ def put_rows(
         rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed(there)]
         if not rows:
             return
-        source = pa.Table.from_pylist(rows, pa.schema(log.schema().to_arrow()))
+        source = pa.Table.from_pylist(rows, read_columns(log))
         merger = log.merge(
             source,
             same,

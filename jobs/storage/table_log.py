@@ -38,8 +38,8 @@ from jobs.storage import object_files
 from jobs.storage.demands import find_absent_fields, find_other_type, find_refusal
 from jobs.storage.object_files import FileStamp
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, name_attempt, remove, write_parts
-from jobs.storage.table_rows import list_live_files, open_log
-from jobs.storage.warehouse import Tables
+from jobs.storage.table_rows import list_live_files, open_log, read_columns
+from jobs.storage.warehouse import Tables, name_commit
 
 _CHECKPOINT_EVERY = 10
 """Number of commits between two checkpoints of the log; Delta has the same default."""
@@ -143,8 +143,7 @@ class FileTable:
         Raises:
             UserError: the table does not exist.
         """
-        found: Any = self._need().schema().to_arrow()
-        return pa.schema(found)
+        return read_columns(self._need())
 
     @property
     def partition_by(self) -> list[str]:
@@ -162,7 +161,7 @@ class FileTable:
         """Return the size in bytes at which a file of the table is full."""
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
-        return _parse_bytes(asked) or TARGET_BYTES
+        return parse_bytes(asked) or TARGET_BYTES
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
         """Return whether the table has neither this transaction (application, number) nor a later one."""
@@ -251,7 +250,7 @@ class FileTable:
         """
         if not self._warehouse.exists(self.name):
             self.tried = True
-            if self._warehouse.make(self.name, columns, files=_build_add_actions(parts)):
+            if self._warehouse.create(self.name, columns, files=_build_add_actions(parts)):
                 return 0
 
         def write(log: DeltaTable, identity: str) -> int:
@@ -331,7 +330,7 @@ class FileTable:
         for look in range(1 if self._warehouse.local else _LOOKS):
             time.sleep(_LOOK_SECONDS if look else 0.0)
             with suppress(UserError):
-                if self._files.seen(_commit_name(version)) is not None:
+                if self._find_commit(version) is not None:
                     return self._made(version, identity)
         return False
 
@@ -420,7 +419,7 @@ class FileTable:
         return log
 
     def _find_commit(self, version: int) -> FileStamp | None:
-        return self._files.seen(_commit_name(version))
+        return self._files.seen(f"_delta_log/{name_commit(version)}")
 
     def _problem(self, why: str) -> UserError:
         return UserError(f"{self.path}: the commit failed: {why}", RUN_FAILED)
@@ -470,10 +469,6 @@ def _read_checkpoint_interval(log: DeltaTable) -> int:
     return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
 
-def _commit_name(version: int) -> str:
-    return f"_delta_log/{version:020d}.json"
-
-
 def _build_properties(
     identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
@@ -512,12 +507,12 @@ def build_transaction(application: str, number: int) -> Transaction:
     return Transaction(application, number, int(time.time() * 1000))
 
 
-def _parse_bytes(text: str | None) -> int | None:
+def parse_bytes(text: str | None) -> int | None:
     """Parse a size such as `104857600`, `100mb` or `1g` into bytes; return None if the text is not a size."""
     if text is None:
         return None
     plain = text.strip().lower().removesuffix("b")
-    units = {"k": 10, "m": 20, "g": 30}
+    units = {"k": 10, "m": 20, "g": 30, "t": 40}
     shift = units.get(plain[-1:], 0)
     digits = plain[:-1] if shift else plain
     return int(digits) << shift if digits.isdigit() and int(digits) else None

@@ -236,6 +236,12 @@ def list_partition_files(
         return _list_names(root, table, open_log(root, table, version), partition)
 
 
+def read_columns(log: DeltaTable) -> pa.Schema:
+    """Return the columns of a log's version, including its partition columns."""
+    found: Any = log.schema().to_arrow()
+    return pa.schema(found)
+
+
 def build_location(root: str, table: str) -> dict[str, Any]:
     """Return the location of a table in the form that delta-rs takes: its URI and the options of its store.
 
@@ -321,8 +327,7 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     Raises:
         UserError: the table cannot be read without Spark.
     """
-    schema: Any = log.schema().to_arrow()
-    fields = {field.name: field.type for field in pa.schema(schema)}
+    fields = {field.name: field.type for field in read_columns(log)}
     wanted = list(fields if names is None else names)
     with report_unreadable_table(f"{root}/{table}"):
         files = _read_files(root, table, log).sort_by("path")

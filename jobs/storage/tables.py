@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jobs.core.errors import UserError
 from jobs.storage.warehouse import Tables
@@ -68,69 +68,39 @@ VERIFIED_ENDS = """
 """
 
 
-def measurements(model: str) -> str:
-    """Return the name of a model's measurements table."""
-    return f"measurements/{model}"
+def _name_table(folder: str) -> Callable[[str], str]:
+    """Return the function from a model's name to the name of its table in a folder."""
+    return lambda model: f"{folder}/{model}"
 
 
-def estimates(model: str) -> str:
-    """Return the name of a model's estimates table."""
-    return f"estimates/{model}"
-
-
-def estimates_history(model: str) -> str:
-    """Return the name of the table of estimates over a model's history (`jobs.batch.estimating`)."""
-    return f"estimates_history/{model}"
-
-
-def latest(model: str) -> str:
-    """Return the name of the table of a model's latest states."""
-    return f"latest/{model}"
-
-
-def forecast_skill(model: str) -> str:
-    """Return the name of the table of a model's forecasts together with the values measured later."""
-    return f"forecast_skill/{model}"
-
-
-def forecasts(model: str) -> str:
-    """Return the name of the table of a model's forecasts from its live state."""
-    return f"forecasts/{model}"
-
-
-def windows(model: str) -> str:
-    """Return the name of the table of a model's monitoring windows."""
-    return f"windows/{model}"
-
-
-def windows_open(model: str) -> str:
-    """Return the name of the table of a model's windows that are not final yet."""
-    return f"windows_open/{model}"
-
-
-def alerts(model: str) -> str:
-    """Return the name of the table of a model's alerts."""
-    return f"alerts/{model}"
-
-
-def windows_history(model: str) -> str:
-    """Return the name of the table of windows over a model's history."""
-    return f"windows_history/{model}"
-
-
-def rule_states(model: str) -> str:
-    """Return the name of the table with the exported states of a model's rules."""
-    return f"rule_states/{model}"
-
-
-def alerts_history(model: str) -> str:
-    """Return the name of the table of alerts over a model's history."""
-    return f"alerts_history/{model}"
-
-
-def forecast_skill_history(model: str) -> str:
-    """Return the name of the table of forecasts over a model's history together with the values measured later."""
-    return f"forecast_skill_history/{model}"
+measurements = _name_table("measurements")
+"""The table of a model's measurements."""
+estimates = _name_table("estimates")
+"""The table of a model's estimates."""
+estimates_history = _name_table("estimates_history")
+"""The table of estimates over a model's history (`jobs.batch.estimating`)."""
+latest = _name_table("latest")
+"""The table of a model's latest states."""
+forecast_skill = _name_table("forecast_skill")
+"""The table of a model's forecasts together with the values measured later."""
+forecasts = _name_table("forecasts")
+"""The table of a model's forecasts from its live state."""
+windows = _name_table("windows")
+"""The table of a model's monitoring windows."""
+windows_open = _name_table("windows_open")
+"""The table of a model's windows that are not final yet."""
+alerts = _name_table("alerts")
+"""The table of a model's alerts."""
+windows_history = _name_table("windows_history")
+"""The table of windows over a model's history."""
+rule_states = _name_table("rule_states")
+"""The table of the exported states of a model's rules."""
+alerts_history = _name_table("alerts_history")
+"""The table of alerts over a model's history."""
+forecast_skill_history = _name_table("forecast_skill_history")
+"""The table of forecasts over a model's history together with the values measured later."""
+archive = _name_table("archive")
+"""The table of a model's expired keys."""
 
 
 def list_history_tables(model: str) -> tuple[str, ...]:
@@ -189,8 +159,3 @@ def refuse_absent(have: Sequence[str], model: str, columns: Sequence[str]) -> No
             f"and land its rows. Only where the states are to move to other keys (migrate.keys), add the columns with "
             f"ALTER TABLE (docs/upgrades.md)"
         )
-
-
-def archive(model: str) -> str:
-    """Return the name of a model's table of expired keys."""
-    return f"archive/{model}"

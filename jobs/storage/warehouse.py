@@ -31,7 +31,7 @@ from jobs.core.settings import find_local_path
 from jobs.storage import object_files
 from jobs.storage.columns import parse_schema
 from jobs.storage.dictionary import list_comments
-from jobs.storage.files import ChecksummedFiles, WarehouseFiles, open_files, open_lock
+from jobs.storage.files import ChecksummedFiles, SmallFiles, open_files, open_lock
 from jobs.storage.table_rows import (
     build_location,
     count_rows,
@@ -64,7 +64,12 @@ class _Checkpoint(NamedTuple):
 _NONE = _Checkpoint(-1, ())
 
 
-def read_last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
+def name_commit(version: int) -> str:
+    """Return the name of a version's file in a log's folder."""
+    return f"{version:020d}.json"
+
+
+def read_last_numbers(root: str, table: str, files: SmallFiles) -> dict[str, int]:
     """Return the last transaction number of each application; an empty mapping if the table does not exist.
 
     Transactions that have expired by a setting of the table are left out, as in delta-rs.
@@ -91,22 +96,20 @@ def read_last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str,
     raise UserError(f"{path} cannot be read: files of its log are gone", RUN_FAILED)
 
 
-def _read_numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
+def _read_numbers(files: SmallFiles, version: int) -> dict[str, int] | None:
     """Return the last numbers up to a version; None if a file that is needed is gone."""
     found = _read_numbers_since(files, _read_pointer(files), version)
     return _read_numbers_since(files, _find_newest(files, version), version) if found is None else found
 
 
-def _read_numbers_since(
-    files: WarehouseFiles, checkpoint: _Checkpoint, version: int
-) -> dict[str, int] | None:
+def _read_numbers_since(files: SmallFiles, checkpoint: _Checkpoint, version: int) -> dict[str, int] | None:
     """Return the last numbers up to a version, read from a checkpoint and the commits after the checkpoint.
 
     Return None if the checkpoint is newer than the version, or a file is gone.
     """
     if checkpoint.version > version:
         return None
-    later = [f"{number:020d}.json" for number in range(checkpoint.version + 1, version + 1)]
+    later = map(name_commit, range(checkpoint.version + 1, version + 1))
     found: dict[str, int] = {}
     for name in (*checkpoint.names, *later):
         content = files.read(name)
@@ -132,7 +135,7 @@ def _parse_rows(content: bytes) -> Iterator[tuple[str, int]]:
             yield str(one["appId"]), int(one["version"])
 
 
-def _read_pointer(files: WarehouseFiles) -> _Checkpoint:
+def _read_pointer(files: SmallFiles) -> _Checkpoint:
     """Return the checkpoint that the log's pointer names; it may be missing, and a newer checkpoint may exist."""
     try:
         hint: dict[str, Any] = json.loads(files.read(_HINT) or b"{}")
@@ -148,7 +151,7 @@ def _read_pointer(files: WarehouseFiles) -> _Checkpoint:
     return _Checkpoint(version, [f"{start}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)])
 
 
-def _find_newest(files: WarehouseFiles, version: int) -> _Checkpoint:
+def _find_newest(files: SmallFiles, version: int) -> _Checkpoint:
     """Return the newest complete checkpoint up to a version, according to the names of the log's files."""
     matches = [match for name in files.names("") if (match := _CHECKPOINT.fullmatch(name))]
     groups: dict[tuple[int, int], list[str]] = {}
@@ -200,11 +203,11 @@ class Tables:
         """Return the location of a table or folder with a name such as `measurements/nile`."""
         return f"{self.root}/{table}"
 
-    def files(self, folder: str) -> WarehouseFiles:
+    def files(self, folder: str) -> SmallFiles:
         """Return the small files of a folder of the warehouse."""
         return open_files(self.path(folder))
 
-    def open_spark_files(self, folder: str) -> WarehouseFiles:
+    def open_spark_files(self, folder: str) -> SmallFiles:
         """Return the files of a folder to which Spark writes; in a local folder they have Spark's checksums."""
         local = find_local_path(self.path(folder))
         return open_files(self.path(folder)) if local is None else ChecksummedFiles(local)
@@ -228,17 +231,7 @@ class Tables:
     def create(
         self,
         table: str,
-        columns: str,
-        partition_by: Sequence[str] = (),
-        properties: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Create a table as `make` does; the columns are given as text (`jobs.storage.columns`)."""
-        self.make(table, parse_schema(columns), partition_by, properties)
-
-    def make(
-        self,
-        table: str,
-        columns: Schema,
+        columns: str | Schema,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
         files: Sequence[AddAction] = (),
@@ -252,7 +245,7 @@ class Tables:
 
         Args:
             table: name of the table.
-            columns: columns of the table.
+            columns: columns of the table, also as text (`jobs.storage.columns`).
             partition_by: names of the partition columns.
             properties: properties of the table.
             files: files to add in the first commit.
@@ -264,7 +257,8 @@ class Tables:
             return False
         object_files.ensure_probed(self.root)
         about = {name: {"comment": text} for name, text in list_comments(table).items()}
-        fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
+        schema = parse_schema(columns) if isinstance(columns, str) else columns
+        fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in schema.fields]
         try:
             with self.lock(table):
                 create_table_with_add_actions(
@@ -340,11 +334,11 @@ class Tables:
 
     def read_commit(self, table: str, version: int) -> bytes | None:
         """Return the log file of a version; None if its commit is not yet in the log or no longer in the log."""
-        return self.files(f"{table}/_delta_log").read(f"{version:020d}.json")
+        return self.files(f"{table}/_delta_log").read(name_commit(version))
 
     def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
         """Return the `commitInfo` of a version; None if its commit is not yet in the log or no longer in the log."""
-        line = self.files(f"{table}/_delta_log").read_first_line(f"{version:020d}.json")
+        line = self.files(f"{table}/_delta_log").read_first_line(name_commit(version))
         if line is None:
             return None
         try:

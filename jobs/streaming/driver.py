@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.faults import find_fault, find_fault_of_folder
+from jobs.core.faults import find_fault
 from jobs.core.progress import Progress
 from jobs.core.report import Report, format_count, format_rate
 from jobs.core.settings import Settings
@@ -247,10 +247,9 @@ class Driver:
                     self._run_query(lease, manifest, watch, outlets, by_tasks=False)
         except PySparkException as error:
             fault = find_failure(error) or find_fault(error)
-            if (
-                STATE_LOST in str(error) and fault is None
-            ):  # Spark takes a file that it may not read for a missing one
-                fault = find_fault_of_folder(self.model.warehouse.path(generation.checkpoint))
+            if STATE_LOST in str(error) and fault is None:
+                # Spark takes a file that it may not read for a missing one.
+                fault = Checkpoint(self.model.warehouse, generation.checkpoint).find_fault()
             problem = f"the stream of {self.model.name} failed: {fault or find_cause(error)}"
             if LOG_TAKEN in str(error):
                 lease.check()

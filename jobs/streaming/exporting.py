@@ -12,7 +12,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, extract_first_line
-from jobs.core.faults import find_fault_of_folder
 from jobs.core.report import format_count, suggest_new_start
 from jobs.lineage.catalog import Catalog, export_id
 from jobs.lineage.compatibility import add_commit_to_position, refuse_other_measurements
@@ -109,7 +108,8 @@ def read_state_variable(
     Raises:
         UserError: the state cannot be read.
     """
-    Checkpoint(warehouse, checkpoint).refuse_moved()
+    states = Checkpoint(warehouse, checkpoint)
+    states.refuse_moved()
     spark = warehouse.spark
     _ = spark.streams.active  # starts the stream manager, which the state reader needs
     root = convert_path(spark, warehouse.root)
@@ -122,7 +122,7 @@ def read_state_variable(
     try:
         return reader.option("stateVarName", name).option("batchId", batch).load()
     except PySparkException as error:
-        why = find_fault_of_folder(warehouse.path(checkpoint)) or extract_first_line(error)
+        why = states.find_fault() or extract_first_line(error)
         raise UserError(
             f"the state of {query} at micro-batch {batch} cannot be read: {why}",
             RUN_FAILED,

@@ -240,10 +240,9 @@ class MicroBatchWriter:
 
     def _add_files(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
         """Commit the files with a micro-batch's estimates, and return them."""
-        files = self.files
         with self._step(batch_id, TO_DELTA):
-            self.fence.add([one.file for one in parts], files.table, files.schema, batch_id)
-        return files.reading(packets.sparkSession, parts)
+            self.fence.add([one.file for one in parts], self.files.table, self.files.schema, batch_id)
+        return self.files.reading(packets.sparkSession, parts)
 
     def _others(self, estimated: FileEstimates | None, batch_id: int) -> None:
         """Write the estimates of a micro-batch to the at-least-once sinks, after the exactly-once sinks."""

@@ -32,9 +32,10 @@ from jobs.snapshots.measurement_files import (
 from jobs.specs.sections import PRETRAINED
 from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.table_log import parse_bytes
 from jobs.storage.table_rows import list_live_files
 from jobs.storage.tables import LATE_COPIES_TABLE, measurements
-from jobs.storage.warehouse import Tables, parse_actions
+from jobs.storage.warehouse import Tables, name_commit, parse_actions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -176,8 +177,8 @@ class RowPlanner:
             UnplannedCommit: the run ends at a later version, the version before is gone, or the next one is there.
         """
         log = self.warehouse.files(f"{self.measurements}/_delta_log")
-        gone = version > 0 and not log.exists(_name_commit(version - 1))
-        missed = log.exists(_name_commit(version + 1)) and not log.exists(_name_commit(version))
+        gone = version > 0 and not log.exists(name_commit(version - 1))
+        missed = log.exists(name_commit(version + 1)) and not log.exists(name_commit(version))
         if self._newest is not None or gone or missed:
             raise UnplannedCommit(f"version {version} of {self.measurements} is no longer in its log")
 
@@ -260,18 +261,9 @@ class RowPlanner:
         return json.dumps(offset, separators=(",", ":"))
 
 
-def _name_commit(version: int) -> str:
-    return f"{version:020d}.json"
-
-
 def _is_elsewhere(path: str) -> bool:
     """Return whether the path of a file leads out of its table."""
     return "://" in path or path.startswith(("/", "file:")) or ".." in path.split("/")
-
-
-def _parse_size(text: str) -> float:
-    """Return the bytes of a size such as 512m."""
-    return int(text[:-1]) * 1024 ** ("kmgt".index(text[-1]) + 1)
 
 
 def choose_planner(
@@ -285,9 +277,9 @@ def choose_planner(
     opened = open_measurements(warehouse, spec, table, warehouse.latest_version(table))
     if isinstance(opened, str):
         return None
-    files, size = spec.stream.max_files_per_batch, spec.stream.max_bytes_per_batch
+    files, size = spec.stream.max_files_per_batch, parse_bytes(spec.stream.max_bytes_per_batch)
     most = MOST_FILES if size is None else math.inf
-    limits = (most if files is None else files, math.inf if size is None else _parse_size(size))
+    limits = (most if files is None else files, math.inf if size is None else size)
     cores = warehouse.spark.sparkContext.defaultParallelism
     return RowPlanner(warehouse, opened[0], generation.start_version + 1, limits, cores)
 

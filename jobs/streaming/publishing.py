@@ -22,7 +22,7 @@ from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.source import Sinks
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.files import SmallFiles, WarehouseFiles, open_files
+from jobs.storage.files import SmallFiles, open_files
 from jobs.storage.object_files import is_in_s3
 from jobs.storage.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
@@ -62,7 +62,7 @@ _WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.
 """Spark's name of a file: the number of the part, a random id of the write, and the rest."""
 
 
-def _open_files(spark: SparkSession, path: str) -> WarehouseFiles | HadoopFiles:
+def _open_files(spark: SparkSession, path: str) -> SmallFiles | HadoopFiles:
     """Return the files of a folder in any store that Spark can access."""
     return (
         open_files(path) if find_local_path(path) is not None or is_in_s3(path) else HadoopFiles(spark, path)
@@ -105,7 +105,7 @@ class FolderSink:
         files.write(f"{place}/{_DONE}", b"")
         _remove_attempts(files, place, batch.epoch)
 
-    def _move(self, files: WarehouseFiles | HadoopFiles, name: str, to: str) -> None:
+    def _move(self, files: SmallFiles | HadoopFiles, name: str, to: str) -> None:
         """Move a file to its final place, unless another attempt has put a file with the same rows there.
 
         Raises:
@@ -115,7 +115,7 @@ class FolderSink:
             raise UserError(f"{self.path}/{name} cannot be renamed to {self.path}/{to}", RUN_FAILED)
 
 
-def _remove_others(files: WarehouseFiles | HadoopFiles, place: str, plan: str) -> None:
+def _remove_others(files: SmallFiles | HadoopFiles, place: str, plan: str) -> None:
     """Remove files with other rows, which no running driver writes.
 
     Such files come from a micro-batch with the same number before a restore of the warehouse, or from a killed driver
@@ -133,7 +133,7 @@ def _remove_others(files: WarehouseFiles | HadoopFiles, place: str, plan: str) -
         files.remove_tree(f"{place}/_temporary")
 
 
-def _remove_attempts(files: WarehouseFiles | HadoopFiles, place: str, epoch: int) -> None:
+def _remove_attempts(files: SmallFiles | HadoopFiles, place: str, epoch: int) -> None:
     """Remove the folders in which this driver and earlier drivers wrote a micro-batch that is now complete."""
     for name in files.names(place):
         attempt = _ATTEMPT.fullmatch(name)

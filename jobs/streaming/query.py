@@ -230,6 +230,11 @@ def build_sinks(
     warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
     planned = context.checkpoint.find_last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
+    publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.functions_folder))
+    publisher.begin(context.committed)
+    reached = None
+    if context.generation.topic is None:
+        reached = ReachedCommits(warehouse, context.generation.checkpoint, measurements(spec.name))
     ended = (
         None
         if spec.expiry is None
@@ -243,19 +248,11 @@ def build_sinks(
         watch=watch,
         limit=spec.quarantine,
         latest=_begin_latest(context, fence, deployed.sinks),
-        publisher=_begin_publisher(warehouse, lease, deployed, context.committed),
+        publisher=publisher if publisher.sinks else None,
         pins=pins,
         ended=ended,
-        reached=_build_reached(context),
+        reached=reached,
     )
-
-
-def _build_reached(context: QueryContext) -> ReachedCommits | None:
-    """Return the recorder of the commits that the generation reads, or None if it reads a topic."""
-    generation = context.generation
-    if generation.topic is not None:
-        return None
-    return ReachedCommits(context.model.warehouse, generation.checkpoint, measurements(generation.model))
 
 
 def start(
@@ -302,15 +299,6 @@ def _begin_latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest |
     sink = Latest(fence, context.runtime.estimates, scattered=context.event_time is not None)
     sink.begin(states)
     return sink
-
-
-def _begin_publisher(
-    warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
-) -> Publisher | None:
-    """Return the publisher of estimates, resumed at its position, or None if the spec has no such sink."""
-    publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.functions_folder))
-    publisher.begin(committed)
-    return publisher if publisher.sinks else None
 
 
 def _read_measurements(model: DeployedModel[Warehouse], generation: Generation) -> DataFrame:

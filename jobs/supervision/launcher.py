@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from jobs.core.errors import RUN_FAILED, UserError, redact_secrets
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.input_files import UnfitFile, open_regular
 from jobs.core.processes import read_start_time
+from jobs.core.redaction import redact_secrets
 from jobs.supervision.driver_log import LAUNCH_VARIABLE, LAUNCHES, DriverLog, LaunchRecord, read_machine_name
 
 POLL_SECONDS = 0.5

@@ -16,8 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.core import times
-from jobs.core.errors import describe_error, extract_first_line, show_name
+from jobs.core.errors import describe_error, extract_first_line
 from jobs.core.processes import identify_command
+from jobs.core.redaction import show_name
 from jobs.supervision.driver_log import (
     CAUGHT_UP,
     FAILED,

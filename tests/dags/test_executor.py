@@ -74,13 +74,15 @@ def test_no_more_tasks_are_handed_out_than_processes_there_are(executor: Executo
     assert (len(left), executor.slots_available) == (2, 0)
 
 
-def test_a_killed_process_takes_no_slot_with_it(executor: Executor, tmp_path: Path) -> None:
-    works = [Work(tmp_path / f"{number}", number) for number in range(3)]
+def test_a_killed_process_frees_its_slot_and_no_other(executor: Executor, tmp_path: Path) -> None:
+    works = [Work(tmp_path / f"{number}", number) for number in range(4)]
     left = list(works)
     queue(executor, left)
-    pid = works[0].file.with_suffix(".pid")
-    wait_for(lambda: pid.exists() and pid.read_text(), 30, "the first task")
-    os.kill(int(pid.read_text()), signal.SIGKILL)
+    pids = [work.file.with_suffix(".pid") for work in works]
+    wait_for(lambda: all(pid.exists() and pid.read_text() for pid in pids[:2]), 30, "two tasks")
+    os.kill(int(pids[0].read_text()), signal.SIGKILL)
     wait_for(lambda: executor.sync() or executor.slots_available > 0, 30, "a free slot")
+    assert executor.running == {works[1].key}
     queue(executor, left)
-    wait_for(lambda: executor.sync() or works[2].file.with_suffix(".pid").exists(), 30, "the next task")
+    wait_for(lambda: executor.sync() or pids[2].exists(), 30, "the next task")
+    assert (left, executor.slots_available) == ([works[3]], 0)

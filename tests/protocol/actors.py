@@ -87,7 +87,7 @@ def warehouse() -> Warehouse:
     return Warehouse(session, world.ROOT)
 
 
-SETTINGS = Settings(world.ROOT, Path("."), "local", Path("."), quiet=True)
+SETTINGS = Settings(world.ROOT, Path("."), "local", quiet=True)
 
 
 def quiet() -> Progress:

@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructField, StructType
 
+from jobs.storage.columns import parse_schema
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
 from jobs.storage.table_rows import to_rows
@@ -284,17 +285,18 @@ def _put_aside(folder: str, rows: Sequence[Mapping[str, Any]]) -> PartFile:
     return PartFile(name, 0, len(rows), 0, "{}")
 
 
-def make(
+def create_table(
     tables: Any,
     table: str,
     columns: Any,
     partition_by: Sequence[str] = (),
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Stand in for `Tables.make`: of processes that make a table at once one does."""
+    """Stand in for `Tables.create`: of processes that make a table at once one does."""
     path = tables.path(table)
     if read_latest(path) is None:
-        create(path, StructType.fromJson(json.loads(columns.to_json())), tuple(partition_by), if_absent=True)
+        schema = parse_schema(columns) if isinstance(columns, str) else columns
+        create(path, StructType.fromJson(json.loads(schema.to_json())), tuple(partition_by), if_absent=True)
 
 
 def open_log(root: str, table: str, version: int | None = None) -> MemoryLog:

@@ -209,7 +209,7 @@ def simulated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tables, "rows", memory_log.rows))
         stack.enter_context(mock.patch.object(Tables, "has_rows", memory_log.has_rows))
         stack.enter_context(mock.patch.object(Tables, "read_log_entries", memory_log.log_entries))
-        stack.enter_context(mock.patch.object(Tables, "make", memory_log.make))
+        stack.enter_context(mock.patch.object(Tables, "create", memory_log.create_table))
         stack.enter_context(mock.patch.object(Tables, "transactions", memory_log.transactions))
         # What is kept for other tools' readers alone, and repeats what the generations say.
         for name in ("_tell_readers", "_comment_estimates"):

@@ -16,7 +16,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from psutil import NoSuchProcess
 
 from jobs.core import times
-from jobs.core.errors import ALREADY_RUNNING, UserError, escape_unprintable
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.redaction import escape_unprintable
 from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
 from jobs.supervision.driver_status import (
     ENDED,

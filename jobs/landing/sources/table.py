@@ -15,11 +15,12 @@ from jobs.landing.sources.landing import Reader
 from jobs.landing.target_table import prepare, record_start
 from jobs.landing.values.keys import derive_key_types
 from jobs.landing.written_pieces import ORIGIN, SOURCE
-from jobs.spark.foreign_files import keep_own_files
+from jobs.spark.foreign_files import keep_own_files, read_own_files
 from jobs.spark.queries import find_cause
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.foreign_files import refuse_foreign_vectors
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.positions import commit_id
 from jobs.storage.quarantine import POSITION
@@ -300,16 +301,33 @@ class TableReader(Reader):
             reader = reader.option("startingVersion", self._start.after + 1)
         root = self._table.home.path(self._table.name)
         rows = reader.load(root)
-        if spec.source is None or not spec.source.clones:
+        if not self._trusts_clones():
             rows = keep_own_files(rows, root, f"table {path}")
         return read_checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch."""
+        """Return the position at the end of a micro-batch.
+
+        Raises:
+            UserError: a deletion vector in its commits is in a file outside the table's folder.
+        """
         version = self.checkpoint.find_touched_version(batch)
         if version > self._start.version:
+            if not self._trusts_clones():
+                self._refuse_foreign_vectors(version)
             self._start = self._start._replace(version=version, commit=self._table.commit(version))
         return self._start.detail(self._table.path)
+
+    def _trusts_clones(self) -> bool:
+        return self._spec.source is not None and self._spec.source.clones
+
+    def _refuse_foreign_vectors(self, version: int) -> None:
+        """Refuse deletion vectors elsewhere among the rows after the position, up to a version."""
+        (path, home, name, _), landed = self._table, self._start.version
+        if landed == NOTHING:
+            read_own_files(home, name, f"table {path}", clones=False, version=version)
+        else:
+            refuse_foreign_vectors(home, name, f"table {path}", range(landed + 1, version + 1))
 
     def check(self) -> None:
         """Check that the table has not been replaced since the rows were read."""

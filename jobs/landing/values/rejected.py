@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
-from jobs.core.errors import redact_beginning, shorten_text
+from jobs.core.redaction import redact_beginning, shorten_text
 from jobs.core.report import format_count
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
 from jobs.core.time_readings import (

@@ -145,7 +145,7 @@ def _check_keys(
         UserError: the rows are incomplete, the target cannot read the waiting rows, or states would be invalid.
     """
     _refuse_waiting(source, spec)
-    here = warehouse.work_here()
+    here = warehouse.work(in_process=True)
     version = find_whole_states(here, source)
     change = compute_change_summary(read_stored_rows(here, source, version).batches, plan.migration)
     _refuse_without_numbers(change, source)

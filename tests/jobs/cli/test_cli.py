@@ -328,16 +328,15 @@ def test_a_global_option_takes_its_whole_value_along(args: list[str], hoisted: l
 
 
 def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WAREHOUSE", "MODELS", "MASTER", "JARS"):
+    for name in ("WAREHOUSE", "MODELS", "MASTER"):
         monkeypatch.delenv(f"KALMAN_{name}", raising=False)
     own = Settings.load()
     assert (own.warehouse, own.models) == (str(Path.cwd() / "warehouse"), Path.cwd() / "models")
     assert own.master == DEFAULT_MASTER == "local[*,4]" and not own.json
     monkeypatch.setenv("KALMAN_WAREHOUSE", "gs://bucket/dir/")
     monkeypatch.setenv("KALMAN_MODELS", "/m")
-    monkeypatch.setenv("KALMAN_JARS", "/jars")
     assert Settings.load().warehouse == "gs://bucket/dir" and Settings.load().models == Path("/m")
-    assert Settings.load(models="/n").models == Path("/n") and Settings.load().jars == Path("/jars")
+    assert Settings.load(models="/n").models == Path("/n")
 
 
 def test_a_warehouse_that_is_not_understood_is_refused_before_anything_else(run_cli: Any) -> None:

@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.errors import (
-    HIDDEN,
-    UserError,
-    extract_first_line,
-    redact_secrets,
-    show,
-    show_name,
-    show_names,
-)
+from jobs.core.errors import UserError, extract_first_line, show
+from jobs.core.redaction import HIDDEN, redact_secrets, show_name, show_names
 from jobs.core.report import Report
 from jobs.landing.csv_parquet import read
 from jobs.landing.values.rejected import _shorten_value

@@ -14,9 +14,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs import forecast, maintain, monitor, skill, status
+from jobs.downstream import retention
 from jobs.downstream.queries import find_query, list_queries
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.files import Folder
 from jobs.storage.row_changes import delete_rows
 from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
@@ -136,7 +136,7 @@ def test_former_definitions_are_removed_and_may_return(
 
     # After a crash with a renamed checkpoint the next run completes.
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "remove", killed)
+        patch.setattr(retention, "remove_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             maintain.run(pipeline.settings, "walk")
     assert any(name.startswith("removed-") for name in checkpoints(pipeline))

@@ -60,7 +60,7 @@ def cut(path: Path) -> None:
 def test_a_damaged_file_is_told_with_its_snapshot(warehouse: Warehouse, harm: Any, here: bool) -> None:
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     harm(Path(DeltaTable(warehouse.path("snapshots")).file_uris()[0]))
-    reader = warehouse.work_here() if here else warehouse
+    reader = warehouse.work(in_process=True) if here else warehouse
     with pytest.raises(UserError, match=f"snapshot {written.snapshot_id} (is damaged|cannot be read)"):
         store.find_whole_states(reader, written)
     assert store.find_whole(reader, written.snapshot_id) is None

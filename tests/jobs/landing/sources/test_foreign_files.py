@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -17,10 +19,11 @@ from jobs.lineage.inputs_table import InputsTable
 from jobs.offline.stored_keys import _read_inputs_table
 from jobs.spark.foreign_files import keep_own_files, read_own_files
 from jobs.specs.sections import Inputs
-from jobs.storage.foreign_files import normalize_folder, refuse_foreign_table
+from jobs.storage.foreign_files import normalize_folder, refuse_foreign_table, refuse_foreign_vectors
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import importing
 from tests.jobs.landing.sources.test_table_source import add, keys, land, numbered, opened
+from tests.jobs.support.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
 
@@ -224,3 +227,93 @@ def test_a_table_of_inputs_or_of_an_option_is_refused_likewise(tmp_path: Path, o
             inputs._read(1)
         with pytest.raises(UserError, match=f"{table}: {TOLD}"):
             _read_inputs_table(str(tmp_path), spec)
+
+
+VECTORS = ["above", "its own", "a URI", "a link", "a URI of its own"]
+
+
+def mark(pipeline: Pipeline, table: Path) -> Path:
+    """Make a table of two rows, delete the first by a deletion vector, and return the vector's file."""
+    add(table, numbered(77, 78))
+    for statement in (
+        f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+        f"DELETE FROM delta.`{table}` WHERE id = 77",
+    ):
+        pipeline.warehouse.spark.sql(statement)
+    (file,) = table.glob("*.bin")
+    return file
+
+
+def copy_marked(file: Path, table: Path, way: str) -> dict[str, Any]:
+    """Copy a table; its deletion vector has another name, or stays behind. Return the action with the vector."""
+    shutil.copytree(file.parent, table)
+    *_, commit = sorted((table / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (action,) = (one for one in actions if "add" in one)
+    vector, own = action["add"]["deletionVector"], table / file.name
+    if not way.endswith("its own"):
+        own.unlink()
+    if way == "a link":
+        own.symlink_to(file)
+    elif way == "above":
+        vector["pathOrInlineDv"] = f"{os.path.relpath(file.parent, table)}{vector['pathOrInlineDv']}"
+    elif way != "its own":
+        vector |= {"storageType": "p", "pathOrInlineDv": (file if way == "a URI" else own).as_uri()}
+    commit.write_text("".join(f"{json.dumps(one)}\n" for one in actions))
+    commit.with_name(f".{commit.name}.crc").unlink()
+    return action
+
+
+@pytest.mark.parametrize(
+    "ways", [VECTORS[:2], pytest.param(VECTORS, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_a_deletion_vector_elsewhere_is_refused_unless_clones_are_trusted(
+    tmp_path: Path, ways: list[str]
+) -> None:
+    pipeline, _ = opened(tmp_path)
+    file = mark(pipeline, tmp_path / "others" / "secret table")
+    home = pipeline.warehouse.at(str(tmp_path / "tables"))
+    for way in ways:
+        copy_marked(file, tmp_path / "tables" / way, way)
+        version = home.latest_version(way)
+        assert [row["id"] for row in read_own_files(home, way, "it", clones=True).collect()] == [78]
+        if "its own" in way:
+            assert read_own_files(home, way, "it", clones=False).count() == 1
+            refuse_foreign_vectors(home, way, "it", range(version + 1))
+            continue
+        with pytest.raises(UserError, match=TOLD):
+            read_own_files(home, way, "it", clones=False)
+        refuse_foreign_vectors(home, way, "it", range(version))
+        with pytest.raises(UserError, match=TOLD):
+            refuse_foreign_vectors(home, way, "it", [version])
+
+
+@pytest.mark.slow
+def test_a_source_with_a_deletion_vector_elsewhere_does_not_land(tmp_path: Path) -> None:
+    pipeline, table = opened(tmp_path)
+    file = mark(pipeline, tmp_path / "others" / "secret table")
+    copy_marked(file, table, "its own")
+    assert land(pipeline).data["rows"] == 1 and keys(pipeline) == [78]
+    action = copy_marked(file, tmp_path / "tables" / "copy", "a URI")
+    shutil.copy(table / action["add"]["path"], table / "again.parquet")
+    action["add"]["path"] = "again.parquet"
+    later = (
+        table
+        / "_delta_log"
+        / f"{pipeline.warehouse.at(str(table.parent)).latest_version(table.name) + 1:020d}.json"
+    )
+    later.write_text(json.dumps(action) + "\n")
+    with pytest.raises(UserError, match=f"landing table .* failed: .*table {table}: {TOLD}.*clones: true"):
+        land(pipeline)
+    assert keys(pipeline) == [78]
+    spec = {"kind": "delta", "table": str(table), "clones": True}
+    trusting, _ = opened(tmp_path / "trusting", source=spec)
+    assert land(trusting).data["rows"] == 2
+    DeltaTable(str(table)).create_checkpoint()
+    for commit in (table / "_delta_log").glob("*.json"):
+        if commit != later:
+            commit.unlink()
+    anew, _ = opened(tmp_path / "anew", source={**spec, "clones": False})
+    with pytest.raises(UserError, match=TOLD):
+        land(anew)
+    assert keys(anew) == []
