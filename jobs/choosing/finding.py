@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from jobs.choosing.columns import DESCRIBES, KEY, SERIES, NumericColumn, Roles, Wishes, find_marks, find_roles
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import InputTable
-from jobs.choosing.times import find_column_within_times, find_half_day, has_clock, note_zones
+from jobs.choosing.times import (
+    find_column_within_times,
+    find_half_day,
+    has_clock,
+    join_given_parts,
+    note_zones,
+)
 from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -415,12 +421,24 @@ def _refuse_time_apart(table: InputTable, roles: Roles, keys: Keys, wishes: Wish
     if apart is None:
         return
     names = " and ".join(f"'{name}'" for name in time.columns)
-    columns = ",".join([*time.columns, apart])
+    remedy = "write the time of each row into one column, such as 2025-03-31 13:15"
+    orders = [*time.columns, apart], [apart, *time.columns]
+    columns = next((one for one in orders if _is_time(table, one, wishes)), None)
+    if columns is not None:
+        remedy = f"name all columns of the time, --time {shlex.quote(','.join(columns))}, or {remedy}"
     raise UserError(
-        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: name all "
-        f"columns of the time, --time {shlex.quote(columns)}, or write the time into one column; if '{apart}' names "
-        f"series, take it as --key {shlex.quote(apart)}{rest}"
+        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: {remedy}; if "
+        f"'{apart}' names series, take it as --key {shlex.quote(apart)}{rest}"
     )
+
+
+def _is_time(table: InputTable, columns: list[str], wishes: Wishes) -> bool:
+    """Return whether columns together make a time, so that `--time` may name them."""
+    try:
+        join_given_parts(table, columns, wishes.zone, wishes.time_format)
+    except UserError:
+        return False
+    return True
 
 
 def _has_clock(table: InputTable, name: str) -> bool:

@@ -26,6 +26,7 @@ from jobs.core.time_readings import (
     lacks_date,
 )
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, TimeParser, parse_date_us, parse_time_of_day
+from jobs.landing.values.time_forms import explain_texts
 from jobs.landing.values.times import as_texts, combine_times, read_now_us, read_times
 from jobs.specs.column_names import find_time_part, find_time_parts
 from jobs.state.encoding import arrow
@@ -163,14 +164,19 @@ def _convert_texts(table: InputTable, name: str, zone: tzinfo, hinted: bool) -> 
     if not fitting:
         if lacks_date(tried[0]):
             return f"holds a time of day without a date, such as '{show_name(tried[0])}'"
-        return (
-            _find_mixed_forms(table, column, tried, zone, usual)
-            or f"holds text that is no time, such as '{show_name(tried[0])}'"
-        )
+        mixed = _find_mixed_forms(table, column, tried, zone, usual)
+        advice = explain_texts(tried, zone, lambda form, zone: _write_options(name, form, zone))
+        text = f"holds text that is no time, such as '{show_name(tried[0])}'"
+        return mixed or (f"{text}; {advice}" if advice else text)
     forms = fitting[:1] if fitting[0] is None else fitting
     return _choose_best(
         table, name, forms, zone, lambda one: (-one.known.mean(), _compute_disorder(table, one))
     )
+
+
+def _write_options(name: str, form: str | None, zone: str | None) -> str:
+    options = {"--time": name, "--time-zone": zone, "--time-format": form}
+    return " ".join(f"{option} {shlex.quote(text)}" for option, text in options.items() if text is not None)
 
 
 def _find_mixed_forms(
@@ -348,6 +354,9 @@ _ZONE = re.compile(
     r"\s*(?:(?:UTC|GMT)?[+-](?:1[0-9]|0?[0-9])(?::[0-9]{2}|[0-9]{2})?|UTC|GMT|[A-Z]{3,4}T|CET|"
     r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Za-z_-]+){1,2})\s*"
 )
+_OF_DAY = {"minute": "minute_of_day", "second": "second_of_day"}
+"""Parts of a time that are counted within the day if they reach 60."""
+_SUMS = (*_OF_DAY, *_OF_DAY.values())
 _AHEAD = timezone(timedelta(hours=1))
 _OF_UTC = re.compile(r"\s*(?:UTC|GMT)?(?:[+-]0?0(?::?00)?)?\s*")
 LONGEST_DAY = 1500
@@ -372,7 +381,7 @@ def join_given_parts(
         UserError: the columns do not make a time.
     """
     try:
-        parts = find_time_parts(columns)
+        parts = find_time_parts(_find_counts_of_day(table, columns) or columns)
     except ValueError as error:
         raise UserError(f"--time {','.join(columns)}: {error}") from error
     if len(columns) == 2 and "time" in parts and find_clock_part(table, parts["time"]) == "hour":
@@ -389,6 +398,14 @@ def join_given_parts(
             "--time-format, or write the time into one column"
         )
     return found
+
+
+def _find_counts_of_day(table: InputTable, columns: Sequence[str]) -> dict[str, str] | None:
+    """Return the parts of a date and a count of minutes or seconds within the day; None for other columns."""
+    if len(columns) != 2 or (part := _OF_DAY.get(find_time_part(columns[1]) or "")) is None:
+        return None
+    numbers = select_whole_numbers(table.source.columns[columns[1]])
+    return None if numbers is None or numbers.max() < 60 else {"date": columns[0], part: columns[1]}
 
 
 def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
@@ -418,7 +435,7 @@ def find_clock_part(table: InputTable, name: str) -> str | None:
     if named is None or not is_clock:
         return None
     numbers = select_whole_numbers(column)
-    if named in ("minute", "second") or named == "time" and numbers is None:
+    if named in _SUMS or named == "time" and numbers is None:
         return named if _can_be(texts, named) else None
     if numbers is None:
         return None
@@ -530,7 +547,7 @@ def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateFo
     hinted = sorted(dates, key=lambda name: HINT.search(name) is None)
     for date, form in (*(({"date": name}, dates[name]) for name in hinted), *days):
         rest = [name for name in clocks if name not in date.values() and _is_varying(table, name)]
-        for wanted in ("time", "hhmm", "hour"):
+        for wanted in ("time", "hhmm", "hour", *_OF_DAY.values()):
             name = next((name for name in rest if clocks[name] == wanted), None)
             if name is None:
                 continue

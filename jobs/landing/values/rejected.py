@@ -27,6 +27,7 @@ from jobs.landing.dialects import NAMES
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_reading import find_setting, format_setting
+from jobs.landing.values.time_forms import explain_texts
 from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, find_repeats, read_now_us
 from jobs.specs.files import SEPARATORS
 from jobs.specs.model_spec import ModelSpec
@@ -268,6 +269,15 @@ def _explain_time(spec: ModelSpec, value: str) -> str:
         return f'a year alone; write a date, such as {value}-01-01, or set time_format: "%Y" in the spec'
     if lacks_date(value):
         return "a time of day without a date; write both, such as 2024-01-31 17:05"
+
+    def write(form: str | None, zone: str | None) -> str:
+        changed = {} if zone is None else {"time_zone": zone}
+        changed |= {} if form == spec.time_format else {"time_format": form}
+        settings = (f"{name}: {json.dumps(text, ensure_ascii=False)}" for name, text in changed.items())
+        return f"with {' and '.join(settings)} in the spec"
+
+    if advice := explain_texts([value], load_zone(spec.time_zone), write) if value else None:
+        return advice
     if re.fullmatch(r"[0-9][.,]?[0-9]*[eE][+]?[0-9]+", value):
         return "a spreadsheet has rounded the number; save its column with all digits"
     zone = re.fullmatch(r"(.*[0-9]) ?([A-Z]{3,5})", value)
