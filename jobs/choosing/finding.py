@@ -18,13 +18,8 @@ from numpy.typing import NDArray
 from jobs.choosing.columns import DESCRIBES, KEY, SERIES, NumericColumn, Roles, Wishes, find_marks, find_roles
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import InputTable
-from jobs.choosing.times import (
-    find_column_within_times,
-    find_half_day,
-    has_clock,
-    join_given_parts,
-    note_zones,
-)
+from jobs.choosing.times import join_given_parts
+from jobs.choosing.times_apart import find_column_within_times, find_half_day, has_clock, note_zones
 from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -37,6 +32,7 @@ from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.encoding import arrow
+from jobs.state.encoding.row_order import count_repeats
 
 Ints = NDArray[np.int64]
 FEW = 0.01
@@ -184,10 +180,7 @@ def _encode_column(table: InputTable, name: str) -> Ints:
 def _compute_repeats(code: Ints, roles: Roles) -> float:
     """Return the share of rows that repeat key and time of an earlier row."""
     known = roles.time.known
-    pairs = np.stack([code[known], roles.time.micros[known]])
-    order = np.lexsort(pairs[::-1])
-    again = (np.diff(pairs[:, order], axis=1) == 0).all(axis=0)
-    return float(again.sum() / max(known.sum(), 1))
+    return float(count_repeats(code[known], roles.time.micros[known]) / max(known.sum(), 1))
 
 
 def _find_file_constant(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:

@@ -24,7 +24,7 @@ from jobs.core.time_readings import (
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, load_zone
 from jobs.landing.csv_records import BLANK, COMMA, is_cut_number
 from jobs.landing.dialects import NAMES
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE, parse_payload
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_reading import find_setting, format_setting
 from jobs.landing.values.time_forms import explain_texts
@@ -95,6 +95,18 @@ _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
 
 
+_CAUSES = {
+    "control missing": "a known input cannot be guessed; fill it in, or take the column out of control",
+    "missing": "the field is empty; fill it in",
+    "not UTF-8 text": "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or "
+    "convert it with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
+    "does not match line_pattern": "line_pattern must match the whole line; mend it, then replay the rows from "
+    "quarantine",
+    "not a JSON object": "each line holds one object, such as {...}",
+}
+"""Causes that follow from the problem alone."""
+
+
 def explain_reasons(
     spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str], newest: int | None = None
 ) -> list[str]:
@@ -119,21 +131,13 @@ def explain_reason(spec: ModelSpec, reason: str, payload: str | None, newest: in
         payload: payload of a row that was rejected for this reason.
         newest: time of the newest accepted row, in microseconds since 1970.
     """
-    row = _parse_payload(payload)
+    row = parse_payload(payload) or {}
     value = _find_value(spec, reason, row, payload)
     if reason.endswith((AFTER_LANDING, BEFORE_RANGE)):
         cause = _explain_range(spec, reason, value or "", newest)
     else:
         cause = _find_cause(spec, reason, row, value)
     return f"{reason}" + ("" if value is None else f", such as {_shorten_value(value)}") + f": {cause}"
-
-
-def _parse_payload(payload: str | None) -> dict[str, Any]:
-    try:
-        row = json.loads(payload or "")
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _find_value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
@@ -165,22 +169,10 @@ def _find_cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str
         return _explain_number(spec, (value or "").strip(), reason.partition(" ")[2].rpartition(": ")[0])
     if problem == NOT_WHOLE:
         return _explain_not_whole(value or "")
-    if problem == "missing" and reason.startswith("control"):
-        return "a known input cannot be guessed; fill it in, or take the column out of control"
-    if problem == "missing":
-        return "the field is empty; fill it in"
     if problem == "not as many fields as the header":
         return explain_shape(row)
-    if problem == "not UTF-8 text":
-        return (
-            "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or convert it "
-            "with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
-        )
-    if problem == "does not match line_pattern":
-        return "line_pattern must match the whole line; mend it, then replay the rows from quarantine"
-    if problem == "not a JSON object":
-        return "each line holds one object, such as {...}"
-    return "correct the rows at their source"
+    kind = "control missing" if reason.startswith("control") and problem == "missing" else problem
+    return _CAUSES.get(kind, "correct the rows at their source")
 
 
 def _explain_not_whole(value: str) -> str:
