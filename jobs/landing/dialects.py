@@ -443,23 +443,17 @@ def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def describe_header(dialect: Dialect) -> list[str]:
     """Return descriptions of the unusual features of a file: its encoding, header, comments and quotes."""
-    words = []
-    if dialect.encoding != "utf-8":
-        words.append(f"text in {dialect.encoding}")
-    if dialect.skip:
-        lines = "the line" if dialect.skip == 1 else f"the {dialect.skip:,} lines"
-        verb = "is" if dialect.skip == 1 else "are"
-        what = "the first row" if dialect.names else "the header"
-        words.append(f"{what} is line {dialect.skip + 1:,}, and {lines} above it {verb} left out")
-    if dialect.below:
-        words.append(f"{format_count(dialect.below, 'row')} of units below the header left out")
-    if dialect.comment:
-        words.append(f"lines that begin with {dialect.comment} left out")
-    if dialect.first is not None:
-        words.append(f"the header has no name for the first column, which is called {dialect.first}")
-    if dialect.quote != '"':
-        words.append("texts within apostrophes")
-    return words
+    lines = "the line above it is" if dialect.skip == 1 else f"the {dialect.skip:,} lines above it are"
+    header = "the first row" if dialect.names else "the header"
+    features = (
+        (dialect.is_recoded, f"text in {dialect.encoding}"),
+        (dialect.skip, f"{header} is line {dialect.skip + 1:,}, and {lines} left out"),
+        (dialect.below, f"{format_count(dialect.below, 'row')} of units below the header left out"),
+        (dialect.comment, f"lines that begin with {dialect.comment} left out"),
+        (dialect.first, f"the header has no name for the first column, which is called {dialect.first}"),
+        (dialect.quote != '"', "texts within apostrophes"),
+    )
+    return [words for is_so, words in features if is_so]
 
 
 def suggest_setting(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:

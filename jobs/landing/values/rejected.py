@@ -317,26 +317,24 @@ def _format_span(micros: int) -> str:
 
 def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
     """Return notes on the rows whose local times are near a clock change."""
-    notes: list[str] = []
-    if clocks.second:
-        notes.append(
-            f"note: {format_count(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} "
-            f"repeat: a step back "
-            "within a key began the second pass"
-        )
-    if clocks.unclear:
-        notes.append(
-            f"note: {format_count(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} "
-            f"repeat, in no order "
-            "that tells the first pass from the second: taken for the first; write times with an offset, such as +01:00"
-        )
-    if clocks.skipped:
-        notes.append(
-            f"note: {format_count(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} "
-            f"skip: moved on by the "
-            "gap; if the source never puts its clock forward, set time_zone to one without changes, such as Etc/GMT-1"
-        )
-    return notes
+    zone = spec.time_zone
+    told = (
+        (
+            clocks.second,
+            f"in an hour that the clocks of {zone} repeat: a step back within a key began the second pass",
+        ),
+        (
+            clocks.unclear,
+            f"in an hour that the clocks of {zone} repeat, in no order that tells the first pass from the second: "
+            "taken for the first; write times with an offset, such as +01:00",
+        ),
+        (
+            clocks.skipped,
+            f"at times that the clocks of {zone} skip: moved on by the gap; if the source never puts its clock "
+            "forward, set time_zone to one without changes, such as Etc/GMT-1",
+        ),
+    )
+    return [f"note: {format_count(count, 'row')} {what}" for count, what in told if count]
 
 
 def find_epoch_doubt(spec: ModelSpec, first: int | None, last: int | None) -> str | None:

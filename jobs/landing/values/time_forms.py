@@ -12,6 +12,7 @@ from datetime import tzinfo
 from itertools import product
 from typing import NamedTuple
 
+from jobs.core.errors import show_name
 from jobs.core.time_readings import USUAL_FORMATS, TimeReading, find_forms
 from jobs.core.times import MONTH_NAME, TimeParser, load_zone
 
@@ -61,6 +62,7 @@ _MONTHS = {
     "Dec": "dez(ember|embro)?|d[ée]c(embre)?|dic(iembre|embre)?",
 }
 _REWRITTEN = (
+    (r"\s", " "),
     (r"\\?/Date\((-?[0-9]+)(?:[+-][0-9]{4})?\)\\?/", r"\1"),
     (r"(?<=[0-9])(?:st|nd|rd|th|er|º|°)(?![A-Za-z])", ""),
     (r"(?i)\b([ap])[.]?\s+m\b[.]?", r"\1m"),
@@ -84,13 +86,16 @@ def explain_texts(
 ) -> str | None:
     """Return how to read texts that no usual format reads; None if they do not look like times.
 
+    A text that may not be shown as it is, because it is long or may hold a secret, gets no advice.
+
     Args:
         texts: texts that are not blank.
         zone: time zone of times without an offset.
         write: function that returns the words for a format (None: ISO 8601) and a time zone (None: unchanged).
     """
     texts = [text.strip() for text in texts]
-    if not _NUMBERS.search(texts[0]):
+    first = re.sub(r"\s", " ", texts[0])
+    if not _NUMBERS.search(first) or show_name(first) != first:
         return None
     written = texts
     for pattern, by in _REWRITTEN:
@@ -108,7 +113,7 @@ def _describe_ways(
 ) -> str | None:
     """Return the settings that read texts, in words; None if there are none."""
     first = texts[0]
-    number = float(first) if first.lstrip("-").isdigit() else None
+    number = float(first) if re.fullmatch("-?[0-9]{9,19}", first) else None
     forms = [None, *usual, *_build_forms(first)] if number is None else find_forms(number, number)[:1]
     found = _find_settings(texts, zone, forms)
     if not found:

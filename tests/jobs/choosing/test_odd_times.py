@@ -138,6 +138,11 @@ NOTATIONS: list[tuple[Write, Write, timedelta]] = [
         lambda at: f"{at:%d/%m/%Y %I:%M} {at:%p}".replace("AM", "am").replace("PM", "pm"),
         7 * HOUR,
     ),
+    (
+        lambda at: f"{at:%m/%d/%Y, %I:%M:%S}\u202f{at:%p}",
+        lambda at: f"{at:%m/%d/%Y, %I:%M:%S} {at:%p}",
+        7 * HOUR,
+    ),
     (lambda at: f"{at.year}-{at.month:2}-{at.day:2}", lambda at: f"{at:%Y-%m-%d}", DAY),
     (
         lambda at: f"{at.month:2}/{at.day:2}/{at.year} {at.hour:2}:{at.minute:2}",
@@ -185,3 +190,10 @@ def test_a_format_named_for_a_rejected_row_reads_it_as_it_was_written(
     named = re.findall(r'time_format: "((?:[^"\\]|\\.)*)"', said)
     assert named, (text, said)
     assert any(moment.strftime(one.replace("%z", "+0000")) == text for one in named), (text, said)
+
+
+def test_a_text_that_may_hold_a_secret_gets_no_advice() -> None:
+    spec = ModelSpec.model_validate(random_walk_spec())
+    for text in ("password=hunter2 03/03/2025 00h00", f"{'x' * 80} 03/03/2025 00h00"):
+        assert "hunter2" not in (said := explain_reason(spec, "time at: not a time", f'{{"at": "{text}"}}'))
+        assert "time_format:" not in said and len(said) < 400
