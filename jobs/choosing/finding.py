@@ -483,17 +483,13 @@ def note_left_out_texts(table: InputTable, roles: Roles, keys: Keys) -> list[str
     """Return notes on unused columns of repeated texts, if no column is a key."""
     if any(name in table.source.columns for name in keys.columns):
         return []
-    notes: list[str] = []
-    for name in roles.keys:
-        count = len(table.source.columns[name].unique())
-        if count > 1 and name in roles.texts:
-            rows = table.source.rows // count
-            notes.append(
-                f"{name} holds {count:,} texts, each in about {format_count(rows, 'row')}, and is not taken "
-                f"as a key; if "
-                f"each is a series of its own, give --key {shlex.quote(name)}"
-            )
-    return notes
+    counts = {name: len(table.source.columns[name].unique()) for name in roles.keys if name in roles.texts}
+    return [
+        f"{name} holds {count:,} texts, each in about {format_count(table.source.rows // count, 'row')}, and is not "
+        f"taken as a key; if each is a series of its own, give --key {shlex.quote(name)}"
+        for name, count in counts.items()
+        if count > 1
+    ]
 
 
 def name_model(input: str) -> str:

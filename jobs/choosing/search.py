@@ -467,12 +467,8 @@ def _compute_scores(
 def _rank_by_measurement(
     series: SampledSeries, names: list[str], key: Any, scores: dict[str, Floats]
 ) -> list[Ranking]:
-    count = len(series.keys)
-    found: list[Ranking] = []
-    for m in range(len(series.rows.y)):
-        mine = key // count == m
-        found.append(rank(names, key[mine], [one[mine] for one in scores.values()]))
-    return found
+    rows = [key // len(series.keys) == m for m in range(len(series.rows.y))]
+    return [rank(names, key[mine], [one[mine] for one in scores.values()]) for mine in rows]
 
 
 def _choose_among(ranking: Ranking, names: list[str]) -> str:

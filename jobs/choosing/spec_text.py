@@ -94,14 +94,10 @@ def _format_rhythm(found: ModelFinding) -> str:
 
 
 def _format_refused(found: ModelFinding) -> list[str]:
-    if not found.roles.refused:
-        return []
-    lines = ["# Other columns:"]
-    taken = {*found.keys.columns}
-    for name, reason in list(found.roles.refused.items())[:30]:
-        if name not in taken:
-            lines.append(" ".join(f"#   {name}: {reason}".splitlines()))
-    return lines if len(lines) > 1 else []
+    refused = list(found.roles.refused.items())[:30]
+    others = [(name, reason) for name, reason in refused if name not in found.keys.columns]
+    lines = [" ".join(f"#   {name}: {reason}".splitlines()) for name, reason in others]
+    return ["# Other columns:", *lines] if lines else []
 
 
 def _format_ranking(found: ModelFinding) -> list[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
@@ -85,20 +84,18 @@ def read_table(paths: list[Path]) -> InputTable:
 
 def _list_common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
     """Return the columns that all files have with the same type, and why other columns are left out."""
-    schemas: list[pa.Schema] = []
-    for path in paths:
-        schemas.append(read_columns_schema(path, [], written))
-    partial: dict[str, str] = {}
+    schemas = [read_columns_schema(path, [], written) for path in paths]
+    first, partial = schemas[0], dict[str, str]()
     for schema, path in zip(schemas, paths, strict=True):
-        for other, at in ((schemas[0], path), (schema, paths[0])):
-            for name in other.names:
-                if name not in (schema if other is schemas[0] else schemas[0]).names:
-                    partial.setdefault(name, f"is not in {at.name}")
         check_columns(path, schema.names, schema.names)
-        for name in schema.names:
-            if name not in partial and schema.field(name).type != schemas[0].field(name).type:
+        for name in dict.fromkeys([*first.names, *schema.names]):
+            if name not in schema.names:
+                partial.setdefault(name, f"is not in {path.name}")
+            elif name not in first.names:
+                partial.setdefault(name, f"is not in {paths[0].name}")
+            elif schema.field(name).type != first.field(name).type:
                 partial.setdefault(name, f"has another type in {path.name} than in {paths[0].name}")
-    return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
+    return [name for name in first.names if name not in partial], partial
 
 
 def _read_beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[RawRows, bool]:
