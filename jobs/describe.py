@@ -67,7 +67,7 @@ def _build_tables(found: Description) -> list[Any]:
     if found.understood:
         tables.append(_build_table("as understood, times in UTC", found.understood))
     headings = ("column", "first value", "taken as", "why", "otherwise", "settings")
-    readings = [dict(zip(headings, one, strict=True)) for one in found.columns]
+    readings: list[dict[str, Any]] = [dict(zip(headings, one, strict=True)) for one in found.columns]
     return [*tables, *([] if found.refusal else [_build_table("columns", readings)])]
 
 

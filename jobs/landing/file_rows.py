@@ -123,8 +123,8 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> R
         schema = read_columns_schema(path, columns or (), named)
         names = list(schema.names if columns is None else columns)
         source = join_parts(list(read_columns(path, schema, names, named)), names)
-        if is_json(path) and source.problems is not None:
-            problems = [one for one in source.problems if one is not None]
+        problems = [one for one in source.reasons() if one is not None] if is_json(path) else []
+        if problems:
             raise UserError(
                 f"{path}: {format_count(len(problems), 'row')}: {problems[0]}; write one object on each line"
             )

@@ -181,11 +181,8 @@ def discard(tables: Tables, model: str, choice: RowSelection) -> int:
     rows = read_selected(tables, model, choice)
     held = rows.filter(_compute.is_null(rows["status"])).select(["id"])
     if held.num_rows:
-        _merge(
-            tables,
-            held,
-            {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(times.now()))},
-        )
+        values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(times.now()))}
+        _merge(tables, held.group_by("id").aggregate([]), values)  # rows of earlier releases may share an id
     return held.num_rows
 
 
