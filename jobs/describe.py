@@ -66,17 +66,8 @@ def _build_tables(found: Description) -> list[Any]:
     tables = [_build_table("as written", found.written)]
     if found.understood:
         tables.append(_build_table("as understood, times in UTC", found.understood))
-    readings = [
-        {
-            "column": one.name,
-            "first value": one.example,
-            "taken as": one.role,
-            "why": one.why,
-            "otherwise": one.otherwise,
-            "settings": one.setting,
-        }
-        for one in found.columns
-    ]
+    headings = ("column", "first value", "taken as", "why", "otherwise", "settings")
+    readings: list[dict[str, Any]] = [dict(zip(headings, one, strict=True)) for one in found.columns]
     return [*tables, *([] if found.refusal else [_build_table("columns", readings)])]
 
 

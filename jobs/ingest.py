@@ -112,7 +112,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.remarks import build_row_data, describe_accepted, describe_rejected
+    from jobs.landing.remarks import build_row_data, describe_rows
     from jobs.landing.values.rejected import explain_reason
     from jobs.landing.written_pieces import RowCounts
     from jobs.specs.sections import PRETRAINED
@@ -134,10 +134,10 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
     lines += written
     if known:
         lines.append(f"skipped {format_count(known, 'file')} that had already landed")
-    lines += describe_rejected(spec, counts, reasons)
     lacking = [one.path for one in new if one.counts.absent.total()]
     spans = [one.counts.span for one in new]
-    lines += describe_accepted(spec, counts, spans, any(one.counts.parts > 1 for one in new), lacking)
+    in_parts = any(one.counts.parts > 1 for one in new)
+    lines += describe_rows(spec, counts, reasons, spans, in_parts, lacking)
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]

@@ -74,20 +74,14 @@ def find_marks(measurements: Sequence[NumericColumn], group: Ints) -> tuple[list
             other = next(
                 (it.name for it in measurements if it is not one and (it.values == mark).any()), None
             )
-            what = (
-                f"{one.name}: {mark:.15g} in {format_count(count, 'row')} is far outside of the others, "
-                f"{known.min():g} to "
-                f"{known.max():g}"
-            )
-            if other is None:
-                notes.append(
-                    f"{what}, and taken for missing; if it is measured, take it out of missing_values"
-                )
-            else:
-                notes.append(
-                    f"{what}; {other} has it too, so it stays: name one of them alone with --measurement"
-                )
+            end = ", and taken for missing; if it is measured, take it out of missing_values"
+            if other is not None:
+                end = f"; {other} has it too, so it stays: name one of them alone with --measurement"
                 del marks[mark]
+            notes.append(
+                f"{one.name}: {mark:.15g} in {format_count(count, 'row')} is far outside of the others, "
+                f"{known.min():g} to {known.max():g}{end}"
+            )
         found.append(one._replace(values=values, marks=marks))
     return found, notes
 

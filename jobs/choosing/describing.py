@@ -179,27 +179,21 @@ def _format_keys(others: Sequence[str]) -> str:
 
 def _list_spec_readings(spec: ModelSpec, source: RawRows) -> list[ColumnReading]:
     """Return how a spec's columns are read."""
-    example = _find_example(source, spec.time)
-    readings = [
-        ColumnReading(spec.time, example, "time", _format_time(spec), "", "time, time_format, time_zone")
+    missing = ", ".join(map(repr, spec.missing_values))
+    roles = (
+        ("time", [spec.time], _format_time(spec), "time, time_format, time_zone"),
+        ("key", spec.key, "names the series", "key"),
+        ("measurement", spec.measurement, f"numbers; missing are {missing}", "measurement"),
+        ("control", spec.control, "numbers, none of which may be missing", "control"),
+        ("id", spec.id_columns, "by which duplicates are found", "duplicates"),
+    )
+    by_name = {spec.key_from_name: ("the file's name", "key_from_name")}
+    return [
+        ColumnReading(name, _find_example(source, name), role, said, "", settings)
+        for role, names, why, setting in roles
+        for name in names
+        for said, settings in [by_name.get(name, (why, setting))]
     ]
-    roles = {
-        "key": (spec.key, "names the series"),
-        "measurement": (
-            spec.measurement,
-            f"numbers; missing are {', '.join(map(repr, spec.missing_values))}",
-        ),
-        "control": (spec.control, "numbers, none of which may be missing"),
-        "id": (spec.id_columns, "by which duplicates are found"),
-    }
-    for role, (names, why) in roles.items():
-        for name in names:
-            said = "the file's name" if name == spec.key_from_name else why
-            setting = (
-                "key_from_name" if name == spec.key_from_name else "duplicates" if role == "id" else role
-            )
-            readings.append(ColumnReading(name, _find_example(source, name), role, said, "", setting))
-    return readings
 
 
 def _format_time(spec: ModelSpec) -> str:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from jobs.choosing.columns import DESCRIBES, KEY, SERIES, NumericColumn, Roles, Wishes, find_marks, find_roles
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import InputTable
-from jobs.choosing.times import find_column_within_times, find_half_day, has_clock, note_zones
+from jobs.choosing.times import join_given_parts
+from jobs.choosing.times_apart import find_column_within_times, find_half_day, has_clock, note_zones
 from jobs.choosing.wide import convert_to_long
 from jobs.core.errors import UserError
 from jobs.core.report import format_count
@@ -31,6 +32,7 @@ from jobs.specs.column_names import find_time_part
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.encoding import arrow
+from jobs.state.encoding.row_order import count_repeats
 
 Ints = NDArray[np.int64]
 FEW = 0.01
@@ -178,10 +180,7 @@ def _encode_column(table: InputTable, name: str) -> Ints:
 def _compute_repeats(code: Ints, roles: Roles) -> float:
     """Return the share of rows that repeat key and time of an earlier row."""
     known = roles.time.known
-    pairs = np.stack([code[known], roles.time.micros[known]])
-    order = np.lexsort(pairs[::-1])
-    again = (np.diff(pairs[:, order], axis=1) == 0).all(axis=0)
-    return float(again.sum() / max(known.sum(), 1))
+    return float(count_repeats(code[known], roles.time.micros[known]) / max(known.sum(), 1))
 
 
 def _find_file_constant(table: InputTable, roles: Roles, candidates: list[str]) -> str | None:
@@ -415,12 +414,24 @@ def _refuse_time_apart(table: InputTable, roles: Roles, keys: Keys, wishes: Wish
     if apart is None:
         return
     names = " and ".join(f"'{name}'" for name in time.columns)
-    columns = ",".join([*time.columns, apart])
+    remedy = "write the time of each row into one column, such as 2025-03-31 13:15"
+    orders = [*time.columns, apart], [apart, *time.columns]
+    columns = next((one for one in orders if _is_time(table, one, wishes)), None)
+    if columns is not None:
+        remedy = f"name all columns of the time, --time {shlex.quote(','.join(columns))}, or {remedy}"
     raise UserError(
-        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: name all "
-        f"columns of the time, --time {shlex.quote(columns)}, or write the time into one column; if '{apart}' names "
-        f"series, take it as --key {shlex.quote(apart)}{rest}"
+        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: {remedy}; if "
+        f"'{apart}' names series, take it as --key {shlex.quote(apart)}{rest}"
     )
+
+
+def _is_time(table: InputTable, columns: list[str], wishes: Wishes) -> bool:
+    """Return whether columns together make a time, so that `--time` may name them."""
+    try:
+        join_given_parts(table, columns, wishes.zone, wishes.time_format)
+    except UserError:
+        return False
+    return True
 
 
 def _has_clock(table: InputTable, name: str) -> bool:
@@ -472,17 +483,13 @@ def note_left_out_texts(table: InputTable, roles: Roles, keys: Keys) -> list[str
     """Return notes on unused columns of repeated texts, if no column is a key."""
     if any(name in table.source.columns for name in keys.columns):
         return []
-    notes: list[str] = []
-    for name in roles.keys:
-        count = len(table.source.columns[name].unique())
-        if count > 1 and name in roles.texts:
-            rows = table.source.rows // count
-            notes.append(
-                f"{name} holds {count:,} texts, each in about {format_count(rows, 'row')}, and is not taken "
-                f"as a key; if "
-                f"each is a series of its own, give --key {shlex.quote(name)}"
-            )
-    return notes
+    counts = {name: len(table.source.columns[name].unique()) for name in roles.keys if name in roles.texts}
+    return [
+        f"{name} holds {count:,} texts, each in about {format_count(table.source.rows // count, 'row')}, and is not "
+        f"taken as a key; if each is a series of its own, give --key {shlex.quote(name)}"
+        for name, count in counts.items()
+        if count > 1
+    ]
 
 
 def name_model(input: str) -> str:

@@ -191,14 +191,9 @@ def _find_season(rows: kalman.SortedRows, series: SampledSeries, rhythm: Rhythm)
     some = np.unique(
         np.linspace(0, len(series.keys) - 1, min(SEASON_KEYS, len(series.keys))).round().astype(int)
     )
-    for values in rows.y:
-        found = find_season(
-            ((rows.time[starts[k] : ends[k]], values[starts[k] : ends[k]]) for k in some.tolist()),
-            rhythm.step,
-        )
-        if found is not None:
-            return found
-    return None
+    places = [slice(starts[k], ends[k]) for k in some]
+    found = (find_season([(rows.time[at], values[at]) for at in places], rhythm.step) for values in rows.y)
+    return next((one for one in found if one is not None), None)
 
 
 def _take_sampled(rows: kalman.SortedRows, series: SampledSeries) -> kalman.SortedRows:

@@ -30,7 +30,6 @@ class Rhythm(NamedTuple):
     gaps: number of pauses of more than GAP steps.
     longest: the longest such pause in microseconds.
     repeats: number of rows that repeat key and time of another row.
-    late: number of rows that stand after a later row of their key.
     unit: the unit of time for the spec.
     """
 
@@ -39,7 +38,6 @@ class Rhythm(NamedTuple):
     gaps: int
     longest: int
     repeats: int
-    late: int
     unit: str
 
     @property
@@ -56,11 +54,9 @@ def find_rhythm(key: NDArray[np.int64], time: NDArray[np.int64]) -> Rhythm:
     positive = steps[steps > 0]
     step = int(np.median(positive)) if len(positive) else UNIT_US["second"]
     regular = float((positive == step).mean()) if len(positive) else 0.0
-    in_file = np.argsort(key, kind="stable")
-    late = int((np.diff(time[in_file])[np.diff(key[in_file]) == 0] < 0).sum())
     gaps = positive[positive > GAP * step]
     return Rhythm(
-        step, regular, len(gaps), int(gaps.max(initial=0)), int((steps == 0).sum()), late, _choose_unit(step)
+        step, regular, len(gaps), int(gaps.max(initial=0)), int((steps == 0).sum()), _choose_unit(step)
     )
 
 

@@ -44,10 +44,9 @@ class ProcessPart(NamedTuple):
 
 
 class CandidateStructure(NamedTuple):
-    """A structure for one measurement: its name, its meaning, its parts."""
+    """A structure for one measurement: its name and its parts."""
 
     name: str
-    meaning: str
     parts: tuple[ProcessPart, ...]
 
 
@@ -69,29 +68,23 @@ def list_structures(rhythm: Rhythm, season: Season | None) -> list[CandidateStru
         ("level_variance", "slope_variance"),
         (2, 2),
     )
-    damped = ProcessPart(
-        "trend",
-        {"kind": "damped_trend", **variances, "damping": 0.1 / step},
-        ("level", "slope"),
-        (1.0, 0.0),
-        ("level_variance", "slope_variance", "damping"),
-        (2, 2, 0),
+    damped = trend._replace(
+        process={"kind": "damped_trend", **variances, "damping": 0.1 / step},
+        learned=(*trend.learned, "damping"),
+        powers=(2, 2, 0),
     )
     found = [
-        CandidateStructure(LEVEL, "a level that wanders", (level,)),
-        CandidateStructure("trend", "a level with a slope, both wander", (trend,)),
-        CandidateStructure("damped", "a level with a slope that fades", (damped,)),
+        CandidateStructure(LEVEL, (level,)),
+        CandidateStructure("trend", (trend,)),
+        CandidateStructure("damped", (damped,)),
     ]
     if season is None:
         return found
+    waves = _build_season(season, rhythm)
     return [
         *found,
-        CandidateStructure(
-            "season", f"a level and {season.name}'s season", (level, _build_season(season, rhythm))
-        ),
-        CandidateStructure(
-            "trend season", f"a trend and {season.name}'s season", (trend, _build_season(season, rhythm))
-        ),
+        CandidateStructure("season", (level, waves)),
+        CandidateStructure("trend season", (trend, waves)),
     ]
 
 
@@ -467,12 +460,8 @@ def _compute_scores(
 def _rank_by_measurement(
     series: SampledSeries, names: list[str], key: Any, scores: dict[str, Floats]
 ) -> list[Ranking]:
-    count = len(series.keys)
-    found: list[Ranking] = []
-    for m in range(len(series.rows.y)):
-        mine = key // count == m
-        found.append(rank(names, key[mine], [one[mine] for one in scores.values()]))
-    return found
+    rows = [key // len(series.keys) == m for m in range(len(series.rows.y))]
+    return [rank(names, key[mine], [one[mine] for one in scores.values()]) for mine in rows]
 
 
 def _choose_among(ranking: Ranking, names: list[str]) -> str:

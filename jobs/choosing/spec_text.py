@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +94,10 @@ def _format_rhythm(found: ModelFinding) -> str:
 
 
 def _format_refused(found: ModelFinding) -> list[str]:
-    if not found.roles.refused:
-        return []
-    lines = ["# Other columns:"]
-    taken = {*found.keys.columns}
-    for name, reason in list(found.roles.refused.items())[:30]:
-        if name not in taken:
-            lines.append(" ".join(f"#   {name}: {reason}".splitlines()))
-    return lines if len(lines) > 1 else []
+    refused = list(found.roles.refused.items())[:30]
+    others = [(name, reason) for name, reason in refused if name not in found.keys.columns]
+    lines = [" ".join(f"#   {name}: {reason}".splitlines()) for name, reason in others]
+    return ["# Other columns:", *lines] if lines else []
 
 
 def _format_ranking(found: ModelFinding) -> list[str]:
@@ -155,12 +150,7 @@ def _format_model(found: ModelFinding) -> list[str]:
     lines = [
         "filter: linear",
         f"states: {format_flow(composed.states)}",
-        *(["process:", *_format_process(composed.process)] if "parts" in composed.process else []),
-        *(
-            []
-            if "parts" in composed.process
-            else [f"process: {format_flow(composed.process)}{_format_margin(of)}"]
-        ),
+        *_format_process(composed.process, of),
     ]
     observation: dict[str, Any] = {"R": composed.R}
     if len(found.measurements) > 1:
@@ -178,11 +168,11 @@ def _format_model(found: ModelFinding) -> list[str]:
     return lines
 
 
-def _format_process(process: dict[str, Any]) -> Iterable[str]:
-    yield f"  kind: {process['kind']}"
-    yield "  parts:"
-    for part in process["parts"]:
-        yield f"    - {format_flow(part)}"
+def _format_process(process: dict[str, Any], of: str) -> list[str]:
+    if "parts" not in process:
+        return [f"process: {format_flow(process)}{_format_margin(of)}"]
+    parts = (f"    - {format_flow(part)}" for part in process["parts"])
+    return ["process:", f"  kind: {process['kind']}", "  parts:", *parts]
 
 
 def _format_comment(text: str) -> list[str]:

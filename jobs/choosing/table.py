@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import FORMATS, list_parts, read_dialect, read_part, read_settings
+from jobs.landing.csv_parquet import FORMATS, read_dialect, read_settings
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
 from jobs.landing.file_parts import check_columns
-from jobs.landing.file_rows import read_columns_schema, read_member_rows, take_rows
+from jobs.landing.file_rows import read_columns, read_columns_schema, take_rows
 from jobs.landing.json_rows import is_json
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, RawRows, join_parts
+from jobs.landing.raw_rows import RawRows, cut_rows, join_parts
 from jobs.landing.values.number_reading import Writing, find_writing
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
@@ -86,39 +84,23 @@ def read_table(paths: list[Path]) -> InputTable:
 
 def _list_common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
     """Return the columns that all files have with the same type, and why other columns are left out."""
-    schemas: list[pa.Schema] = []
-    for path in paths:
-        schemas.append(read_columns_schema(path, [], written))
-    partial: dict[str, str] = {}
+    schemas = [read_columns_schema(path, [], written) for path in paths]
+    first, partial = schemas[0], dict[str, str]()
     for schema, path in zip(schemas, paths, strict=True):
-        for other, at in ((schemas[0], path), (schema, paths[0])):
-            for name in other.names:
-                if name not in (schema if other is schemas[0] else schemas[0]).names:
-                    partial.setdefault(name, f"is not in {at.name}")
         check_columns(path, schema.names, schema.names)
-        for name in schema.names:
-            if name not in partial and schema.field(name).type != schemas[0].field(name).type:
+        for name in dict.fromkeys([*first.names, *schema.names]):
+            if name not in schema.names:
+                partial.setdefault(name, f"is not in {path.name}")
+            elif name not in first.names:
+                partial.setdefault(name, f"is not in {paths[0].name}")
+            elif schema.field(name).type != first.field(name).type:
                 partial.setdefault(name, f"has another type in {path.name} than in {paths[0].name}")
-    return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
+    return [name for name in first.names if name not in partial], partial
 
 
 def _read_beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[RawRows, bool]:
     """Return the first rows of a file, and whether the file has more rows."""
-    whole = join_parts(take_rows(_read_rows(path, names, written), most + 1), names)
-    return _take_first(whole, names, most), whole.rows > most
-
-
-def _read_rows(path: Path, names: list[str], written: Files) -> Iterator[RawRows]:
-    if is_json(path):
-        yield from read_member_rows(path, read_columns_schema(path, names), names)
-        return
-    for part in list_parts(path, named=written):
-        yield from read_part(part, names)
-
-
-def _take_first(source: RawRows, names: list[str], most: int) -> RawRows:
-    columns = {
-        name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, FIELDS, BYTES)
-    }
-    problems = None if source.problems is None else source.problems[:most]
-    return RawRows(columns, min(source.rows, most), problems)
+    schema = read_columns_schema(path, names, written)
+    whole = join_parts(take_rows(read_columns(path, schema, names, written), most + 1), names)
+    columns = {name: column for name, column in whole.columns.items() if name in names}
+    return cut_rows(whole._replace(columns=columns, left_out=0), 0, most), whole.rows > most

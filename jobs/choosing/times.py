@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import UTC, tzinfo
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jobs.core.time_readings import (
     lacks_date,
 )
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, TimeParser, parse_date_us, parse_time_of_day
+from jobs.landing.values.time_forms import explain_texts
 from jobs.landing.values.times import as_texts, combine_times, read_now_us, read_times
 from jobs.specs.column_names import find_time_part, find_time_parts
 from jobs.state.encoding import arrow
@@ -131,10 +132,10 @@ def convert_to_times(
     column = table.source.columns[name]
     kind = column.type
     if time_format is not None and not pa.types.is_temporal(kind):
-        return _read(table, name, time_format, zone)
+        return read_column(table, name, time_format, zone)
     hinted = is_given or HINT.search(name) is not None
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return _read(table, name, None, zone)
+        return read_column(table, name, None, zone)
     if pa.types.is_string(kind):
         return _convert_texts(table, name, zone, hinted)
     if arrow.is_number(kind):
@@ -164,14 +165,19 @@ def _convert_texts(table: InputTable, name: str, zone: tzinfo, hinted: bool) -> 
     if not fitting:
         if lacks_date(tried[0]):
             return f"holds a time of day without a date, such as '{show_name(tried[0])}'"
-        return (
-            _find_mixed_forms(table, column, tried, zone, usual)
-            or f"holds text that is no time, such as '{show_name(tried[0])}'"
-        )
+        mixed = _find_mixed_forms(table, column, tried, zone, usual)
+        advice = explain_texts(tried, zone, lambda form, zone: _write_options(name, form, zone))
+        text = f"holds text that is no time, such as '{show_name(tried[0])}'"
+        return mixed or (f"{text}; {advice}" if advice else text)
     forms = fitting[:1] if fitting[0] is None else fitting
     return _choose_best(
         table, name, forms, zone, lambda one: (-one.known.mean(), _compute_disorder(table, one))
     )
+
+
+def _write_options(name: str, form: str | None, zone: str | None) -> str:
+    options = {"--time": name, "--time-zone": zone, "--time-format": form}
+    return " ".join(f"{option} {shlex.quote(text)}" for option, text in options.items() if text is not None)
 
 
 def _find_mixed_forms(
@@ -216,7 +222,7 @@ def _choose_best(
     merit: a function of the times. Formats with the same first item are equally good; the next items, and then the
     order of the formats, choose among them.
     """
-    read = [_read(table, name, form, zone) for form in forms]
+    read = [read_column(table, name, form, zone) for form in forms]
     found = [one for one in read if not isinstance(one, str)]
     if not found:
         return next(one for one in read if isinstance(one, str))
@@ -231,7 +237,9 @@ def _note_alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | N
     """
     first = int(best.known.argmax())
     readings = [TimeReading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
-    others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
+    others = [
+        one for one, column in zip(readings[1:], found, strict=True) if not are_equal_times(best, column)
+    ]
     if not others:
         return None
     return (
@@ -240,7 +248,8 @@ def _note_alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | N
     )
 
 
-def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
+def are_equal_times(one: TimeColumn, other: TimeColumn) -> bool:
+    """Return whether two readings of a column give the same times in the rows that both read."""
     both = one.known & other.known
     return bool((one.micros[both] == other.micros[both]).all())
 
@@ -252,7 +261,8 @@ def _compute_disorder(table: InputTable, found: TimeColumn) -> tuple[int, float,
     return int((steps < 0).sum()), round(float(orders.std()), 1) if len(steps) else 0.0, len(np.unique(steps))
 
 
-def _read(table: InputTable, name: str, form: str | None, zone: tzinfo) -> TimeColumn | str:
+def read_column(table: InputTable, name: str, form: str | None, zone: tzinfo) -> TimeColumn | str:
+    """Return a column as times in a format, or the reason why too few of its values are times."""
     column = table.source.columns[name]
     try:
         micros, known = read_times(column, form, zone, name)
@@ -294,7 +304,7 @@ def _convert_numbers(
         found = _choose_best(table, name, forms, zone, lambda one: (_compute_disorder(table, one),))
         return found if isinstance(found, str) else _explain_far_ahead(found) or found
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
-        found = _read(table, name, "epoch_seconds", zone)
+        found = read_column(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
         return found if isinstance(found, str) else found._replace(note=note)
     if not hinted:
@@ -340,21 +350,12 @@ def _is_rising(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
 
 _MARKED = re.compile(r"[:h]|[.].*[.]")
 """A pattern that occurs in times of day, but not in numbers."""
-_HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 _HOUR_NAME = re.compile(r"[^a-z](hour|hours|hr|hrs|stunde|heure|hora|ora|uur)$", re.IGNORECASE)
 """Names that end with the word for an hour, such as `Delivery Hour`; a whole name is in `jobs.specs.column_names`."""
-_HALF_DAY = re.compile(r"\s*[ap][.]?\s?m[.]?\s*", re.IGNORECASE)
-_ZONE = re.compile(
-    r"\s*(?:(?:UTC|GMT)?[+-](?:1[0-9]|0?[0-9])(?::[0-9]{2}|[0-9]{2})?|UTC|GMT|[A-Z]{3,4}T|CET|"
-    r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Za-z_-]+){1,2})\s*"
-)
-_AHEAD = timezone(timedelta(hours=1))
-_OF_UTC = re.compile(r"\s*(?:UTC|GMT)?(?:[+-]0?0(?::?00)?)?\s*")
-LONGEST_DAY = 1500
-"""The maximum number of rows for one key and time that a column may number: the minutes of a day, and a few more."""
-FEW = 0.01
-"""The maximum share of rows that may repeat key, time and number of another row."""
+_OF_DAY = {"minute": "minute_of_day", "second": "second_of_day"}
+"""Parts of a time that are counted within the day if they reach 60."""
+_SUMS = (*_OF_DAY, *_OF_DAY.values())
 
 
 class DateForm(NamedTuple):
@@ -373,7 +374,7 @@ def join_given_parts(
         UserError: the columns do not make a time.
     """
     try:
-        parts = find_time_parts(columns)
+        parts = find_time_parts(_find_counts_of_day(table, columns) or columns)
     except ValueError as error:
         raise UserError(f"--time {','.join(columns)}: {error}") from error
     if len(columns) == 2 and "time" in parts and find_clock_part(table, parts["time"]) == "hour":
@@ -390,6 +391,14 @@ def join_given_parts(
             "--time-format, or write the time into one column"
         )
     return found
+
+
+def _find_counts_of_day(table: InputTable, columns: Sequence[str]) -> dict[str, str] | None:
+    """Return the parts of a date and a count of minutes or seconds within the day; None for other columns."""
+    if len(columns) != 2 or (part := _OF_DAY.get(find_time_part(columns[1]) or "")) is None:
+        return None
+    numbers = select_whole_numbers(table.source.columns[columns[1]])
+    return None if numbers is None or numbers.max() < 60 else {"date": columns[0], part: columns[1]}
 
 
 def find_parts(table: InputTable, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
@@ -419,21 +428,13 @@ def find_clock_part(table: InputTable, name: str) -> str | None:
     if named is None or not is_clock:
         return None
     numbers = select_whole_numbers(column)
-    if named in ("minute", "second") or named == "time" and numbers is None:
+    if named in _SUMS or named == "time" and numbers is None:
         return named if _can_be(texts, named) else None
     if numbers is None:
         return None
     if named != "hhmm" and (named == "hour" or numbers.max() <= 24) and _can_be(texts, "hour"):
         return "hour"
     return "hhmm" if (named == "hhmm" or numbers.max() >= 100) and _can_be(texts, "hhmm") else None
-
-
-def has_clock(table: InputTable, name: str) -> bool:
-    """Return whether a column has times of day, or spans of time such as 00:00-01:00."""
-    if find_clock_part(table, name) is not None:
-        return True
-    column = table.source.columns[name]
-    return pa.types.is_string(column.type) and are_most(sample_column_texts(column), _HAS_CLOCK.search)
 
 
 def _can_be(texts: Sequence[str], part: str) -> bool:
@@ -461,67 +462,6 @@ def select_whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     return whole if len(whole) and len(whole) >= ENOUGH * len(values) else None
 
 
-def find_half_day(table: InputTable, time: TimeColumn) -> str | None:
-    """Return a column beside the time that has AM and PM; None without one."""
-    beside = _sample_texts_beside(table, time).items()
-    return next((name for name, texts in beside if are_most(texts, _HALF_DAY.fullmatch)), None)
-
-
-def note_zones(table: InputTable, time: TimeColumn, zone: tzinfo) -> list[str]:
-    """Return a note on a column of time zones or of offsets from UTC beside times without an offset."""
-    ahead = None if time.parts else _read(table, time.name, time.time_format, _AHEAD)
-    if zone is not UTC or isinstance(ahead, TimeColumn) and _is_same(time, ahead):
-        return []
-    return [
-        f"{name} holds {', '.join(map(show_name, texts[:2]))}, and the times are read as UTC; if they are local, name "
-        "their zone with --time-zone, such as --time-zone Europe/Vienna"
-        for name, texts in _sample_texts_beside(table, time).items()
-        if are_most(texts, _ZONE.fullmatch) and not are_most(texts, _OF_UTC.fullmatch)
-    ]
-
-
-def _sample_texts_beside(table: InputTable, time: TimeColumn) -> dict[str, list[str]]:
-    """Return samples of the columns of texts that are not part of the time."""
-    columns = table.source.columns.items()
-    texts = {name: column for name, column in columns if pa.types.is_string(column.type)}
-    return {name: sample_column_texts(column) for name, column in texts.items() if name not in time.columns}
-
-
-def find_column_within_times(
-    table: InputTable, code: NDArray[np.int64], time: TimeColumn, taken: Sequence[str]
-) -> str | None:
-    """Return a column that numbers the rows of one key and time, as an hour beside a date does; None without one.
-
-    Args:
-        table: N rows.
-        code: (N,) number of each row's key.
-        time: the found time.
-        taken: columns of the key and the time.
-    """
-    known = time.known
-    _, place, size = np.unique(
-        np.stack([code[known], time.micros[known]]), axis=1, return_inverse=True, return_counts=True
-    )
-    usual = float(np.median(size)) if len(size) else 0.0
-    if usual < 2 or usual > LONGEST_DAY:
-        return None
-    for name, column in table.source.columns.items():
-        if name in taken or pa.types.is_nested(column.type) or pa.types.is_date(column.type):
-            continue
-        encoded = column.dictionary_encode()
-        values = len(encoded.dictionary)
-        if (
-            abs(values - usual) > 0.1 * usual + 2
-            or select_whole_numbers(column) is None
-            and not has_clock(table, name)
-        ):
-            continue
-        codes = arrow.to_numpy(encoded.indices, values).astype(np.int64)[known]
-        if len(np.unique(place * (values + 1) + codes)) >= (1 - FEW) * len(place):
-            return name
-    return None
-
-
 def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateForm]]:
     """Yield columns that may make a time together, by part, with the format of the date; times of day come first."""
     names = list(table.source.columns)
@@ -531,7 +471,7 @@ def _list_candidates(table: InputTable) -> Iterator[tuple[dict[str, str], DateFo
     hinted = sorted(dates, key=lambda name: HINT.search(name) is None)
     for date, form in (*(({"date": name}, dates[name]) for name in hinted), *days):
         rest = [name for name in clocks if name not in date.values() and _is_varying(table, name)]
-        for wanted in ("time", "hhmm", "hour"):
+        for wanted in ("time", "hhmm", "hour", *_OF_DAY.values()):
             name = next((name for name in rest if clocks[name] == wanted), None)
             if name is None:
                 continue

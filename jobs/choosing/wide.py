@@ -67,8 +67,7 @@ def convert_to_long(table: InputTable, given: Wishes) -> InputTable:
     columns = find_wide_columns(
         table.written.model_copy(update={"wide": wide}), [*kept, wide.names, wide.measurement]
     )
-    if columns is None:
-        return table
+    assert columns is not None
     columns = columns._replace(listed=tuple(series))
     number = arrow.build_integers(table.file)
     source = table.source._replace(columns={**table.source.columns, _FILE: number})

@@ -110,7 +110,9 @@ CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
         ("hhmm", (_DAY_PART, _MARKED_CLOCK, _DIGITS, _MINUTE)),
         ("hour", (f"{_HOUR}(?:00)?{_WHOLE}", f"(?=.*:){_MARKED_CLOCK}")),
         ("minute", (_MINUTE,)),
-        ("second", ("(?P<seconds>[0-5]?[0-9](?:[.][0-9]*)?)",)),
+        ("second", ("(?P<second_count>[0-5]?[0-9](?:[.][0-9]*)?)",)),
+        ("minute_of_day", ("(?P<minute_count>[0-9]{1,4}(?:[.][0-9]*)?)",)),
+        ("second_of_day", ("(?P<second_count>[0-9]{1,5}(?:[.][0-9]*)?)",)),
     )
 }
 """Patterns of the parts of a time of day in separate columns. The sum of the parts is the time. Of several patterns of
@@ -292,8 +294,10 @@ def parse_time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
     parts = match.groupdict()
     if day_part := parts.get("day_part"):
         return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # a fraction of a day
-    if seconds := parts.get("seconds"):
-        return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
+    for unit in ("minute", "second"):
+        if count := parts.get(f"{unit}_count"):
+            micros = round(float(count) * UNIT_US[unit])
+            return TimeOfDay(micros) if micros <= UNIT_US["day"] else None
     micros, zone = _compute_clock_us(parts), parts.get("zone")
     offset = None if zone is None else _parse_offset(zone, 0, UTC)
     return None if micros is None or offset is None and zone is not None else TimeOfDay(micros, offset)

@@ -53,13 +53,11 @@ class HeaderPlace(NamedTuple):
     record  index of the header among the records; -1 means that the file has no header
     first   index of the first row with numbers or times
     width   number of fields in a row
-    below   number of rows of units below the header
     """
 
     record: int
     first: int
     width: int
-    below: int = 0
 
 
 def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[FileRecord]:
@@ -101,8 +99,7 @@ def record_with(records: Sequence[FileRecord], columns: Sequence[str], comment: 
 def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlace:
     """Return the likely position of the header, which is a record of texts above rows with numbers or times.
 
-    If several records of texts are above the rows, the record that looks most like a header is chosen. Records below
-    the header that look like units are counted as rows of units.
+    If several records of texts are above the rows, the record that looks most like a header is chosen.
     """
     if not records:
         return HeaderPlace(0, 1, 0)
@@ -124,7 +121,7 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
         header = max(
             block, key=lambda place: (_score_likeness(records[place].fields), -place if width > 2 else place)
         )
-        return HeaderPlace(header, first, width, count_units_below(records[: first + 1], header))
+        return HeaderPlace(header, first, width)
     begin = plain[0] if plain else 0
     if (
         first is not None
@@ -271,11 +268,6 @@ class _Cut(NamedTuple):
     records: list[FileRecord]
     place: HeaderPlace
 
-    @property
-    def rows(self) -> list[list[str]]:
-        """Return the rows below the header that have the usual number of fields."""
-        return [one.fields for one in self.records[self.place.first :] if len(one.fields) == self.place.width]
-
 
 def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file.
@@ -374,7 +366,7 @@ def _locate_header(cut: _Cut, named: Files) -> _Cut:
     if named.skip_lines is None:
         return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
     width = len(cut.records[0].fields) if cut.records else 0
-    return cut._replace(place=HeaderPlace(0, 1, width, count_units_below(cut.records, 0)))
+    return cut._replace(place=HeaderPlace(0, 1, width))
 
 
 def _build_dialect(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
@@ -443,23 +435,17 @@ def _count_unnamed_fields(header: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def describe_header(dialect: Dialect) -> list[str]:
     """Return descriptions of the unusual features of a file: its encoding, header, comments and quotes."""
-    words = []
-    if dialect.encoding != "utf-8":
-        words.append(f"text in {dialect.encoding}")
-    if dialect.skip:
-        lines = "the line" if dialect.skip == 1 else f"the {dialect.skip:,} lines"
-        verb = "is" if dialect.skip == 1 else "are"
-        what = "the first row" if dialect.names else "the header"
-        words.append(f"{what} is line {dialect.skip + 1:,}, and {lines} above it {verb} left out")
-    if dialect.below:
-        words.append(f"{format_count(dialect.below, 'row')} of units below the header left out")
-    if dialect.comment:
-        words.append(f"lines that begin with {dialect.comment} left out")
-    if dialect.first is not None:
-        words.append(f"the header has no name for the first column, which is called {dialect.first}")
-    if dialect.quote != '"':
-        words.append("texts within apostrophes")
-    return words
+    lines = "the line above it is" if dialect.skip == 1 else f"the {dialect.skip:,} lines above it are"
+    header = "the first row" if dialect.names else "the header"
+    features = (
+        (dialect.is_recoded, f"text in {dialect.encoding}"),
+        (dialect.skip, f"{header} is line {dialect.skip + 1:,}, and {lines} left out"),
+        (dialect.below, f"{format_count(dialect.below, 'row')} of units below the header left out"),
+        (dialect.comment, f"lines that begin with {dialect.comment} left out"),
+        (dialect.first, f"the header has no name for the first column, which is called {dialect.first}"),
+        (dialect.quote != '"', "texts within apostrophes"),
+    )
+    return [words for is_so, words in features if is_so]
 
 
 def suggest_setting(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:

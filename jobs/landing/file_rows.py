@@ -13,7 +13,7 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, is_several_files, parse_path
 from jobs.core.report import format_count
-from jobs.landing.csv_parquet import FORMATS, read, read_dialect, read_schema
+from jobs.landing.csv_parquet import FORMATS, list_whole_parts, read_dialect, read_part, read_schema
 from jobs.landing.csv_records import COMMA, PLAIN
 from jobs.landing.dialects import ANY, NAMES, describe_header
 from jobs.landing.file_parts import check_columns, is_csv
@@ -120,30 +120,19 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> R
     """
     sources: list[RawRows] = []
     for path in list_input_files(input, ALWAYS_READ):
-        source = _read_members(path, columns, named.decimal) if is_json(path) else read(path, columns, named)
+        schema = read_columns_schema(path, columns or (), named)
+        names = list(schema.names if columns is None else columns)
+        source = join_parts(list(read_columns(path, schema, names, named)), names)
+        problems = [one for one in source.reasons() if one is not None] if is_json(path) else []
+        if problems:
+            raise UserError(
+                f"{path}: {format_count(len(problems), 'row')}: {problems[0]}; write one object on each line"
+            )
         sources.append(source._replace(decimal=named.decimal))
         if columns is None:
             check_columns(path, list(source.columns), list(sources[0].columns))
         check_types(path, sources, list(sources[0].columns))
     return sources[0] if len(sources) == 1 else join_parts(sources, list(sources[0].columns))
-
-
-def _read_members(path: Path, columns: Sequence[str] | None, decimal: str) -> RawRows:
-    """Return the named members, or all members, of all objects of a JSON file.
-
-    Raises:
-        UserError: the file cannot be read, lacks a member, or has values that are not objects.
-    """
-    schema = read_columns_schema(path, columns or ())
-    names = list(schema.names if columns is None else columns)
-    found = list(read_member_rows(path, schema, names, decimal))
-    source = join_parts(found, names)
-    problems = [] if source.problems is None else [one for one in source.problems if one is not None]
-    if problems:
-        raise UserError(
-            f"{path}: {format_count(len(problems), 'row')}: {problems[0]}; write one object on each line"
-        )
-    return source
 
 
 def check_types(path: Path, sources: Sequence[RawRows], columns: Sequence[str]) -> None:
@@ -224,18 +213,26 @@ def infer_member_schema(path: Path) -> pa.Schema:
     return pa.schema([(name, _infer_kind(some)) for name, some in values.items()])
 
 
-def read_member_rows(
-    path: Path, schema: pa.Schema, names: list[str], decimal: str = "."
-) -> Iterator[RawRows]:
-    """Yield the named members of a file of JSON objects in batches of rows, with the types of a schema.
+def read_columns(path: Path, schema: pa.Schema, names: list[str], named: Files) -> Iterator[RawRows]:
+    """Yield the named columns of a file in batches of rows, without the spec of a model.
+
+    Args:
+        path: path of the file.
+        schema: schema of the file; members of JSON objects get its types.
+        names: names of the columns.
+        named: settings for the dialect of CSV files.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or lacks a column.
     """
+    if not is_json(path):
+        for part in list_whole_parts(path, names, named):
+            yield from read_part(part, names)
+        return
     for part in json_parts(path):
         for some in read_documents(part):
             exact = [name for name in names if schema.field(name).type == pa.int64()]
-            found = read_objects(some, names, [], exact, decimal)
+            found = read_objects(some, names, [], exact, named.decimal)
             alike = {
                 name: _cast_column(column, schema.field(name).type) for name, column in found.columns.items()
             }

@@ -31,7 +31,7 @@ from jobs.landing.file_landing import ChangedFile, FileLanding, Landed, keep_who
 from jobs.landing.landed_files import read_file_state
 from jobs.landing.raw_rows import build_salt
 from jobs.landing.reading import ALWAYS_READ, list_endings
-from jobs.landing.remarks import build_row_data, describe_accepted, describe_rejected
+from jobs.landing.remarks import build_row_data, describe_rows
 from jobs.landing.values.rejected import explain_reasons
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
@@ -226,8 +226,7 @@ def _report(spec: ModelSpec, totals: WatchTotals, seconds: float) -> Report:
     lines = [
         f"landed {format_count(counts.rows, 'row')} of {format_count(totals.files, 'file')} for {spec.name}"
     ]
-    lines += describe_rejected(spec, counts, reasons)
-    lines += describe_accepted(spec, counts, [counts.span], in_parts=counts.parts > totals.files)
+    lines += describe_rows(spec, counts, reasons, [counts.span], in_parts=counts.parts > totals.files)
     if totals.refused:
         lines.append(f"quarantined {format_count(totals.refused, 'whole file')}")
     return Report(

@@ -398,13 +398,11 @@ def infer_json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
             "object on each line, or one array of them"
         )
     check_columns(path, list(have), spec.file_columns)
-    kinds = {}
-    exact = spec.list_file_columns([*spec.naming_columns, spec.time])
-    for name in (one for one in spec.file_columns if one in have):
+    exact, kinds = spec.list_file_columns([*spec.naming_columns, spec.time]), {}
+    for name in spec.file_columns:
         values = [value for row in rows if (value := find_member(row, name)) is not None]
-        whole = bool(values) and all(map(is_whole, values))
-        number = whole and name in exact
-        kinds[name] = pa.int64() if number else pa.string()
+        is_number = name in exact and bool(values) and all(map(is_whole, values))
+        kinds[name] = pa.int64() if is_number else pa.string()
     return pa.schema(list(kinds.items()))
 
 

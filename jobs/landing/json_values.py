@@ -27,6 +27,10 @@ _DECODER = json.JSONDecoder()
 _NAMES, _CELLS = ("columns", "fields", "header"), ("data", "values", "rows", "index")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([T ][0-9:.,+Zz-]+)?)?|-?[0-9]{9,19}")
 """Pattern of a member name that is a time, in ISO 8601 or as a count since 1970."""
+_UNFINISHED = re.compile(
+    r"-?|[.]|[eE][+-]?|t(ru?)?|f(a|als?)?|n(ul?)?|Na?|-?I[nfit]*|\\?u[0-9a-fA-F]{0,4}", re.ASCII
+)
+"""Pattern of what stands between the place of a fault and the end of a file that ends within a value."""
 _TABLE = re.compile(r":\s*\[\s*\[")
 FEWEST_MEMBERS = 3
 """Minimum number of members of an object whose member names are times or row numbers."""
@@ -67,8 +71,8 @@ def read_row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> 
         columns: column names of a row; empty if unknown.
 
     Raises:
-        UserError: a value is too long, or the rows have no names.
-        ValueError: the file is not JSON.
+        UserError: the file is not JSON, a value is too long, or the rows have no names.
+        ValueError: a row is not an array of as many values as there are columns.
     """
     values = _Values(file, path)
     first = values.following()
@@ -196,15 +200,21 @@ def describe_members(value: dict[str, Any]) -> str:
 
 
 class _Values:
-    """Iterator over the values of a file, which are the elements of its array or its top-level values."""
+    """Iterator over the values of a file, which are the elements of its array or its top-level values.
+
+    line, column: position of the first character of `text` in the file, from 1.
+    count: number of values before the next one.
+    """
 
     def __init__(self, file: BufferedIOBase, path: Path) -> None:
         self.file, self.path = file, path
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self.text, self.place, self.ended = "", 0, False
+        self.line = self.column = 1
         self.is_array = self._mark() == "["
         self.place += self.is_array
-        self.is_first = self.is_open = True
+        self.count, self.is_open = 0, True
+        self.kind = "element" if self.is_array else "value"
 
     def following(self) -> str | None:
         """Return the text of the next value; None after the last value."""
@@ -213,18 +223,30 @@ class _Values:
             self.place += 1
             self.is_open = False
             if mark := self._mark():
-                raise ValueError("there is more after the end of the array")
+                raise self._build_fault("there is more after the end of the array")
         if not mark:
             if self.is_array and self.is_open:
-                raise ValueError("the array does not end")
+                raise self._build_fault(
+                    f"the array ends after element {self.count:,}, without a ]", is_cut=True
+                )
             return None
-        if mark == "," and not self.is_first:
+        if mark == "," and self.count:
             self.place += 1
-            self._mark()
-        elif self.is_array and not self.is_first:
-            raise ValueError("a comma is missing between two values")
-        self.is_first = False
-        return self._parse_value()
+            self._check_after_comma()
+        elif self.is_array and self.count:
+            raise self._build_fault(f"a comma is missing before element {self.count + 1:,}")
+        text = self._parse_value()
+        self.count += 1
+        return text
+
+    def _check_after_comma(self) -> None:
+        mark = self._mark()
+        if mark == ",":
+            raise self._build_fault("two commas follow each other")
+        if not mark and self.is_array:
+            raise self._build_fault(f"the array ends after element {self.count:,}, without a ]", is_cut=True)
+        if not mark or mark == "]" and self.is_array:
+            raise self._build_fault(f"a comma stands after the last {self.kind}")
 
     def _parse_value(self) -> str:
         size = BLOCK
@@ -234,9 +256,9 @@ class _Values:
                 if end < len(self.text) or self.ended:
                     text, self.place = self.text[self.place : end], end
                     return text
-            except json.JSONDecodeError:
+            except json.JSONDecodeError as error:
                 if self.ended:
-                    raise
+                    raise self._explain_value(error) from None
             if len(self.text) - self.place > LONGEST_VALUE:
                 raise UserError(
                     f"{self.path}: has a value of more than {LONGEST_VALUE:,} characters, which is read at once; write "
@@ -244,6 +266,37 @@ class _Values:
                 )
             self._read_more(size)
             size *= 2
+
+    def _explain_value(self, error: json.JSONDecodeError) -> UserError:
+        """Return the error for a value that is not JSON: the file ends within it, or it has a fault."""
+        number = f"{self.kind} {self.count + 1:,}"
+        if error.msg.startswith("Unterminated") or _UNFINISHED.fullmatch(self.text[error.pos :].strip()):
+            self.place = len(self.text)
+            whole = "array" if self.is_array else "file"
+            return self._build_fault(f"the {whole} ends within {number}", is_cut=True)
+        self.place = error.pos
+        return self._build_fault(f"in {number}: {error.msg[:1].lower()}{error.msg[1:].removesuffix(' at')}")
+
+    def _build_fault(self, problem: str, is_cut: bool = False) -> UserError:
+        """Return an error with the line and character of the present place.
+
+        is_cut: whether the end of the file is missing.
+        """
+        line, column = self._locate()
+        remedy = (
+            "the file was cut off while it was written: copy it again"
+            if is_cut
+            else "write one object on each line, or one array of them"
+        )
+        return UserError(
+            f"{self.path}: is not JSON: line {line:,}, character {column:,}: {problem}; {remedy}"
+        )
+
+    def _locate(self) -> tuple[int, int]:
+        """Return the line and the character of the present place, from 1."""
+        before = self.text[: self.place]
+        _, is_later, last = before.rpartition("\n")
+        return self.line + before.count("\n"), len(last) + (1 if is_later else self.column)
 
     def _mark(self) -> str:
         """Return the next character that is not a blank, without reading past it; an empty text at the end."""
@@ -256,8 +309,16 @@ class _Values:
     def _read_more(self, size: int) -> None:
         block = self.file.read(size)
         self.ended = not block
-        self.text = self.text[self.place :] + self.decoder.decode(block, self.ended)
-        self.place = 0
+        self.line, self.column = self._locate()
+        self.text, self.place = self.text[self.place :], 0
+        try:
+            self.text += self.decoder.decode(block, self.ended)
+        except UnicodeDecodeError as error:
+            if not self.ended:
+                self.text += error.object[: error.start].decode("utf-8-sig")
+                self.place = len(self.text)
+                raise self._build_fault("the text is not UTF-8") from None
+            self.text += "\ufffd"  # the file ends within a character
 
 
 def _walk_objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,15 @@ def find_shape_problem(row: Mapping[str, object]) -> str | None:
     if row.get(CORRUPT) is not None:
         return MISSHAPEN
     return None if row.get(BYTES) is None else NOT_UTF8
+
+
+def parse_payload(payload: str | None) -> dict[str, Any] | None:
+    """Return the JSON object in a text; None for any other text."""
+    try:
+        row = json.loads(payload or "")
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def encode_base64(lines: Sequence[bytes | None]) -> pa.Array:
@@ -214,15 +223,8 @@ def add_key(spec: ModelSpec, source: RawRows, path: str | Path) -> RawRows:
 def add_key_to_document(spec: ModelSpec, document: str, path: str | Path) -> str:
     """Return the text of a JSON object with the key from the file's name added; return any other text unchanged."""
     name = spec.key_from_name
-    if name is None:
-        return document
-    try:
-        row = json.loads(document)
-    except (ValueError, RecursionError):
-        return document
-    return (
-        json.dumps({**row, name: parse_name(path)}, ensure_ascii=False) if isinstance(row, dict) else document
-    )
+    row = None if name is None else parse_payload(document)
+    return document if row is None else json.dumps({**row, name: parse_name(path)}, ensure_ascii=False)
 
 
 def add_key_to_schema(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:

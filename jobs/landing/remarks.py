@@ -139,45 +139,38 @@ def _simplify_name(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def describe_rejected(
-    spec: ModelSpec, counts: RowCounts, reasons: Mapping[str, int], unit: str = "row"
+def describe_rows(
+    spec: ModelSpec,
+    counts: RowCounts,
+    reasons: Mapping[str, int],
+    spans: Iterable[tuple[int, int] | tuple[None, None]],
+    in_parts: bool,
+    lacking: Sequence[str] = (),
+    unit: str = "row",
 ) -> list[str]:
-    """Return lines on the quarantined rows: the number of rows, the reasons and the remedies.
+    """Return lines on the quarantined rows with remedies, and notes on accepted rows.
+
+    The notes are about rows that repeat other rows, have doubtful times, or lack a measurement.
 
     Args:
         spec: spec of the model.
         counts: counts of all rows.
         reasons: number of rows that this run has quarantined, by reason.
-        unit: word for a row, such as "message".
-    """
-    if not reasons:
-        return []
-    each = "; ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-    total = f"quarantined {format_count(sum(reasons.values()), unit)}: {each}"
-    return [total, *(f"  {line}" for line in explain_reasons(spec, reasons, counts.examples, counts.span[1]))]
-
-
-def describe_accepted(
-    spec: ModelSpec,
-    counts: RowCounts,
-    spans: Iterable[tuple[int, int] | tuple[None, None]],
-    in_parts: bool,
-    lacking: Sequence[str] = (),
-) -> list[str]:
-    """Return notes on accepted rows that repeat other rows, have doubtful times, or lack a measurement.
-
-    Args:
-        spec: spec of the model.
-        counts: counts of all rows.
         spans: first and last time of each file or source, in microseconds since 1970.
         in_parts: whether repeated rows were counted only within each part of a file or source.
         lacking: files with rows that lack a measurement.
+        unit: word for a row, such as "message".
     """
+    lines: list[str] = []
+    if reasons:
+        each = "; ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        lines.append(f"quarantined {format_count(sum(reasons.values()), unit)}: {each}")
+        lines += [f"  {line}" for line in explain_reasons(spec, reasons, counts.examples, counts.span[1])]
+    if counts.repeats and spec.duplicates is None:
+        lines.append(describe_repeats(spec, counts.repeats, counts.span, in_parts))
     doubts = {find_epoch_doubt(spec, *one) for one in spans} - {None}
     notes = format_absent_notes(spec, counts.absent, counts.rows, lacking)
-    shown = counts.repeats and spec.duplicates is None
-    repeat = [describe_repeats(spec, counts.repeats, counts.span, in_parts)] if shown else []
-    return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
+    return [*lines, *(f"note: {note}" for note in (*doubts, *notes))]
 
 
 def build_row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
@@ -214,8 +207,7 @@ def build_source_report(
     version = warehouse.latest_version(measurements(spec.name))
     lines = [] if note is None else [note]
     lines.append(f"landed {format_count(counts.rows, unit)} of {spec.source.title} for {spec.name}{upto}")
-    lines += describe_rejected(spec, counts, counts.reasons, unit)
-    lines += describe_accepted(spec, counts, [counts.span], in_parts=True)
+    lines += describe_rows(spec, counts, counts.reasons, [counts.span], in_parts=True, unit=unit)
     lines.append(f"the measurements table is at version {version}")
     about = {
         "model": spec.name,

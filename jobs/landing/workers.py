@@ -108,10 +108,6 @@ class _Worker:
                 env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def write(self, task: WritingTask, on_read: Callable[[int], None]) -> WrittenPiece:
         """Run a task in the other process, and return the result.
 

@@ -21,6 +21,7 @@ from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.landed_files import FileState, Known
 from jobs.landing.reading import FilePiece, select_reader
+from jobs.landing.values.keys import assign_codes, join_codes
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
@@ -351,12 +352,8 @@ class _Places:
 def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
     """Return the number of rows with the same key and time as an earlier row."""
     times = arrow.to_numpy(rows.column(time).combine_chunks().cast(pa.int64()))
-    codes = np.zeros(len(times), np.int64)
-    for name in keys:
-        encoded = rows.column(name).combine_chunks().dictionary_encode()
-        codes = codes * len(encoded.dictionary) + arrow.to_numpy(encoded.indices)
-        if name != keys[-1]:
-            codes = np.unique(codes, return_inverse=True)[1]  # small codes prevent an overflow
+    columns = [assign_codes(rows.column(name).combine_chunks()) for name in keys]
+    codes = join_codes(columns or [np.zeros(len(times), np.int64)])
     if not (_is_in_order(times, codes) or _is_in_order(codes, times)):
         order = np.lexsort((times, codes))
         times, codes = times[order], codes[order]

@@ -60,7 +60,8 @@ _DATES = (
     {"year", "week"},
 )
 _CLOCKS: tuple[set[str], ...] = (
-    set(), {"time"}, {"hhmm"}, {"hour"}, {"hour", "minute"}, {"hour", "minute", "second"}
+    set(), {"time"}, {"hhmm"}, {"hour"}, {"hour", "minute"}, {"hour", "minute", "second"},
+    {"minute_of_day"}, {"second_of_day"},
 )  # fmt: skip
 _PART_NAMES = {
     "date": "date day_date datum fecha data dato local_date date_local date_utc utc_date yyyymmdd yyyy_mm_dd",
@@ -77,6 +78,8 @@ _PART_NAMES = {
     "hhmm": "hhmm hrmn hrmin hhmn hour_minute hour_min",
     "minute": "minute min mi minutes mn nn",
     "second": "second sec ss s seconds secs sekunde",
+    "minute_of_day": "minute_of_day minutes_of_day min_of_day minuteofday minutes_since_midnight",
+    "second_of_day": "second_of_day seconds_of_day sec_of_day secondofday seconds_since_midnight",
 }
 _PART_OF = {name: part for part, names in _PART_NAMES.items() for name in names.split()}
 # Fields that may refer to a column, besides the fields that list columns.

@@ -16,7 +16,7 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, parse_path
 from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, RowSelection
-from jobs.storage.queries import build_in_condition, quote_text
+from jobs.storage.queries import quote_text
 from jobs.storage.row_changes import add_columns
 from jobs.storage.table_log import NO_HOOKS, FileTable
 from jobs.storage.table_rows import to_rows
@@ -178,20 +178,12 @@ def discard(tables: Tables, model: str, choice: RowSelection) -> int:
     Raises:
         UserError: the table cannot be read or written.
     """
-    count = len(list_quarantined_rows(read_selected(tables, model, choice)))
-    if not count:
-        return 0
-    conditions = [f"model = {quote_text(model)}", "status IS NULL"]
-    if choice.reason is not None:
-        conditions.append(f"starts_with(reason, {quote_text(choice.reason)})")
-    since = choice.earliest()
-    if since is not None:
-        conditions.append(f"quarantined_at >= {_format_time(to_micros(since))}")
-    if choice.ids:
-        conditions.append(build_in_condition("id", choice.ids))
-    values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(times.now()))}
-    _update(tables, values, " AND ".join(conditions))
-    return count
+    rows = read_selected(tables, model, choice)
+    held = rows.filter(_compute.is_null(rows["status"])).select(["id"])
+    if held.num_rows:
+        values = {"status": quote_text(DISCARDED), "resolved_at": _format_time(to_micros(times.now()))}
+        _merge(tables, held.group_by("id").aggregate([]), values)  # rows of earlier releases may share an id
+    return held.num_rows
 
 
 def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
@@ -206,10 +198,15 @@ def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
         UserError: the table cannot be read or written.
     """
     values = {"status": quote_text(REPLAYING), "replay": quote_text(replay_id), "landing": "s.landing"}
+    _merge(tables, landings, values)
+
+
+def _merge(tables: Tables, rows: pa.Table, values: dict[str, str]) -> None:
+    """Set columns in the quarantined rows with the ids of `rows`, in one commit; values are SQL expressions."""
 
     def merge(log: DeltaTable, properties: CommitProperties) -> None:
         merger = log.merge(
-            landings,
+            rows,
             "t.id = s.id AND t.status IS NULL",
             source_alias="s",
             target_alias="t",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import find_member
-from jobs.landing.raw_rows import RawRows, find_shape_problem
+from jobs.landing.raw_rows import RawRows, find_shape_problem, parse_payload
 from jobs.landing.rejected.held import list_quarantined_rows, mark_replayed, mark_replaying, read_rejected
 from jobs.landing.target_table import build_accepted_schema
 from jobs.landing.text_lines import match_again
@@ -151,7 +151,7 @@ def recheck_payloads(
         landed: (N,) time at which each payload was quarantined, in microseconds since 1970. None means the present
             time.
     """
-    rows = [_parse_object(payload) for payload in payloads]
+    rows = [parse_payload(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
     reasons: list[str | None] = [NOT_AN_OBJECT] * len(rows)
     landings: list[str | None] = [None] * len(rows)
@@ -175,14 +175,6 @@ def recheck_payloads(
         plain = spec.files.model_copy(update={"names": {}})
         check(spec.model_copy(update={"files": plain}), sorted(by_table))
     return Rechecked(reasons, landings)
-
-
-def _parse_object(payload: str | None) -> dict[str, Any] | None:
-    try:
-        value = json.loads(payload or "")
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _has_names_of_table(spec: ModelSpec, row: dict[str, Any]) -> bool:

@@ -236,10 +236,8 @@ def find_setting(text: str, files: Files, column: str) -> dict[str, Any] | None:
     form = _find_convention([token.core], files)
     if form is None:
         return None
-    changed: dict[str, Any] = {}
-    if form != (files.decimal, files.thousands):
-        changed |= {} if form[0] == files.decimal else {"decimal": form[0]}
-        changed |= {} if form[1] == files.thousands else {"thousands": form[1]}
+    changed: dict[str, Any] = {} if form[0] == files.decimal else {"decimal": form[0]}
+    changed |= {} if form[1] == files.thousands else {"thousands": form[1]}
     if token.negative not in ("minus", files.negative):
         changed["negative"] = token.negative
     if token.unit and files.units.get(column) != token.unit:

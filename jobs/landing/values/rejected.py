@@ -24,9 +24,10 @@ from jobs.core.time_readings import (
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, load_zone
 from jobs.landing.csv_records import BLANK, COMMA, is_cut_number
 from jobs.landing.dialects import NAMES
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, LINE, parse_payload
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_reading import find_setting, format_setting
+from jobs.landing.values.time_forms import explain_texts
 from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, find_repeats, read_now_us
 from jobs.specs.files import SEPARATORS
 from jobs.specs.model_spec import ModelSpec
@@ -94,6 +95,18 @@ _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
 
 
+_CAUSES = {
+    "control missing": "a known input cannot be guessed; fill it in, or take the column out of control",
+    "missing": "the field is empty; fill it in",
+    "not UTF-8 text": "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or "
+    "convert it with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
+    "does not match line_pattern": "line_pattern must match the whole line; mend it, then replay the rows from "
+    "quarantine",
+    "not a JSON object": "each line holds one object, such as {...}",
+}
+"""Causes that follow from the problem alone."""
+
+
 def explain_reasons(
     spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str], newest: int | None = None
 ) -> list[str]:
@@ -118,21 +131,13 @@ def explain_reason(spec: ModelSpec, reason: str, payload: str | None, newest: in
         payload: payload of a row that was rejected for this reason.
         newest: time of the newest accepted row, in microseconds since 1970.
     """
-    row = _parse_payload(payload)
+    row = parse_payload(payload) or {}
     value = _find_value(spec, reason, row, payload)
     if reason.endswith((AFTER_LANDING, BEFORE_RANGE)):
         cause = _explain_range(spec, reason, value or "", newest)
     else:
         cause = _find_cause(spec, reason, row, value)
     return f"{reason}" + ("" if value is None else f", such as {_shorten_value(value)}") + f": {cause}"
-
-
-def _parse_payload(payload: str | None) -> dict[str, Any]:
-    try:
-        row = json.loads(payload or "")
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _find_value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
@@ -164,22 +169,10 @@ def _find_cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str
         return _explain_number(spec, (value or "").strip(), reason.partition(" ")[2].rpartition(": ")[0])
     if problem == NOT_WHOLE:
         return _explain_not_whole(value or "")
-    if problem == "missing" and reason.startswith("control"):
-        return "a known input cannot be guessed; fill it in, or take the column out of control"
-    if problem == "missing":
-        return "the field is empty; fill it in"
     if problem == "not as many fields as the header":
         return explain_shape(row)
-    if problem == "not UTF-8 text":
-        return (
-            "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or convert it "
-            "with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
-        )
-    if problem == "does not match line_pattern":
-        return "line_pattern must match the whole line; mend it, then replay the rows from quarantine"
-    if problem == "not a JSON object":
-        return "each line holds one object, such as {...}"
-    return "correct the rows at their source"
+    kind = "control missing" if reason.startswith("control") and problem == "missing" else problem
+    return _CAUSES.get(kind, "correct the rows at their source")
 
 
 def _explain_not_whole(value: str) -> str:
@@ -268,6 +261,15 @@ def _explain_time(spec: ModelSpec, value: str) -> str:
         return f'a year alone; write a date, such as {value}-01-01, or set time_format: "%Y" in the spec'
     if lacks_date(value):
         return "a time of day without a date; write both, such as 2024-01-31 17:05"
+
+    def write(form: str | None, zone: str | None) -> str:
+        changed = {} if zone is None else {"time_zone": zone}
+        changed |= {} if form == spec.time_format else {"time_format": form}
+        settings = (f"{name}: {json.dumps(text, ensure_ascii=False)}" for name, text in changed.items())
+        return f"with {' and '.join(settings)} in the spec"
+
+    if advice := explain_texts([value], load_zone(spec.time_zone), write) if value else None:
+        return advice
     if re.fullmatch(r"[0-9][.,]?[0-9]*[eE][+]?[0-9]+", value):
         return "a spreadsheet has rounded the number; save its column with all digits"
     zone = re.fullmatch(r"(.*[0-9]) ?([A-Z]{3,5})", value)
@@ -315,26 +317,24 @@ def _format_span(micros: int) -> str:
 
 def describe_clock_changes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
     """Return notes on the rows whose local times are near a clock change."""
-    notes: list[str] = []
-    if clocks.second:
-        notes.append(
-            f"note: {format_count(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} "
-            f"repeat: a step back "
-            "within a key began the second pass"
-        )
-    if clocks.unclear:
-        notes.append(
-            f"note: {format_count(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} "
-            f"repeat, in no order "
-            "that tells the first pass from the second: taken for the first; write times with an offset, such as +01:00"
-        )
-    if clocks.skipped:
-        notes.append(
-            f"note: {format_count(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} "
-            f"skip: moved on by the "
-            "gap; if the source never puts its clock forward, set time_zone to one without changes, such as Etc/GMT-1"
-        )
-    return notes
+    zone = spec.time_zone
+    told = (
+        (
+            clocks.second,
+            f"in an hour that the clocks of {zone} repeat: a step back within a key began the second pass",
+        ),
+        (
+            clocks.unclear,
+            f"in an hour that the clocks of {zone} repeat, in no order that tells the first pass from the second: "
+            "taken for the first; write times with an offset, such as +01:00",
+        ),
+        (
+            clocks.skipped,
+            f"at times that the clocks of {zone} skip: moved on by the gap; if the source never puts its clock "
+            "forward, set time_zone to one without changes, such as Etc/GMT-1",
+        ),
+    )
+    return [f"note: {format_count(count, 'row')} {what}" for count, what in told if count]
 
 
 def find_epoch_doubt(spec: ModelSpec, first: int | None, last: int | None) -> str | None:

@@ -24,7 +24,7 @@ from jobs.choosing.search import (
 from jobs.core.errors import UserError
 
 DAY = 86_400_000_000
-DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")
+DAILY = Rhythm(DAY, 1.0, 0, 0, 0, "day")
 
 
 def series(seed: int, n: int, level: float, noise: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -58,7 +59,8 @@ def test_an_hour_is_found_by_the_end_of_its_columns_name(
     ("name", "part"),
     [
         ("settlement_period", lambda at: at.hour * 2 + 1),
-        ("seconds_of_day", lambda at: at.hour * 3600),
+        ("seconds", lambda at: at.hour * 3600),
+        ("minutes", lambda at: at.hour * 60),
         ("interval", lambda at: at.hour + 1),
         ("slot", lambda at: f"{at.hour:02}:00"),
     ],
@@ -72,13 +74,40 @@ def test_a_number_within_the_day_beside_stations_is_refused_with_both_names(
     try:
         columns = found(tmp_path / "a.csv", f"date,{name},region,load*", line)
     except UserError as error:
-        assert f"differ in '{name}'" in error.message and "--key region" in error.message
+        assert re.search(f"'{name}' differ in 'date'|differ in '{name}'.*--key region", error.message)
+        joined = re.search(r"--time (date,\w+)", error.message)
+        assert (joined is not None) == name.endswith("s")
+        if joined is not None:
+            columns = found(tmp_path / "a.csv", f"date,{name},region,load*", line, time=joined[1])
+            assert columns.keys.columns == ["region"]
+            assert np.unique(columns.parsed.time).tolist() == [
+                compute_wall_us(START + place * HOUR) for place in range(96)
+            ]
+        columns = found(tmp_path / "a.csv", f"date,{name},region,load*", line, time="date", key=["region"])
+        assert len(np.unique(columns.parsed.time)) == 4
     else:
         assert (
             name == "slot"
             and columns.keys.columns == ["region"]
             and len(np.unique(columns.parsed.time)) == 96
         )
+
+
+@pytest.mark.parametrize("name", ["minute_of_day", "Minutes of day", "seconds_of_day", "Second Of Day [s]"])
+@pytest.mark.parametrize("stations", [True, False])
+def test_a_count_within_the_day_is_read_by_a_name_that_says_its_unit(
+    tmp_path: Path, name: str, stations: bool
+) -> None:
+    size = 60 if name.casefold().startswith("sec") else 1
+    columns = found(
+        tmp_path / "a.csv",
+        f"date,{name},region,load{'*' * stations}",
+        lambda key, at, value: f"{at:%Y-%m-%d},{(at.hour * 60 + 15) * size},{key},{value:.2f}",
+    )
+    assert columns.roles.time.columns == ("date", name)
+    assert np.unique(columns.parsed.time).tolist() == [
+        compute_wall_us(START + place * HOUR + HOUR / 4) for place in range(96)
+    ]
 
 
 @settings(max_examples=8, deadline=None)

@@ -187,6 +187,10 @@ def test_a_table_that_is_no_models_is_read_from_json_as_from_csv(tmp_path: Path)
         assert {name: column.to_pylist() for name, column in found.columns.items()} == {
             name: column.to_pylist() for name, column in wanted.columns.items()
         }
+    odd = objects(tmp_path / "odd.jsonl", [{**row, "more": {"n": -0.0}} for row in rows])
+    assert read_all(str(odd), ["site", "gain"]).columns["site"].to_pylist() == ["a", "b"]
+    odd.write_text('{"site": "a", "gain": 1.5, "n": -0}\n' * 3)
+    assert read_all(str(odd), ["site", "gain"]).rows == 3
     with pytest.raises(UserError, match="there is no column 'loss'"):
         read_all(str(path), ["site", "loss"])
     with path.open("a") as stream:

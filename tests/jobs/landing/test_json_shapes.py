@@ -261,3 +261,76 @@ def test_a_value_that_does_not_end_is_told_before_all_of_it_is_read(
         read_json_documents(path)
     with pytest.raises(UserError, match="nested too deeply"):
         read_json_documents(written(tmp_path / "deep.json", "[" * 100_000))
+
+
+ROW = '{"at": "2025-03-03T00:00:00Z", "temp": 20.5, "note": "ä"}'
+CUT = "the file was cut off while it was written: copy it again"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f"[\n{ROW},\n{ROW},\n]\n", "line 4, character 1: a comma stands after the last element"),
+        (f"[{ROW}, {ROW} ,]", f"line 1, character {2 * len(ROW) + 6}: a comma stands after the last element"),
+        (f"[{ROW},\n,{ROW}]", "line 2, character 1: two commas follow each other"),
+        (f"{ROW}{ROW},\n", "line 2, character 1: a comma stands after the last value"),
+        (f"[{ROW}\n{ROW}]", "line 2, character 1: a comma is missing before element 2"),
+        (f"[{ROW}]\n{ROW}", "line 2, character 1: there is more after the end of the array"),
+        (
+            f'[\n{ROW},\n{{"at": 1,\n "temp" 2}}\n]',
+            "line 4, character 9: in element 2: expecting ':' delimiter",
+        ),
+        ('{\n "at": 1,\n "temp": 2,\n}\n', "line [34], character [0-9]+: in value 1: "),
+        ('{\n "at": 1,\n "temp": 2\n}\n{\n "at', f"line 6, character 5: the file ends within value 2; {CUT}"),
+        (f"[{ROW},\n{ROW}\n", f"line 3, character 1: the array ends after element 2, without a \\]; {CUT}"),
+        (f'[{ROW},\n{{"at": "2025', f"line 2, character 13: the array ends within element 2; {CUT}"),
+    ],
+)
+def test_a_fault_in_json_is_named_with_its_line_and_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    path = written(tmp_path / "rows.json", content)
+    for size in (1 << 20, 7):
+        monkeypatch.setattr(json_values, "BLOCK", size)
+        with pytest.raises(UserError, match=f"is not JSON: {said}"):
+            read_json_documents(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "at": st.text(max_size=4),
+                "v": st.floats() | st.integers() | st.booleans() | st.none() | st.just([]),
+            }
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+    st.integers(1, 50),
+    st.integers(0, 1 << 16),
+)
+def test_an_array_cut_at_any_byte_is_said_to_be_cut_within_or_after_its_last_element(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Any],
+    indent: int | None,
+    is_ascii: bool,
+    size: int,
+    place: int,
+) -> None:
+    texts = [json.dumps(row, indent=indent, ensure_ascii=is_ascii).encode() for row in rows]
+    whole = b"[" + b", ".join(texts) + b"]"
+    ends = [1 + sum(map(len, texts[: n + 1])) + 2 * n for n in range(len(texts))]
+    stop = 1 + place % (len(whole) - 1)
+    after = sum(end <= stop for end in ends)
+    is_within = after < len(texts) and stop > ends[after] - len(texts[after])
+    path = tmp_path_factory.mktemp("cut") / "rows.json"
+    path.write_bytes(whole[:stop])
+    said = f"ends within element {after + 1};" if is_within else f"ends after element {after}, without"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "BLOCK", size)
+        with pytest.raises(UserError, match=f"the array {said}.* {CUT}"):
+            read_json_documents(path)

@@ -197,3 +197,10 @@ def test_rows_of_a_release_without_ids_get_them_once(tmp_path: Path) -> None:
     )
     assert held.discard(tables, "walk", RowSelection(ids=(found[1],))) == 1
     assert ids(tables, RowSelection()) == [found[0], found[2]]
+
+
+def test_rows_of_an_earlier_release_that_share_an_id_are_discarded_together(tmp_path: Path) -> None:
+    tables = made(tmp_path, [rejected(1, "late"), rejected(3, "late"), rejected(4, "late: a day")])
+    held._update(tables, {"id": "'same'"}, "reason = 'late'")
+    assert held.discard(tables, "walk", RowSelection(ids=("same",))) == 2
+    assert ids(tables, RowSelection()) == ["r4"]
