@@ -176,7 +176,7 @@ def _report(spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, of
         "converged": None if told is None else told.outcomes["converged"] == told.total,
         "outcome": None if learned is None else learned.outcome.name.lower(),
         "reason": None if learned is None else learned.reason,
-        "learned": None if told is None else told.data,
+        "learned": None if told is None else told._asdict(),
         "held_out": None if learned is None else learned.held_out,
         "notes": list(notes),
     }

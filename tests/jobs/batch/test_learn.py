@@ -23,6 +23,7 @@ from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import Records
 from jobs.state.encoding.routing import compute_routes
 from jobs.state.key_groups import group_begin, group_keys
+from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
 from kalman.learning.maximum_likelihood import build_linear_learner, fit
 
@@ -69,7 +70,7 @@ def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
     said: list[str] = []
     asked = Learn(parameters=["weights", "rates"], max_iterations=500)
     found = learn_pooled(frame, DEFINITION, asked, batch, Interval(), None, said.append)
-    assert found.converged and found.rows == 107 and "weights, rates" in said[-1]
+    assert found.outcome == FitOutcome.CONVERGED and found.rows == 107 and "weights, rates" in said[-1]
     assert found.log_likelihood == pytest.approx(-360.369044, abs=1e-6)
     model = kalman.build(DEFINITION, found.parameters)
     np.testing.assert_allclose(model.initial(1)[:4, 0], [0.675726, 0.324274, 15.777108, 26.839895], rtol=1e-3)
@@ -95,7 +96,7 @@ def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
     found = learn_pooled(frame, definition, Learn(parameters=["Q", "R"]), batch, Interval(), None, print)
     problem = build_linear_learner(definition)
     direct = fit(lambda theta: problem.compute_gradient(theta, whole, 11, 1.0), problem.start)
-    assert found.converged and found.held_out is None
+    assert found.outcome == FitOutcome.CONVERGED and found.held_out is None
     assert found.log_likelihood == pytest.approx(direct.log_likelihood, rel=1e-10)
     np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-4)
 
