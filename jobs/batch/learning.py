@@ -28,7 +28,6 @@ from jobs.state.key_groups import format_group_name, group_keys
 from jobs.storage.columns import parse_arrow_schema
 from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
-from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
 from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
@@ -238,18 +237,8 @@ class LearningResult:
     """Learned parameters, in the form that `kalman.build` takes, and how the search ended."""
 
     parameters: dict[str, Any]
-    log_likelihood: float
-    iterations: int
-    outcome: FitOutcome
-    reason: str | None
-    """Why the search did not converge inside the bounds; None if it converged."""
+    fit: Fit
     rows: int
-    theta: NDArray[np.float64]
-    """The parameters as the optimiser's unconstrained variables (p,)."""
-    held_out: float | None = None
-    """Log-likelihood per row of the held-out rows, if the search had several possible starts."""
-    errors: Mapping[str, Any] | None = None
-    """Standard errors in the shape of the parameters, if known."""
     groups: LearnedGroups | None = None
     """Learned parameters of each group of keys; `parameters` contains them too."""
     fitness: Mapping[str | None, Fitness] = field(default_factory=dict)
@@ -265,11 +254,11 @@ class LearningResult:
                 POOLED,
                 None,
                 shown,
-                self.errors,
-                self.outcome,
-                self.reason,
+                self.fit.errors,
+                self.fit.outcome,
+                self.fit.reason,
                 self.rows,
-                self.log_likelihood,
+                self.fit.log_likelihood,
                 None,
             )._replace(nis=of_all.nis, ljung_box=of_all.ljung_box)
         ]
@@ -351,19 +340,8 @@ def learn_pooled(
             layout = _build_layout(batch, by)
             groups = learn_groups(rows, layout, problem, by, batch, result, learn.max_iterations, on_progress)
         fitness = _measure_fitness(rows, problem, batch, result, groups)
-        return LearningResult(
-            {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
-            result.log_likelihood,
-            result.iterations,
-            result.outcome,
-            result.reason,
-            int(count),
-            result.theta,
-            result.held_out,
-            result.errors,
-            groups,
-            fitness,
-        )
+        learned = {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)}
+        return LearningResult(learned, result, int(count), groups, fitness)
     finally:
         rows.unpersist()
 
