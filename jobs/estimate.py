@@ -132,15 +132,11 @@ def _explain_left_out(spec: ModelSpec, result: EstimateResult) -> list[str]:
     counts, rejected = result.counts, result.rejected
     lines = []
     if counts.unfit:
-        reasons = "; ".join(f"{one.rows:,} {reason}" for reason, one in sorted(rejected.items()))
+        by_reason = {reason: one.rows for reason, one in rejected.items()}
+        reasons = "; ".join(f"{rows:,} {reason}" for reason, rows in sorted(by_reason.items()))
         lines.append(f"left out: {format_count(counts.unfit, 'row')} that ingest would quarantine: {reasons}")
         examples = {reason: one.example for reason, one in rejected.items()}
-        lines += [
-            f"  {line}"
-            for line in explain_reasons(
-                spec, {reason: one.rows for reason, one in rejected.items()}, examples
-            )
-        ]
+        lines += [f"  {line}" for line in explain_reasons(spec, by_reason, examples)]
     if counts.without_inputs:
         lines.append(f"left out: {format_count(counts.without_inputs, 'row')} whose keys have no inputs")
     return lines

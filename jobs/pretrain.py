@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -19,6 +19,8 @@ from jobs.core.report import Report, convert_to_json, format_count, round_number
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from jobs.batch.estimating import EstimateResult
@@ -157,7 +159,7 @@ def _report(spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, of
     if not made:
         lines.append("it had already been committed: the same inputs give the same snapshot")
     lines += new_keys.format_offers(offers)
-    errors = None if learned is None else learned.errors
+    fit = None if learned is None else learned.fit
     data = {
         "model": spec.name,
         "model_version": spec.version,
@@ -171,13 +173,13 @@ def _report(spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, of
         "cut": manifest.cut,
         "inputs": manifest.inputs,
         "parameters": manifest.parameters,
-        "standard_errors": convert_to_json(errors),
-        "log_likelihood": None if learned is None else learned.log_likelihood,
+        "standard_errors": convert_to_json(None if fit is None else fit.errors),
+        "log_likelihood": None if fit is None else fit.log_likelihood,
         "converged": None if told is None else told.outcomes["converged"] == told.total,
-        "outcome": None if learned is None else learned.outcome.name.lower(),
-        "reason": None if learned is None else learned.reason,
-        "learned": None if told is None else told.data,
-        "held_out": None if learned is None else learned.held_out,
+        "outcome": None if fit is None else fit.outcome.name.lower(),
+        "reason": None if fit is None else fit.reason,
+        "learned": None if told is None else told._asdict(),
+        "held_out": None if fit is None else fit.held_out,
         "notes": list(notes),
     }
     return Report(lines, data)
@@ -203,19 +205,19 @@ def _format_learned(learned: LearningResult) -> list[str]:
     from kalman.models.groups import GROUPS
 
     values = ", ".join(
-        f"{name} = {json.dumps(round_numbers(value, 6))}" + _format_error(learned, name)
+        f"{name} = {json.dumps(round_numbers(value, 6))}" + _format_error(learned.fit.errors, name)
         for name, value in learned.parameters.items()
         if name != GROUPS
     )
-    told = TOLD[learned.outcome.name.lower()]
-    end = told if learned.reason is None else f"{told}: {learned.reason}"
-    lines = [f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})"]
+    fit, told = learned.fit, TOLD[learned.fit.outcome.name.lower()]
+    end = told if fit.reason is None else f"{told}: {fit.reason}"
+    lines = [f"learned {values} from {learned.rows:,} rows ({fit.iterations} iterations, {end})"]
     if learned.groups is not None:
         lines.append(
             f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)}"
         )
-    if learned.held_out is not None:
-        lines.append(f"log-likelihood of the held-out rows: {learned.held_out:.4f} a row")
+    if fit.held_out is not None:
+        lines.append(f"log-likelihood of the held-out rows: {fit.held_out:.4f} a row")
     return lines
 
 
@@ -232,11 +234,11 @@ def _format_inputs(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _format_error(learned: LearningResult, name: str) -> str:
+def _format_error(errors: Mapping[str, Any] | None, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
-    if learned.errors is None or name not in learned.errors:
+    if errors is None or name not in errors:
         return ""
-    error = json.dumps(convert_to_json(round_numbers(learned.errors[name], 3)))
+    error = json.dumps(convert_to_json(round_numbers(errors[name], 3)))
     return "" if error == "null" else f" (standard error {error})"
 
 

@@ -56,7 +56,8 @@ def run(
     from jobs.specs.loading import load_spec
     from jobs.storage.positions import parse_time
     from jobs.supervision.metrics import write_verification
-    from jobs.verification.verifier import Options, Verifier
+    from jobs.verification.runs import NOTHING, Findings
+    from jobs.verification.verifier import Options, Result, Verifier
 
     started = time.monotonic()
     options = Options(
@@ -70,9 +71,10 @@ def run(
     spec = load_spec(model, settings.models)
     warehouse = open_warehouse(settings, f"verify {spec.name}", build_short_rows_conf())
     if run_id is None and find_live(warehouse, spec.name) is None:
-        return _report_nothing_live(spec.name, metrics_file, time.monotonic() - started)
-    with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
-        result = Verifier(DeployedModel(spec, warehouse), options, progress.note).run(run_id)
+        result = Result("", NOTHING, Findings(), [], {"segments": [], "snapshots": []}, continued=False)
+    else:
+        with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
+            result = Verifier(DeployedModel(spec, warehouse), options, progress.note).run(run_id)
     if metrics_file is not None:
         counts = {**result.findings.counts, "compared": result.findings.compared}
         write_verification(metrics_file, spec.name, result.outcome, counts, result.findings.differences)
@@ -90,30 +92,18 @@ def parse_share(text: str) -> int:
     return max(1, round(value * 1_000_000))
 
 
-def _report_nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
-    """Report, before Spark starts, that no generation is live; the table gets no run."""
-    from jobs.supervision.metrics import write_verification
-    from jobs.verification.runs import NOTHING, Findings
-    from jobs.verification.verifier import Result, choose_exit_code
-
-    found = Findings()
-    if metrics_file is not None:
-        write_verification(metrics_file, model, NOTHING, {**found.counts, "compared": 0}, 0)
-    result = Result("", NOTHING, found, [], {"segments": [], "snapshots": []}, continued=False)
-    message = (
-        f"{model}: nothing to verify: no generation is live; start one with "
-        f"`kalman-pipeline stream --model {model}`"
-    )
-    return Report(
-        [], _build_data(model, result, seconds), errors=[message], error_code=choose_exit_code(NOTHING)
-    )
-
-
 def _report(model: str, result: Result, seconds: float) -> Report:
     from jobs.verification.runs import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, format_difference
     from jobs.verification.verifier import choose_exit_code
 
     found, counts = result.findings, result.findings.counts
+    data, code = _build_data(model, result, seconds), choose_exit_code(result.outcome)
+    if not result.run_id:  # no run began, and Spark did not start
+        message = (
+            f"{model}: nothing to verify: no generation is live; start one with "
+            f"`kalman-pipeline stream --model {model}`"
+        )
+        return Report([], data, errors=[message], error_code=code)
     live = next(iter(result.plan["segments"]), None)
     where = "" if live is None else f", up to micro-batch {live['last_batch']} of {live['generation']}"
     lines = [
@@ -139,9 +129,7 @@ def _report(model: str, result: Result, seconds: float) -> Report:
         ]
     elif result.outcome == NOT_VERIFIED:
         errors = [f"{model}: a part was not verified: {'; '.join(result.not_verified)}"]
-    return Report(
-        lines, _build_data(model, result, seconds), errors=errors, error_code=choose_exit_code(result.outcome)
-    )
+    return Report(lines, data, errors=errors, error_code=code)
 
 
 def _build_data(model: str, result: Result, seconds: float) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.spark.local_frame import Make
 from jobs.state.encoding.estimates import (
     ROWS_A_PACKET,
     EstimateFormat,
@@ -60,7 +61,7 @@ class EstimatingPlan(NamedTuple):
     only_own: bool = False
 
 
-def build_estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def build_estimator(plan: EstimatingPlan) -> Make:
     """Return the function that makes rows of estimates from a partition's packets (`TYPED_ROW_PACKETS`)."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,18 +17,15 @@ from jobs.batch.batch_filter import Interval, count_buckets, count_shared_bucket
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, list_smoothed_widths
 from jobs.batch.file_rows import FEW_ROWS, RowSource
 from jobs.batch.history_rows import (
-    CountedRows,
     HistoryCounts,
     HistoryRows,
     HistoryStart,
     StartRequest,
-    count_by_log,
     find_start,
     read_history_rows,
 )
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.core.errors import UserError, extract_python_error
-from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
 from jobs.snapshots.model_runtime import ModelRuntime
@@ -85,7 +82,6 @@ class EstimateResult(NamedTuple):
 
     written: number of rows of estimates.
     commits: number of commits that this call made.
-    kept: number of parts that an earlier call had committed.
     rejected: the rows that `ingest` would quarantine, by reason.
     """
 
@@ -96,7 +92,6 @@ class EstimateResult(NamedTuple):
     counts: HistoryCounts
     written: int
     commits: int
-    kept: int
     continued: bool
     rejected: Mapping[str, RejectedRows] = MappingProxyType({})
 
@@ -300,7 +295,6 @@ class _Run:
             counts,
             written,
             commits,
-            len(kept),
             bool(kept) and not whole,
             rejected,
         )
@@ -378,9 +372,6 @@ class _Run:
         time = F.unix_micros(F.col(f"`{spec.time}`"))
         inside = F.lit(True) if first is None else time >= first
         good = fits & has_inputs
-        known = self._count_by_log()
-        if known is not None:
-            return frame.filter(good), known, {}
         counted = frame.agg(
             F.count_if(good & inside).alias("rows"),
             F.count_if(good & ~inside).alias("before"),
@@ -396,20 +387,6 @@ class _Run:
         assert row is not None
         counts = HistoryCounts(**{name: int(row[name]) for name in HistoryCounts._fields})
         return frame.filter(good), counts, _collect_rejected(frame) if counts.unfit else {}
-
-    def _count_by_log(self) -> HistoryCounts | None:
-        """Return the counts if Delta's log has them, so that no Spark job is needed; None otherwise."""
-        question, rows = self.question, self.question.rows
-        wanted = CountedRows(question.request.interval, question.start.before)
-        if question.inputs is not None:
-            return None
-        if (
-            not rows.measurements
-            or rows.version is None
-            or self.model.warehouse.exists(replayed_late_rows.TABLE)
-        ):
-            return None  # rows from other inputs may not fit, and copies of late rows are skipped
-        return count_by_log(self.model.warehouse, rows.name, rows.version, question.spec.time, wanted)
 
     def _write(
         self,

@@ -44,14 +44,7 @@ from jobs.offline.stored_keys import refuse_absent_keys
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_rows import (
-    StateRows,
-    build_untyped_columns,
-    find_state_extras_widths,
-    parse_states,
-    read_stored_rows,
-    with_extras,
-)
+from jobs.snapshots.state_rows import StateRows, build_untyped_columns, parse_states, read_stored_rows
 from jobs.snapshots.store import find_whole_states
 from jobs.spark.local_frame import Make
 from jobs.spark.warehouse import Warehouse
@@ -61,6 +54,7 @@ from jobs.state.encoding import arrow
 from jobs.state.encoding.arrow import build_integers, build_lists, build_matrix, build_vectors
 from jobs.state.encoding.estimates import build_table_batch, find_flag_names
 from jobs.state.encoding.keys import KeyKind, build_key_text
+from jobs.state.encoding.rows import map_batches
 from jobs.state.encoding.table_columns import parse_key_columns
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.columns import parse_arrow_schema
@@ -163,8 +157,7 @@ def build_forecaster(
             for part in _split_batch(batch, plan):
                 columns = _forecast_batch(part, plan)
                 columns |= {} if kind.is_plain_key else parse_key_columns(kind, columns["key"])
-                found = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-                yield build_table_batch(found, schema, constants)
+                yield build_table_batch(pa.RecordBatch.from_pydict(columns), schema, constants)
 
     return work
 
@@ -192,8 +185,7 @@ def _split_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.Recor
 
 def _forecast_batch(batch: pa.RecordBatch, plan: ForecastPlan) -> dict[str, pa.Array]:
     spec, kernel, size = plan.spec, plan.kernel, batch.num_rows
-    widths = find_state_extras_widths(kernel)
-    values = kernel.restore(*parse_states(with_extras(batch, list(widths)), len(spec.states), widths))
+    values = kernel.restore(*parse_states(batch, kernel))
     made, count = (batch.column(name).to_numpy() for name in ("event_time", "state_index"))
     own = len(spec.input_names)
     inputs = build_matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
@@ -455,11 +447,8 @@ def replace_run(
     try:
         parts, sums = write_made_rows(made.source, made.make, schema, files, True, _ForecastSums)
         home.replace_by(parts, files, [[(RUN, "=", run)]], facts)
-    except (
-        PySparkException,
-        Py4JJavaError,
-        pa.ArrowException,
-    ) as error:  # some failing jobs raise Py4JJavaError
+    except (PySparkException, Py4JJavaError, pa.ArrowException) as error:
+        # Some failing jobs raise Py4JJavaError.
         said = extract_python_error(error)
         if _OURS in str(error):
             raise UserError(said) from error
@@ -492,10 +481,8 @@ def _select_states(source: ForecastOrigin, keys: Sequence[str]) -> StateRows:
 
 
 def _list_keys(states: StateRows) -> list[str]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (pa.RecordBatch.from_pydict({"key": one.column("key").cast(pa.string())}) for one in batches)
-
-    return [row["key"] for row in states.through(work, "key string").collect()]
+    keys = map_batches(lambda one: pa.RecordBatch.from_pydict({"key": one.column("key").cast(pa.string())}))
+    return [row["key"] for row in states.through(keys, "key string").collect()]
 
 
 def _join_rows(

@@ -1,19 +1,14 @@
-"""The input of a run over history.
-
-This is the rows at a version, their counts from Delta's log, and the states and parameters from which the run starts.
-"""
+"""The input of a run over history: the rows at a version, and the states and parameters from which the run starts."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -37,7 +32,6 @@ from jobs.spark.hadoop_files import convert_path
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import DELTA, check_version, is_in_table, read_commits, to_micros
-from jobs.storage.table_log import read_files_at
 from jobs.storage.tables import need_columns, need_measurements
 from jobs.storage.warehouse import find_home
 
@@ -311,9 +305,6 @@ def _find_reflected_end(one: Manifest, landed: list[Commit], version: int) -> in
     return max((each.last + 1 for each in upto if each.last is not None), default=None)
 
 
-_MILLISECOND = 1000
-
-
 class HistoryCounts(NamedTuple):
     """Numbers of rows: in the interval, read before the interval, rejected, and without inputs for their key."""
 
@@ -321,74 +312,3 @@ class HistoryCounts(NamedTuple):
     before: int
     unfit: int
     without_inputs: int
-
-
-class CountedRows(NamedTuple):
-    """The rows to count: those in the interval, and those before it since a time (None means all earlier rows)."""
-
-    interval: Interval
-    since: int | None
-
-    @property
-    def everything(self) -> bool:
-        """Whether all rows are in the interval."""
-        return self.interval == Interval(None, None) and self.since is None
-
-    def place(self, earliest: int, latest: int) -> int | None:
-        """Return the place of rows with times in a range.
-
-        The place is 0 in the interval, 1 before it, and -1 for rows that are not read; None means more than one place.
-        """
-        first, last = self.interval
-        if last is not None and earliest >= last or self.since is not None and latest < self.since:
-            return -1
-        if last is not None and latest >= last or self.since is not None and earliest < self.since:
-            return None
-        if first is None or earliest >= first:
-            return 0
-        return 1 if latest < first else None
-
-
-def _sum_counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
-    """Return the counts of groups of rows, each at one place (`CountedRows.place`); None if a place is None."""
-    totals = [0, 0]
-    for number, place in found:
-        if place is None:
-            return None
-        if place >= 0:
-            totals[place] += number
-    return HistoryCounts(totals[0], totals[1], 0, 0)
-
-
-def count_by_log(
-    warehouse: Warehouse, table: str, version: int, time: str, wanted: CountedRows
-) -> HistoryCounts | None:
-    """Return the counts of rows in a version of a Delta table, all of which fit; None if its log does not suffice.
-
-    Args:
-        warehouse: the warehouse of the table.
-        table: the name of the table.
-        version: the version of the table.
-        time: the column of event times.
-        wanted: the rows to count.
-    """
-    files = read_files_at(warehouse, table, version)
-    if files is None or "." in time:
-        return None
-    names = ["num_records"] if wanted.everything else ["num_records", f"min.{time}", f"max.{time}"]
-    if not files.num_rows:
-        return HistoryCounts(0, 0, 0, 0)
-    if not set(names) <= set(files.column_names) or any(files.column(name).null_count for name in names):
-        return None
-    rows = files.column("num_records").to_pylist()
-    if wanted.everything:
-        return HistoryCounts(sum(rows), 0, 0, 0)
-    if not all(pa.types.is_timestamp(files.schema.field(name).type) for name in names[1:]):
-        return None
-    least, greatest = (
-        pc.cast(files.column(name), pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
-        for name in names[1:]
-    )
-    # Delta in Java rounds both bounds down to milliseconds.
-    places = (wanted.place(low, high + _MILLISECOND - 1) for low, high in zip(least, greatest, strict=True))
-    return _sum_counts(zip(rows, places, strict=True))

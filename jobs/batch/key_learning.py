@@ -99,7 +99,7 @@ def learn_populations(
     problem, by = learnable(definition), tuple(learn.by)
     if definition.get("filter") in FAMILIES:  # components of different keys do not correspond
         found = learn_pooled(packed, definition, learn, batch, window, keys, on_progress)
-        return Populations((), Population(found.theta, np.eye(len(found.theta)), 0), {})
+        return Populations((), Population(found.fit.theta, np.eye(len(found.fit.theta)), 0), {})
     wanted = learn.sample_keys or (GROUP_SAMPLE_KEYS if by else SAMPLE_KEYS)
     on_progress(
         f"learning {format_names(problem.names)}: the population, from about {format_count(min(wanted, keys), 'key')}"

@@ -25,15 +25,15 @@ from jobs.state.encoding.packets import Layout, PacketColumn, Records
 from jobs.state.encoding.row_order import find_starts
 from jobs.state.encoding.rows import KeyedRows, build_bucket_worker
 from jobs.state.key_groups import format_group_name, group_keys
+from jobs.storage.columns import parse_arrow_schema
 from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
-from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
 from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 
 Evaluate = Callable[["NDArray[np.float64]", "NDArray[np.int64]", SortedRows, int, float], Sums]
@@ -122,15 +122,11 @@ def learn_groups(
 def _count_group_rows(rows: DataFrame, layout: Layout) -> dict[str, int]:
     """Return the number of rows of each group, ordered by the groups' names."""
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, part, group, names in unpack_grouped_parts(layout, batches):
-            count = np.bincount(group[part.key], minlength=len(names))
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([names]), pa.array([count.tolist()])], ["groups", "rows"]
-            )
+    def count_rows(part: SortedRows, group: NDArray[np.int64], names: list[str]) -> Values:
+        return names, np.bincount(group[part.key], minlength=len(names))
 
     total: dict[str, int] = {}
-    for part in rows.mapInArrow(work, "groups array<string>, rows array<bigint>").collect():
+    for part in _collect_parts(rows, layout, "groups array<string>, rows array<bigint>", count_rows):
         for name, count in zip(part["groups"], part["rows"], strict=True):
             total[name] = total.get(name, 0) + count
     return dict(sorted(total.items()))
@@ -147,27 +143,23 @@ def _evaluate_groups(
     """Return the sums of the groups `names` at theta (p, J), added over buckets in a fixed order."""
     wanted = {name: j for j, name in enumerate(names)}
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, group, here in unpack_grouped_parts(layout, batches):
-            which = np.array([wanted.get(name, -1) for name in here], np.int64)
-            kept = which[group] >= 0
-            if not kept.any():
-                continue
-            present, code = np.unique(which[group[kept]], return_inverse=True)
-            mask = kept[part.key]
-            number = np.cumsum(kept) - 1
-            some = SortedRows(number[part.key[mask]], part.time[mask], part.y[:, mask], part.u[:, mask])
-            value, vector, used = evaluate(theta[:, present], code, some, int(kept.sum()), unit)
-            columns = [pa.array([a.tolist()]) for a in (present, value, vector.ravel(), used)]
-            yield pa.RecordBatch.from_arrays([pa.array([place]), *columns], _SUMS)
+    def evaluate_part(part: SortedRows, group: NDArray[np.int64], here: list[str]) -> Values | None:
+        which = np.array([wanted.get(name, -1) for name in here], np.int64)
+        kept = which[group] >= 0
+        if not kept.any():
+            return None
+        present, code = np.unique(which[group[kept]], return_inverse=True)
+        mask = kept[part.key]
+        number = np.cumsum(kept) - 1
+        some = SortedRows(number[part.key[mask]], part.time[mask], part.y[:, mask], part.u[:, mask])
+        value, vector, used = evaluate(theta[:, present], code, some, int(kept.sum()), unit)
+        return present, value, vector.ravel(), used
 
-    schema = (
-        "place bigint, which array<bigint>, value array<double>, vector array<double>, used array<bigint>"
-    )
+    columns = "which array<bigint>, value array<double>, vector array<double>, used array<bigint>"
     J = theta.shape[1]
     value, used = np.zeros(J), np.zeros(J, np.int64)
     vector = np.zeros((0, J))
-    for part in sorted(rows.mapInArrow(work, schema).collect()):
+    for part in _collect_parts(rows, layout, columns, evaluate_part):
         at = np.array(part["which"])
         own = np.array(part["vector"]).reshape(-1, len(at))
         if not len(vector):
@@ -178,7 +170,32 @@ def _evaluate_groups(
     return value, vector, used
 
 
-_SUMS = ["place", "which", "value", "vector", "used"]
+Values = tuple[Any, ...]
+"""Values of a part of the rows: numbers, or one-dimensional arrays and lists."""
+
+
+def _collect_parts(
+    rows: DataFrame,
+    layout: Layout,
+    columns: str,
+    compute: Callable[[SortedRows, NDArray[np.int64], list[str]], Values | None],
+) -> list[Row]:
+    """Return what a function computes of each part of the rows (`unpack_grouped_parts`), in a fixed order.
+
+    columns: names and types of the values. A part without values is left out.
+    """
+    schema = f"place bigint, {columns}"
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fields = parse_arrow_schema(schema)
+        for place, part, group, names in unpack_grouped_parts(layout, batches):
+            values = compute(part, group, names)
+            if values is not None:
+                pairs = zip((place, *values), fields, strict=True)
+                arrays = [pa.array([value], field.type) for value, field in pairs]
+                yield pa.RecordBatch.from_arrays(arrays, schema=fields)
+
+    return sorted(rows.mapInArrow(work, schema).collect())
 
 
 def unpack_grouped_parts(
@@ -220,27 +237,12 @@ class LearningResult:
     """Learned parameters, in the form that `kalman.build` takes, and how the search ended."""
 
     parameters: dict[str, Any]
-    log_likelihood: float
-    iterations: int
-    outcome: FitOutcome
-    reason: str | None
-    """Why the search did not converge inside the bounds; None if it converged."""
+    fit: Fit
     rows: int
-    theta: NDArray[np.float64]
-    """The parameters as the optimiser's unconstrained variables (p,)."""
-    held_out: float | None = None
-    """Log-likelihood per row of the held-out rows, if the search had several possible starts."""
-    errors: Mapping[str, Any] | None = None
-    """Standard errors in the shape of the parameters, if known."""
     groups: LearnedGroups | None = None
     """Learned parameters of each group of keys; `parameters` contains them too."""
     fitness: Mapping[str | None, Fitness] = field(default_factory=dict)
     """How well the model fits the rows of all keys (None) and of each group (by its name)."""
-
-    @property
-    def converged(self) -> bool:
-        """Whether the search ended at a maximum inside the bounds."""
-        return self.outcome == FitOutcome.CONVERGED
 
     @property
     def entries(self) -> list[Entry]:
@@ -252,11 +254,11 @@ class LearningResult:
                 POOLED,
                 None,
                 shown,
-                self.errors,
-                self.outcome,
-                self.reason,
+                self.fit.errors,
+                self.fit.outcome,
+                self.fit.reason,
                 self.rows,
-                self.log_likelihood,
+                self.fit.log_likelihood,
                 None,
             )._replace(nis=of_all.nis, ljung_box=of_all.ljung_box)
         ]
@@ -338,31 +340,10 @@ def learn_pooled(
             layout = _build_layout(batch, by)
             groups = learn_groups(rows, layout, problem, by, batch, result, learn.max_iterations, on_progress)
         fitness = _measure_fitness(rows, problem, batch, result, groups)
-        return _build_result(problem, result, groups, int(count), fitness)
+        learned = {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)}
+        return LearningResult(learned, result, int(count), groups, fitness)
     finally:
         rows.unpersist()
-
-
-def _build_result(
-    problem: Learner,
-    result: Fit,
-    groups: LearnedGroups | None,
-    rows: int,
-    fitness: Mapping[str | None, Fitness],
-) -> LearningResult:
-    return LearningResult(
-        {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
-        result.log_likelihood,
-        result.iterations,
-        result.outcome,
-        result.reason,
-        rows,
-        result.theta,
-        result.held_out,
-        result.errors,
-        groups,
-        fitness,
-    )
 
 
 def _measure_fitness(
@@ -377,35 +358,27 @@ def _measure_fitness(
     names = [] if groups is None else [format_group_name(values) for values in groups.values]
     theta = result.theta if groups is None else groups.result.theta
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        place_of = {name: g for g, name in enumerate(names)}
-        for place, part, group, here in unpack_grouped_parts(layout, batches):
-            keys = int(part.key[-1]) + 1
-            if here:
-                group = np.array([place_of[name] for name in here], np.int64)[group]
-            own = np.repeat(theta[:, None], keys, axis=1) if theta.ndim == 1 else theta[:, group]
-            nis, p_value = problem.check(own, part, keys, unit)
-            count = np.bincount(part.key, minlength=keys).astype(float)
-            told, tested = np.isfinite(nis), np.isfinite(p_value)
-            logs = np.log(np.maximum(np.where(tested, p_value, 1.0), 1e-300))
-            kinds = (np.where(told, nis * count, 0.0), np.where(told, count, 0.0), logs, tested.astype(float))
-            sums = [[math.fsum(a[group == g].tolist()) for g in np.unique(group).tolist()] for a in kinds]
-            columns = [
-                pa.array([place]),
-                pa.array([np.unique(group).tolist()]),
-                *(pa.array([a]) for a in sums),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, ["place", "which", "nis", "rows", "logs", "tested"])
+    place_of = {name: g for g, name in enumerate(names)}
 
-    schema = (
-        "place bigint, which array<bigint>, nis array<double>, rows array<double>, logs array<double>, "
-        "tested array<double>"
+    def check(part: SortedRows, group: NDArray[np.int64], here: list[str]) -> Values:
+        keys = int(part.key[-1]) + 1
+        if here:
+            group = np.array([place_of[name] for name in here], np.int64)[group]
+        own = np.repeat(theta[:, None], keys, axis=1) if theta.ndim == 1 else theta[:, group]
+        nis, p_value = problem.check(own, part, keys, unit)
+        count = np.bincount(part.key, minlength=keys).astype(float)
+        told, tested = np.isfinite(nis), np.isfinite(p_value)
+        logs = np.log(np.maximum(np.where(tested, p_value, 1.0), 1e-300))
+        kinds = (np.where(told, nis * count, 0.0), np.where(told, count, 0.0), logs, tested.astype(float))
+        sums = ([math.fsum(a[group == g].tolist()) for g in np.unique(group).tolist()] for a in kinds)
+        return np.unique(group), *sums
+
+    columns = (
+        "which array<bigint>, nis array<double>, rows array<double>, logs array<double>, tested array<double>"
     )
     totals: dict[int, NDArray[np.float64]] = {}
-    for part in sorted(rows.mapInArrow(work, schema).collect()):
-        for g, *sums in zip(
-            part["which"], *(part[name] for name in ("nis", "rows", "logs", "tested")), strict=True
-        ):
+    for _, which, *kinds in _collect_parts(rows, layout, columns, check):
+        for g, *sums in zip(which, *kinds, strict=True):
             totals[g] = totals.get(g, np.zeros(4)) + np.array(sums)
     found: dict[str | None, Fitness] = {
         name: compute_fitness(totals[g]) for g, name in enumerate(names) if g in totals
@@ -474,17 +447,10 @@ def _evaluate(
     """Return the evaluation at `theta`, summed over buckets in a fixed order."""
     layout, unit = _build_layout(batch, by), batch.unit
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, _, _ in unpack_grouped_parts(layout, batches):
-            value, vector, used = problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([place]), pa.array([value]), _list(vector), pa.array([used])],
-                ["place", "value", "vector", "used"],
-            )
+    def evaluate(part: SortedRows, group: NDArray[np.int64], names: list[str]) -> Values:
+        return problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
 
-    parts = sorted(
-        rows.mapInArrow(work, "place bigint, value double, vector array<double>, used bigint").collect()
-    )
+    parts = _collect_parts(rows, layout, "value double, vector array<double>, used bigint", evaluate)
     value = sum(part["value"] for part in parts)
     vector = np.sum([part["vector"] for part in parts], axis=0)
     return value, vector, sum(part["used"] for part in parts)
@@ -496,15 +462,9 @@ def _sample_measurements(
     """Return the measurements (m, N) of every n-th row of each bucket."""
     layout = _build_layout(batch, by)
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part, _, _ in unpack_grouped_parts(layout, batches):
-            some = _list(part.y[:, ::every].ravel())
-            yield pa.RecordBatch.from_arrays([pa.array([place]), some], ["place", "some"])
+    def sample(part: SortedRows, group: NDArray[np.int64], names: list[str]) -> Values:
+        return (part.y[:, ::every].ravel(),)
 
-    parts = sorted(rows.mapInArrow(work, "place bigint, some array<double>").collect())
+    parts = _collect_parts(rows, layout, "some array<double>", sample)
     m = len(batch.rows.measurement)
     return np.concatenate([np.array(part["some"]).reshape(m, -1) for part in parts], axis=1)
-
-
-def _list(values: NDArray[np.float64]) -> pa.Array:
-    return pa.array([values.tolist()], pa.list_(pa.float64()))

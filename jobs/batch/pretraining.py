@@ -31,6 +31,7 @@ from jobs.core.report import format_count, suggest_other_model
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
+from jobs.lineage.source_ranges import is_before
 from jobs.offline.filtering import MANY, find_misfits
 from jobs.offline.row_faults import FEWEST, format_gaps, format_lost, list_row_step_kinds
 from jobs.snapshots import learned_rows
@@ -48,7 +49,7 @@ from jobs.state.encoding.keys import ALL_ROWS, format_key
 from jobs.state.encoding.packets import NEVER
 from jobs.state.encoding.routing import make_routing
 from jobs.storage.measurements_table import TOPIC_ID
-from jobs.storage.positions import Cut, find_first_topic_id, parse_offsets, to_datetime
+from jobs.storage.positions import Cut, find_first_topic_id, to_datetime
 from kalman.filters.numerics import NUMERICS
 from kalman.learning.key_fits import FitOutcome
 from kalman.learning.learners import learnable
@@ -337,13 +338,10 @@ def _build_before_condition(place: dict[str, Any], first: str | None) -> Column:
     Rows from files, and rows of a former topic of the same name, count as before the position. first: the id of the
     topic from which rows without an id come.
     """
-    before = F.lit(False)
-    for number, offset in parse_offsets(place).items():
-        before = before | ((F.col("_partition") == number) & (F.col("_offset") < offset))
     former = F.lit(False)
     if first is not None and place.get("topic_id") is not None:
         former = F.coalesce(F.col(TOPIC_ID), F.lit(first)) != place["topic_id"]
-    return F.col("_partition").isNull() | before | former
+    return F.col("_partition").isNull() | is_before(place) | former
 
 
 def _find_window(spec: ModelSpec, history: RowSource, window: Interval) -> Interval:
@@ -387,11 +385,6 @@ class Summary(NamedTuple):
     def total(self) -> int:
         """Return the number of keys or groups."""
         return sum(self.outcomes.values())
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Return the summary as data for JSON."""
-        return self._asdict()
 
     @property
     def lines(self) -> list[str]:

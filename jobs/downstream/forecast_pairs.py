@@ -7,7 +7,7 @@ that is later than its estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -22,6 +22,7 @@ from jobs.core.times import MIN_US
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import INPUTS, InputsTable
 from jobs.offline.horizon import count_section_steps
+from jobs.spark.local_frame import Make
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import ForecastSkill
@@ -301,24 +302,14 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = Non
 
     own: generation, key, and state field `parameters` of the keys with learned parameters; None means no such keys.
     """
-    columns = (
-        "key",
-        "generation",
-        "model_version",
-        "made_at",
-        "event_time",
-        "horizon",
-        "mean",
-        "covariance",
-        MEASURED,
-    )
-    pairs = pairs.select(*columns, *(name for name in (STATE, ROWS, INPUTS) if name in pairs.columns))
+    there = (name for name in (STATE, ROWS, INPUTS) if name in pairs.columns)
+    pairs = pairs.select(*_NAMES[:6], "mean", "covariance", MEASURED, *there)
     if own is not None:
         pairs = pairs.join(own, ["generation", "key"], "left")
     return pairs.mapInArrow(_build_scorer(plan), SCORED_SCHEMA)
 
 
-def _build_scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _build_scorer(plan: ScoringPlan) -> Make:
     def score_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             generation = batch.column("generation").dictionary_encode()

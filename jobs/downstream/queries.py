@@ -70,6 +70,15 @@ class Query(NamedTuple):
         return _KINDS[self.verb, self.part](self.model)
 
     @property
+    def adopted_file(self) -> str:
+        """Return the name of the monitor's file that names the export with which the query begins."""
+        return f"adopted-{self.definition}.json"
+
+    def name_view_file(self, source: int) -> str:
+        """Return the name of the file in `APPLICATIONS` with the view of a source (`jobs.downstream.views`)."""
+        return f"{self.name}-view-{source}.json"
+
+    @property
     def rows(self) -> Filter:
         """Return the filter of the query's rows in its tables."""
         return [[("definition", "=", self.definition)]]
@@ -134,64 +143,29 @@ def begin_query(warehouse: Warehouse, query: Query, with_state: bool = False) ->
     return Started(note["application"], note.get("outer", False), note.get("state", False))
 
 
-def read_application(warehouse: Warehouse, query: Query) -> str:
-    """Return the application name of a query's Delta transactions, which is unique to its checkpoint."""
-    return begin_query(warehouse, query).application
-
-
 def remove_results(warehouse: Warehouse, query: Query) -> int:
     """Remove a query's rows and files, except its checkpoint; return the number of rows. Idempotent."""
-    kept = warehouse.files(f"_monitor/{query.model}")
+    kept, notes = open_monitor_files(warehouse, query.model), warehouse.files(APPLICATIONS)
     for name in kept.names("") if query.verb == MONITOR else ():
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
             kept.remove(name)
-    warehouse.files(APPLICATIONS).remove(f"{query.name}.json")
-    for source in range(SOURCES):
-        open_view_file(warehouse, query, source).remove()
+    for name in (f"{query.name}.json", *map(query.name_view_file, range(SOURCES))):
+        notes.remove(name)
     if query.part == "windows":
         delete_rows(warehouse, windows_open(query.model), query.rows)
     return delete_rows(warehouse, query.table, query.rows)
 
 
-class KeptFile(NamedTuple):
-    """Small file of a query."""
-
-    files: SmallFiles
-    name: str
-
-    def read(self) -> bytes | None:
-        """Return the file's content, or None if it does not exist."""
-        return self.files.read(self.name)
-
-    def write(self, content: bytes) -> None:
-        """Replace the file's content."""
-        self.files.write(self.name, content)
-
-    def remove(self) -> None:
-        """Remove the file, if it exists."""
-        self.files.remove(self.name)
-
-
-def open_view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
-    """Return the file with the view of a query's source (`jobs.downstream.views`)."""
-    return KeptFile(warehouse.files(APPLICATIONS), f"{query.name}-view-{source}.json")
-
-
-def open_adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
-    """Return the file with the name of the state export with which a rules query begins."""
-    return KeptFile(warehouse.files(f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
-
-
-def export_file(query: str, batch: int) -> str:
-    """Return the file name of an export of a query's states (`jobs.downstream.rule_exports`)."""
-    return f"export-{query}-{batch}.json"
+def open_monitor_files(warehouse: Tables, model: str) -> SmallFiles:
+    """Return the files of a model's monitor: notes on its queries, exports of the states of rules, and watermarks."""
+    return warehouse.files(f"_monitor/{model}")
 
 
 def remove_exports(warehouse: Warehouse, query: Query) -> None:
     """Remove the exports of a query's states. Idempotent."""
     if query.part != "rules":
         return
-    files = warehouse.files(f"_monitor/{query.model}")
+    files = open_monitor_files(warehouse, query.model)
     for name in files.names(""):
         if name.startswith(f"export-{query.name}-"):
             files.remove(name)

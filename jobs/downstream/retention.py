@@ -21,8 +21,8 @@ from jobs.downstream.queries import (
     Query,
     find_query,
     list_queries,
-    open_adopted_file,
     open_driver_log,
+    open_monitor_files,
     remove_exports,
     remove_results,
 )
@@ -77,7 +77,7 @@ class DownstreamCleanup:
         if not is_renamed:
             rename_folder(self.warehouse, query.checkpoint, renamed)
         rows = remove_results(self.warehouse, query)
-        open_adopted_file(self.warehouse, query).remove()
+        open_monitor_files(self.warehouse, query.model).remove(query.adopted_file)
         remove_exports(self.warehouse, query)
         remove_folder(self.warehouse, renamed)
         return rows

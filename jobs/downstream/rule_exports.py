@@ -18,20 +18,17 @@ from jobs.core.report import Report
 from jobs.downstream.queries import (
     MONITOR,
     Query,
-    export_file,
+    begin_query,
     find_query,
     list_queries,
-    open_adopted_file,
-    read_application,
+    open_monitor_files,
 )
 from jobs.downstream.rule_operator import (
     KIND,
     Alerts,
     RulePlan,
-    build_function_rules,
-    build_rules,
+    build_rule_plan,
     fix_bucket_count,
-    list_function_readings,
     start_rules,
 )
 from jobs.downstream.rules import NEVER, Field
@@ -40,13 +37,15 @@ from jobs.downstream.views import Begin, SeenPosition, follow_view, parse_view, 
 from jobs.downstream.windows import Windows, align_readings
 from jobs.lineage.catalog import Catalog
 from jobs.spark.kafka import read_topic
+from jobs.spark.local_frame import Make
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
+from jobs.state.encoding.arrow import look_up_entries
 from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns, build_key_kind
-from jobs.state.encoding.packets import Records
-from jobs.state.encoding.routing import compute_buckets
-from jobs.state.encoding.rows import RowFormat
+from jobs.state.encoding.packets import ROW_PACKETS, Records
+from jobs.state.encoding.routing import Routing
+from jobs.state.encoding.rows import map_batches, pack_buckets
 from jobs.storage.checkpoints import CHECKPOINTS, Checkpoint
 from jobs.storage.tables import estimates, rule_states
 from jobs.streaming.exporting import read_state_variable
@@ -196,9 +195,8 @@ def parse_rule_state_rows(
 
 def _read_field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
     """Return a state field of the rows as an array (N,) or (width, N)."""
-    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     maps = batch.column("numbers" if field.type == "float64" else "integers")
-    values = lookup(maps, pa.scalar(name), "first")
+    values = look_up_entries(maps, name)
     flat, width = values.flatten(), field.width or 1
     if values.null_count or len(flat) != batch.num_rows * width:
         raise UserError(f"the exported states of rules lack {name}, or have another number of it", RUN_FAILED)
@@ -206,9 +204,6 @@ def _read_field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
     if field.type == "bool":
         table = table.astype(np.uint8)
     return np.ascontiguousarray(table if field.width is not None else table[0])
-
-
-PACKETS = "bucket int, payload binary"
 
 
 class RuleExport(NamedTuple):
@@ -246,8 +241,7 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
             RUN_FAILED,
         )
     identity, table = f"{query.name}-{batch}", rule_states(spec.name)
-    files = _open_files(warehouse, spec.name)
-    file = export_file(query.name, batch)
+    files, file = open_monitor_files(warehouse, spec.name), f"export-{identity}.json"
     known = files.read(file)
     if known is not None:
         return RuleExport(identity, query.name, batch, json.loads(known)["keys"], False)
@@ -287,8 +281,8 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
     Raises:
         UserError: the export does not exist, or the query has begun without it.
     """
-    kept = open_adopted_file(warehouse, query)
-    content = kept.read()
+    files = open_monitor_files(warehouse, spec.name)
+    content = files.read(query.adopted_file)
     given = None if content is None else json.loads(content)["export"]
     checkpoint = Checkpoint(warehouse, query.checkpoint)
     if wanted is not None and wanted != given:
@@ -298,7 +292,7 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
                 f"{'with ' + given if given else 'at the first estimate'}: states are adopted at their first start"
             )
         _read_detail(warehouse, spec.name, wanted)  # raises an error if the export does not exist
-        kept.write(json.dumps({"export": wanted}).encode())
+        files.write(query.adopted_file, json.dumps({"export": wanted}).encode())
         given = wanted
     if given is None or checkpoint.find_last_commit() is not None:
         return None
@@ -315,23 +309,19 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
         rows = rows.select(
             "key", "event_time", "numbers", "integers", *build_identity_columns(KIND, F.col("key"))
         )
-        return rows.mapInArrow(_build_packer(plan, rules, changes, buckets), PACKETS)
+        return rows.mapInArrow(_build_packer(plan, rules, changes, buckets), ROW_PACKETS)
 
     return Adopted(lambda lineage: follow_view(view, lineage, seen), seeds, changes)
 
 
 def _read_detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
-    content = _open_files(warehouse, model).read(f"export-{identity}.json")
+    content = open_monitor_files(warehouse, model).read(f"export-{identity}.json")
     if content is None:
         raise UserError(
             f"--adopt {identity}: there is no such export of rules of {model}: make one with `kalman-pipeline export "
             f"--model {model} --monitor`"
         )
     return json.loads(content)
-
-
-def _open_files(warehouse: Warehouse, model: str) -> Any:
-    return warehouse.files(f"_monitor/{model}")
 
 
 def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
@@ -347,7 +337,7 @@ def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list
         if query is None or query.part != "rules":
             continue
         checkpoint = Checkpoint(warehouse, query.checkpoint)
-        note = _open_files(warehouse, spec.name).read(f"{query.name}.json")
+        note = open_monitor_files(warehouse, spec.name).read(f"{query.name}.json")
         last, rules = checkpoint.find_last_commit(), None if note is None else json.loads(note).get("rules")
         if last is not None:
             found.append((checkpoint.committed_at(last), query, rules))
@@ -362,16 +352,7 @@ def _find_last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list
     return query, [Rule(**rule) for rule in rules]
 
 
-def build_rule_plan(spec: ModelSpec, monitor: Monitor) -> RulePlan:
-    """Return the plan of rules without their readings; the plan defines the meaning of the rules' states."""
-    width = len(monitor.rules) + len(list_function_readings(monitor))
-    fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
-    return RulePlan(build_rules(monitor), fmt, build_function_rules(spec, monitor))
-
-
-def _build_unpacker(
-    plan: RulePlan, rules: list[Rule]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _build_unpacker(plan: RulePlan, rules: list[Rule]) -> Make:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for packet in batch.column("packet"):
@@ -382,24 +363,16 @@ def _build_unpacker(
     return unpack
 
 
-def _build_packer(
-    plan: RulePlan, rules: list[Rule], changes: Changes, buckets: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            identity = build_identity_arrays(
-                {name: batch.column(name).to_numpy() for name in ("identity", "check")}
-            )
-            records = parse_rule_state_rows(plan, rules, changes, batch, identity)
-            bucket = compute_buckets(records.arrays["route"], buckets)
-            for number in np.unique(bucket):
-                part = records.take(np.flatnonzero(bucket == number))
-                packet = pa.array([plan.layout.encode(part)], pa.binary())
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([number], pa.int32()), packet], ["bucket", "payload"]
-                )
+def _build_packer(plan: RulePlan, rules: list[Rule], changes: Changes, buckets: int) -> Make:
+    routing = Routing(tuple(range(buckets)), 1)
+
+    @map_batches
+    def pack(batch: pa.RecordBatch) -> pa.RecordBatch:
+        identity = build_identity_arrays(
+            {name: batch.column(name).to_numpy() for name in ("identity", "check")}
+        )
+        records = parse_rule_state_rows(plan, rules, changes, batch, identity)
+        return pack_buckets(records, plan.layout, routing, None)
 
     return pack
 
@@ -428,13 +401,14 @@ class MonitorQueries(LiveQueries):
         for query in list_queries(spec, MONITOR):
             if query.part == "windows":
                 self.windows = self.windows or Windows(
-                    warehouse, spec, monitor, read_application(warehouse, query)
+                    warehouse, spec, monitor, begin_query(warehouse, query).application
                 )
                 sink, rows = self.windows, align_readings(self.source(query), spec, specs)
             else:
                 if self.alerts is None:
                     kind = build_key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
-                    self.alerts = Alerts(warehouse, spec, monitor, read_application(warehouse, query), kind)
+                    application = begin_query(warehouse, query).application
+                    self.alerts = Alerts(warehouse, spec, monitor, application, kind)
                 sink = self.alerts
                 with_states = adopt(warehouse, spec, query, self.adopted)
                 begin, seeds = (None, None) if with_states is None else with_states[:2]

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.core.times import parse_duration_us
+from jobs.downstream.queries import open_monitor_files
 from jobs.downstream.rules import (
     FAILED,
     NEVER,
@@ -35,13 +36,22 @@ from jobs.downstream.rules import (
 )
 from jobs.downstream.windows import build_reading_column, list_group_readings
 from jobs.snapshots.model_runtime import ship_named
+from jobs.spark.local_frame import Make
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule, parse_field_type
 from jobs.state.encoding.keys import KeyKind, build_key_columns, match
 from jobs.state.encoding.packets import Layout, PacketColumn, Records, join_records
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import RowFormat, build_row_packer, read_times, select_columns, unpack_rows
+from jobs.state.encoding.rows import (
+    RowFormat,
+    map_batches,
+    pack_buckets,
+    parse_records,
+    read_times,
+    select_columns,
+    unpack_rows,
+)
 from jobs.storage.tables import alerts
 from jobs.streaming.publishing import TopicSink, add_ordinals, write_to_sink
 from kalman.models.named import Named
@@ -62,7 +72,7 @@ def fix_bucket_count(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 
     The file `_monitor/<model>/<name>.json` stores this number and the rules that give the states their meaning.
     """
-    files = warehouse.files(f"_monitor/{spec.name}")
+    files = open_monitor_files(warehouse, spec.name)
     kept = files.read(f"{name}.json")
     assert spec.monitor is not None
     note = {} if kept is None else json.loads(kept)
@@ -273,19 +283,23 @@ def build_rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
     """Return the plan of the rules, and the readings of the estimates as packets by bucket (`PACKED`)."""
-    rules = build_rules(monitor)
-    functions = build_function_rules(spec, monitor)
-    names = list_function_readings(monitor)
-    ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.functions_folder)
+    plan = build_rule_plan(spec, monitor)
+    ship_named(estimates.sparkSession, [rule.called for rule in plan.functions], spec.functions_folder)
     used = [find_rule_reading(spec, rule) for rule in monitor.rules]
     read = []
-    for number, name in enumerate([*used, *names]):
+    for name, alias in zip([*used, *list_function_readings(monitor)], plan.rows.measurement, strict=True):
         column = F.lit(None).cast("double") if name is None else build_reading_column(spec, name)
-        read.append(column.alias(f"r{number}"))
-    fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
-    chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
-    packed = chosen.mapInArrow(_build_reading_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
-    return RulePlan(rules, fmt, functions), packed
+        read.append(column.alias(alias))
+    chosen = select_columns(estimates.select("key", "event_time", *read), plan.rows)
+    pack = _build_reading_packer(plan.rows, buckets, bool((plan.rules.after >= 0).any()))
+    return plan, chosen.mapInArrow(pack, PACKED)
+
+
+def build_rule_plan(spec: ModelSpec, monitor: Monitor) -> RulePlan:
+    """Return the plan of rules, which defines the meaning of the rules' states."""
+    width = len(monitor.rules) + len(list_function_readings(monitor))
+    fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
+    return RulePlan(build_rules(monitor), fmt, build_function_rules(spec, monitor))
 
 
 def list_function_readings(monitor: Monitor) -> list[str]:
@@ -354,26 +368,20 @@ def build_alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> Data
     )
 
 
-def _build_reading_packer(
-    fmt: RowFormat, buckets: int, to_all: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    pack = build_row_packer(fmt, Routing(tuple(range(buckets)), 1))
+def _build_reading_packer(fmt: RowFormat, buckets: int, to_all: bool) -> Make:
+    routing = Routing(tuple(range(buckets)), 1)
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            clock = int(read_times(batch).max())
-            for part in pack(iter([batch])):
-                bucket, payload = part.column("bucket"), part.column("payload")
-                if to_all:
-                    others = np.setdiff1d(np.arange(buckets), bucket.to_numpy())
-                    bucket = pa.concat_arrays([bucket, pa.array(others, pa.int32())])
-                    payload = pa.concat_arrays([payload, pa.nulls(len(others), pa.binary())])
-                clocks = pa.array(np.full(len(bucket), clock))
-                yield pa.RecordBatch.from_arrays([bucket, payload, clocks], ["bucket", "payload", "clock"])
+    @map_batches
+    def pack(batch: pa.RecordBatch) -> pa.RecordBatch:
+        bucket, payload = pack_buckets(parse_records(batch, fmt), fmt.layout, routing, None).columns
+        if to_all:
+            others = np.setdiff1d(np.arange(buckets), bucket.to_numpy())
+            bucket = pa.concat_arrays([bucket, pa.array(others, pa.int32())])
+            payload = pa.concat_arrays([payload, pa.nulls(len(others), pa.binary())])
+        clocks = pa.array(np.full(len(bucket), read_times(batch).max()))
+        return pa.RecordBatch.from_arrays([bucket, payload, clocks], ["bucket", "payload", "clock"])
 
-    return work
+    return pack
 
 
 @dataclass

@@ -232,9 +232,8 @@ class Field(NamedTuple):
         return (keys,) if self.width is None else (self.width, keys)
 
     def fresh(self, keys: int) -> NDArray:
-        """Return the field for keys without rows: NaN, 0, false, or NEVER (the least integer) for a timestamp."""
-        kind = bool if self.type == "bool" else _TYPES[self.type]
-        return np.full(self.shape(keys), _FRESH[self.type], kind)
+        """Return the field for keys without rows: NaN, 0 (false), or NEVER (the least integer) for a timestamp."""
+        return np.full(self.shape(keys), _FRESH[self.type], _TYPES[self.type])
 
 
 class FunctionRule(NamedTuple):
@@ -266,10 +265,7 @@ class FunctionRule(NamedTuple):
 
     def fresh(self, keys: int) -> dict[str, NDArray]:
         """Return the packet arrays of keys without rows."""
-        found = {self.place(field): field.fresh(keys) for field in self.fields}
-        return {
-            name: array.astype(np.uint8) if array.dtype == bool else array for name, array in found.items()
-        }
+        return {self.place(field): field.fresh(keys) for field in self.fields}
 
     def apply(
         self, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +21,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.downstream.queries import Query, open_view_file
+from jobs.downstream.queries import APPLICATIONS, Query
 from jobs.lineage.generations import LineageSegment
+from jobs.lineage.live import combine_conditions, is_in_lineage
 from jobs.lineage.source_ranges import has_ended_by, has_started_from
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
@@ -69,11 +70,7 @@ class View:
     @property
     def generations(self) -> list[str]:
         """Return the generations whose estimates are counted, the live generation first."""
-        return list(
-            dict.fromkeys(
-                [*(one.generation for one in self.lineage), *(one.generation for one in self.parts)]
-            )
-        )
+        return list(dict.fromkeys(one.generation for one in (*self.lineage, *self.parts)))
 
     @property
     def waits(self) -> bool:
@@ -90,7 +87,7 @@ class View:
         split = combine_conditions(
             one.rows & ~F.coalesce(has_started_from(one.since or {}), F.lit(True)) for one in marks
         )
-        live = combine_conditions(ViewPart(one.generation, -1, one.last_batch).rows for one in self.lineage)
+        live = is_in_lineage(self.lineage, F.col("generation"), F.col("batch_id"))
         before = table.filter(combine_conditions(one.rows for one in (*self.parts, *self.earlier)) & ~live)
         before = before.select(F.col("key").alias("_key"), F.col("event_time").alias("_at")).distinct()
         again = split & (F.col("key") == F.col("_key")) & (F.col("event_time") == F.col("_at"))
@@ -125,22 +122,19 @@ def update_view(
     """
     now = tuple(lineage)
     fresh = View(now, tuple(ViewPart(one.generation, -1, one.last_batch) for one in now))
-    kept, checkpoint = open_view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
-    content, planned = kept.read(), checkpoint.find_last_planned()
+    checkpoint, files = Checkpoint(warehouse, query.checkpoint), warehouse.files(APPLICATIONS)
+    content, planned = files.read(query.name_view_file(source)), checkpoint.find_last_planned()
     if content is None or planned is None:
         # The query is new, or an earlier release started it.
         view = begin(now) if begin is not None and planned is None else fresh
     else:
-        view = _decode_view(content)
+        view = parse_view(json.loads(content))
         if view.lineage != now:
-            seen = _read_seen(warehouse, query, view, _find_table_version(checkpoint, planned, source))
+            seen = _read_seen(warehouse, query, view, planned, source)
             view = fresh if seen is None else switch_view(view, now, seen)
         elif view.waits and planned == checkpoint.find_last_commit():
-            view = settle_view(
-                view,
-                _read_seen(warehouse, query, view, _find_table_version(checkpoint, planned, source)) or {},
-            )
-    kept.write(json.dumps(asdict(view)).encode())
+            view = settle_view(view, _read_seen(warehouse, query, view, planned, source) or {})
+    files.write(query.name_view_file(source), json.dumps(asdict(view)).encode())
     return view
 
 
@@ -195,13 +189,11 @@ def settle_view(view: View, seen: Mapping[str, SeenPosition]) -> View:
 
 def read_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, SeenPosition]] | None:
     """Return the view of a query, and its position at the end of a micro-batch; None if view or position is unknown."""
-    content = open_view_file(warehouse, query, 0).read()
+    content = warehouse.files(APPLICATIONS).read(query.name_view_file(0))
     if content is None:
         return None
-    view = _decode_view(content)
-    seen = _read_seen(
-        warehouse, query, view, _find_table_version(Checkpoint(warehouse, query.checkpoint), batch, 0)
-    )
+    view = parse_view(json.loads(content))
+    seen = _read_seen(warehouse, query, view, batch, 0)
     return None if seen is None else (view, seen)
 
 
@@ -213,9 +205,10 @@ def parse_view(kept: dict[str, Any]) -> View:
 
 
 def _read_seen(
-    warehouse: Warehouse, query: Query, view: View, version: int
+    warehouse: Warehouse, query: Query, view: View, batch: int, source: int
 ) -> dict[str, SeenPosition] | None:
-    """Return the position of a query at a version of the estimates table; None if that version cannot be read."""
+    """Return the position of a query after a planned micro-batch; None if its estimates cannot be read any more."""
+    version = _find_table_version(Checkpoint(warehouse, query.checkpoint), batch, source)
     try:
         rows = warehouse.read(estimates(query.model), version)
         ranged = SOURCE_RANGE in rows.columns
@@ -248,15 +241,3 @@ def _find_table_version(checkpoint: Checkpoint, batch: int, source: int) -> int:
     offset = checkpoint.offset(batch, source)
     within = int(offset["index"]) >= 0 or offset.get("isStartingVersion")
     return int(offset["reservoirVersion"]) - (0 if within else 1)
-
-
-def _decode_view(content: bytes) -> View:
-    return parse_view(json.loads(content))
-
-
-def combine_conditions(conditions: Iterable[Column]) -> Column:
-    """Return the condition that at least one of the given conditions holds."""
-    found = F.lit(False)
-    for one in conditions:
-        found = found | one
-    return found

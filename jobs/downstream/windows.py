@@ -16,7 +16,8 @@ from pyspark.sql.functions import arrow_udf
 
 from jobs.core.times import parse_duration_us
 from jobs.downstream.aggregates import WindowAggregate, accumulate, compute_aggregates, merge_accumulators
-from jobs.downstream.views import combine_conditions
+from jobs.downstream.queries import open_monitor_files
+from jobs.lineage.live import combine_conditions
 from jobs.snapshots.model_runtime import ship_named
 from jobs.spark.warehouse import Warehouse, format_ddl, set_transaction
 from jobs.specs.model_spec import ModelSpec
@@ -248,7 +249,8 @@ class Windows:
             if after is not None:
                 self._close(after - delay, batch_id)
             detail = {"batch": batch_id, "before": before, "after": after}
-            self._files.write(self._file, json.dumps(detail).encode())
+            files = open_monitor_files(self.warehouse, self.spec.name)
+            files.write(self._file, json.dumps(detail).encode())
         finally:
             estimates.unpersist()
 
@@ -431,15 +433,11 @@ class Windows:
 
     def _before(self, batch_id: int) -> int | None:
         """Return the newest event time (us) of the earlier micro-batches; None in the first micro-batch."""
-        kept = self._files.read(self._file)
+        kept = open_monitor_files(self.warehouse, self.spec.name).read(self._file)
         if kept is None:
             return None
         detail = json.loads(kept)
         return detail["before"] if detail["batch"] == batch_id else detail["after"]
-
-    @property
-    def _files(self) -> Any:
-        return self.warehouse.files(f"_monitor/{self.spec.name}")
 
     @property
     def _file(self) -> str:

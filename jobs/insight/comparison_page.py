@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from jobs.core.html_page import (
     NO_PICTURES,
@@ -39,13 +38,10 @@ def compare(
 ) -> tuple[VersionComparison, str]:
     """Compare two generations, write the report, and return the comparison and the path of the page."""
     spec = Catalog(warehouse).read_specs(spec.name, spec).get(new.generation, spec)
-    content = gather(warehouse, spec, old, new, find_first_batch(old, new))
+    # The old generation's first micro-batch whose rows the new generation has too.
+    first = new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
+    content = gather(warehouse, spec, old, new, first)
     return content.comparison, write_report(warehouse, content)
-
-
-def find_first_batch(old: Generation, new: Generation) -> int:
-    """Return the old generation's first micro-batch whose rows the new generation has too."""
-    return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
 
 
 def write_report(warehouse: Tables, content: ComparisonContent) -> str:
@@ -138,55 +134,43 @@ def _show_thresholds(content: ComparisonContent) -> str:
     numbers, limits = content.comparison.numbers, content.limits
     keys = numbers["keys"]
     worse = None if not keys else numbers["keys_worse"] / keys
+
+    def both(name: str, form: str) -> tuple[str, str]:
+        return format_number(numbers[name]["old"], form), format_number(numbers[name]["new"], form)
+
+    def limit(name: str) -> str:
+        most = limits[name]
+        return f"any (upgrade.{name})" if most is None else f"at most {most:.1%} (upgrade.{name})"
+
     rows: list[tuple[str, str, str, str]] = [
         ("rows compared", "", f"{numbers['rows']:,}", f"at least {limits['rows']:,} (upgrade.rows)"),
         ("keys compared", "", f"{keys:,}", f"at least {limits['keys']:,} (upgrade.keys)"),
-        _compare_sides(
-            numbers,
-            "log_likelihood_a_row",
+        (
             "log-likelihood per row",
-            ".6g",
+            *both("log_likelihood_a_row", ".6g"),
             f"at most {limits['loss']:g} less than the old, beyond the noise (upgrade.loss)",
         ),
         (
             "keys predicted worse",
             "",
             format_number(worse, ".1%"),
-            _format_limit(limits["keys_worse"], "upgrade.keys_worse"),
+            limit("keys_worse"),
         ),
-        _compare_sides(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
-        _compare_sides(
-            numbers,
-            "nis_outside",
-            "keys with NIS outside their 95 % bounds",
-            ".1%",
-            _format_limit(limits["nis_outside"], "upgrade.nis_outside"),
-        ),
-        _compare_sides(numbers, "bias", "mean normalised innovation", "+.4f", "0 is expected"),
-        _compare_sides(
-            numbers,
-            "bias_outside",
+        ("NIS per component", *both("nis_a_component", ".4f"), "1 is expected"),
+        ("keys with NIS outside their 95 % bounds", *both("nis_outside", ".1%"), limit("nis_outside")),
+        ("mean normalised innovation", *both("bias", "+.4f"), "0 is expected"),
+        (
             "keys with a mean innovation outside its 95 % bounds",
-            ".1%",
-            _format_limit(limits["bias_outside"], "upgrade.bias_outside"),
+            *both("bias_outside", ".1%"),
+            limit("bias_outside"),
         ),
-        _compare_sides(numbers, "flagged", "flagged rows", ",", "no more than the old"),
+        ("flagged rows", *both("flagged", ","), "no more than the old"),
     ]
     return format_section(
         "Thresholds",
         "Of an exactly right model, 95 % of the keys would lie within the bounds.",
         format_table(("", "old", "new", "allowed"), rows),
     )
-
-
-def _compare_sides(
-    numbers: dict[str, Any], name: str, text: str, form: str, limit: str
-) -> tuple[str, str, str, str]:
-    return text, format_number(numbers[name]["old"], form), format_number(numbers[name]["new"], form), limit
-
-
-def _format_limit(value: float | None, name: str) -> str:
-    return f"any ({name})" if value is None else f"at most {value:.1%} ({name})"
 
 
 def _show_pictures(content: ComparisonContent) -> list[str]:
@@ -223,17 +207,16 @@ def _show_pictures(content: ComparisonContent) -> list[str]:
             ),
         ),
     ]
-    if any(value is not None for value in content.comparison.numbers["bias"].values()):
-        text = "The mean of a key's normalised innovations. In a correct model it differs from zero only by chance."
-        drawn = [
-            (drawing.draw_bias(content, side), f"Mean innovation by key, {side}")
-            for side in drawing.list_biased(content)
-        ]
-        sections.append(format_section("Bias", text, format_pictures(drawn)))
-    else:
+    drawn = [
+        (drawing.draw_bias(content, side), f"Mean innovation by key, {side}")
+        for side in drawing.list_biased(content)
+    ]
+    text = (
+        "The mean of a key's normalised innovations. In a correct model it differs from zero only by chance."
+    )
+    if not drawn:
         text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
-        sections.append(format_section("Bias", text))
-    return sections
+    return [*sections, format_section("Bias", text, format_pictures(drawn) if drawn else "")]
 
 
 def _draw_examples(content: ComparisonContent) -> list[str]:

@@ -25,11 +25,11 @@ from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation, LineageSegment
 from jobs.lineage.live_rows import EstimatesTable, build_counted_query, open_estimates, read_counted_batches
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.encoding.arrow import find_distinct_values, to_numpy
+from jobs.state.encoding.arrow import convert_to_micros, find_distinct_values, to_numpy
 from jobs.storage.quarantine import HELD
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.queries import build_in_condition, open_queries, quote_name
-from jobs.storage.table_rows import UTC_MICROSECONDS, read_column_types, read_table
+from jobs.storage.table_rows import read_column_types, read_table
 from jobs.storage.tables import estimates as estimates_table
 from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
@@ -226,11 +226,6 @@ def _check_keys(root: str, model: str, estimates: EstimatesTable, wanted: Sequen
                 raise UserError(f"--key {lost[0]}: model {model} has no estimate of it, such as of {known}")
 
 
-def _convert_to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return times (N,) in microseconds since 1970."""
-    return to_numpy(times.cast(UTC_MICROSECONDS).cast(pa.int64()).combine_chunks())
-
-
 def _count_rejected(tables: Tables, model: str) -> list[Reason]:
     """Return the number of a model's quarantined rows by status and reason (without its value), largest first."""
     if not tables.exists(QUARANTINE):
@@ -265,20 +260,18 @@ def _read_learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
 def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
     """Return the newest snapshot of a generation that has rows of learned parameters, and these rows."""
     order = sorted(known, key=lambda one: one.status == "live")  # stable: the newest live one is last
-    for one in reversed(order):
-        rows = _read_learned(root, model, one.snapshot_id)
-        if rows:
-            return one.snapshot_id, rows
-    return "", []
+    found = ((one.snapshot_id, _read_learned(root, model, one.snapshot_id)) for one in reversed(order))
+    return next((one for one in found if one[1]), ("", []))
 
 
 def _find_span(root: str, estimates: EstimatesTable) -> tuple[int, int] | None:
     """Return the first and the last event time of the valid estimates, in microseconds."""
     ends = [
-        (_convert_to_micros(part["event_time"]).min(), _convert_to_micros(part["event_time"]).max())
+        end(convert_to_micros(part["event_time"]))
         for part in read_counted_batches(root, estimates, ["event_time"])
+        for end in (np.min, np.max)
     ]
-    return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
+    return (int(min(ends)), int(max(ends))) if ends else None
 
 
 _PARTS = 64
@@ -300,7 +293,7 @@ class _Sums:
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
-        at = _convert_to_micros(part["event_time"])
+        at = convert_to_micros(part["event_time"])
         place = (at - self._first) // self._width
         nis = to_numpy(part["nis"].combine_chunks(), np.nan)
         flags, flag_of = find_distinct_values(part["flags"].combine_chunks().cast(pa.string()))

@@ -202,11 +202,10 @@ def _show_flags(health: Health) -> str:
     text = "A flagged row did not change its key's state: " + (
         ", ".join(f"{name} {format_count(count, 'row')}" for name, count in flags.items()) if flags else "there is none"
     )  # fmt: skip
-    if drawing is None:
-        return format_section("Flags", f"{text}.")
-    return format_section(
-        "Flags", f"{text}.", format_pictures([(drawing.draw_rows(health), "Rows and flags over time")])
-    )
+    pictures = ""
+    if drawing is not None:
+        pictures = format_pictures([(drawing.draw_rows(health), "Rows and flags over time")])
+    return format_section("Flags", f"{text}.", pictures)
 
 
 def _show_lag(health: Health) -> str:
@@ -220,11 +219,10 @@ def _show_lag(health: Health) -> str:
         f"{format_count(int(last.get('rows') or 0), 'row')}; half of them took "
         f"{np.median(seconds or [0.0]):.1f} s or less."
     )
-    if drawing is None or all(one.get("lag_rows") is None for one in health.progress):
-        return format_section("Lag", text)
-    return format_section(
-        "Lag", text, format_pictures([(drawing.draw_lag(health), "Rows that waited after each micro-batch")])
-    )
+    pictures = ""
+    if drawing is not None and any(one.get("lag_rows") is not None for one in health.progress):
+        pictures = format_pictures([(drawing.draw_lag(health), "Rows that waited after each micro-batch")])
+    return format_section("Lag", text, pictures)
 
 
 def _show_versions(health: Health) -> str:

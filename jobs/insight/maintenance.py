@@ -111,15 +111,11 @@ class Maintenance:
     def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the model's tables."""
         names = list_tables(self.model.warehouse, self.model.name)
-        self.result["optimized"] = [
-            one for one in (self._compact(table) for table in names) if one is not None
-        ]
+        self.result["optimized"] = list(filter(None, map(self._compact, names)))
         self.result["not_vacuumed"] = find_unread_files(self.model)
-        self.result["vacuumed"] = [
-            one
-            for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *names))
-            if one is not None
-        ]
+        self.result["vacuumed"] = list(
+            filter(None, map(self._vacuum, ("generations", *OF_SNAPSHOTS, *names)))
+        )
 
     def _remove_generations(self, planned: RetentionPlan, known: list[Generation]) -> None:
         self.result["generations"] = planned.generations

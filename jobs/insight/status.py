@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core import times
 from jobs.core.report import format_count, format_span
 from jobs.core.settings import find_local_path
-from jobs.downstream.queries import list_given_up, read_downstream_status
+from jobs.downstream.queries import list_given_up, open_monitor_files, read_downstream_status
 from jobs.insight.retention_plan import plan_retention
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import (
@@ -244,7 +244,7 @@ def _build_alerts_condition(warehouse: Tables, model: str, monitor: Monitor) -> 
 
     A rule that continues does not raise its open alerts again, so the former rule's rows alone have them.
     """
-    files, found, after = warehouse.files(f"_monitor/{model}"), dict[str, str](), ""
+    files, found, after = open_monitor_files(warehouse, model), dict[str, str](), ""
     definition = monitor.definition("rules")
     readings = {one.name: (one.kind, one.state, one.measurement) for one in monitor.rules}
     while definition not in found:

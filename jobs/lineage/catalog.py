@@ -10,7 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from jobs.lineage import generations
 from jobs.lineage.generations import Generation, LineageSegment, select_live, trace_live_lineage
@@ -21,13 +21,7 @@ from jobs.storage.quarantine import count_rows_by_model
 from jobs.storage.table_rows import measure_files
 from jobs.storage.warehouse import Tables
 
-
-class _OfModel(Protocol):
-    @property
-    def model(self) -> str: ...
-
-
-Row = TypeVar("Row", bound=_OfModel)
+Row = TypeVar("Row", Generation, Manifest)
 
 
 class Catalog:

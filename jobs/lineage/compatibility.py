@@ -314,11 +314,8 @@ def describe_snapshot_build(manifest: Manifest) -> BuiltWith:
 
 def describe_deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) -> Deployed:
     """Return the deployed model, with the session's values of the settings that a checkpoint stores."""
-    settings: dict[str, str] = {}
-    for name in stored:
-        value = model.warehouse.setting(name) if name.startswith(STORE) else None
-        if value is not None:
-            settings[name] = value
+    here = {name: model.warehouse.setting(name) for name in stored if name.startswith(STORE)}
+    settings = {name: value for name, value in here.items() if value is not None}
     source = model.spec.streamed_source
     topic = None if source is None else read_topic_id(model.warehouse.spark, source.topic)
     return _build_deployed(model, settings, topic)

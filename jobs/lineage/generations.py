@@ -154,15 +154,18 @@ def read_named(warehouse: Tables, model: str, name: str | None = None) -> Genera
     return select_named(read_generations(warehouse, model), model, name)
 
 
+def find_named(known: Iterable[Generation], name: str | None) -> Generation | None:
+    """Return the generation of this name, if there is one."""
+    return next((one for one in known if one.generation == name), None)
+
+
 def select_named(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
     """Return the result of `read_named` from generations that are already known.
 
     Raises:
         UserError: the model has no such generation.
     """
-    found = (
-        select_live(known) if name is None else next((one for one in known if one.generation == name), None)
-    )
+    found = select_live(known) if name is None else find_named(known, name)
     if found is None:
         if name is None:
             raise UserError(

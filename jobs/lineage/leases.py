@@ -23,7 +23,6 @@ from jobs.lineage.generations import (
     SHADOW,
     Generation,
     raise_conflict_as_taken,
-    read_generations,
     stream_taken_error,
     update,
 )
@@ -96,11 +95,7 @@ def acquire_lease(
             {**_match_lease(generation), "status": (LIVE, SHADOW)},
             {"owner": owner.text(), "epoch": generation.epoch + 1, "heartbeat": NOW, "last_error": None},
         )
-    now = next(
-        one
-        for one in read_generations(warehouse, generation.model)
-        if one.generation == generation.generation
-    )
+    now = generations.read_named(warehouse, generation.model, generation.generation)
     if now.owner != owner.text():
         raise stream_taken_error(
             generation.model, f"another driver has just taken generation {generation.generation}"
@@ -147,14 +142,8 @@ def _build_driven_error(generation: Generation, holder: DriverIdentity) -> UserE
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
     """Renew the heartbeat and return the current row of the generation; None if this driver has lost the lease."""
     update(warehouse, _match_lease(generation), {"heartbeat": NOW})
-    now = next(
-        (
-            one
-            for one in read_generations(warehouse, generation.model)
-            if one.generation == generation.generation
-        ),
-        None,
-    )
+    known = generations.read_generations(warehouse, generation.model)
+    now = generations.find_named(known, generation.generation)
     held = now is not None and now.epoch == generation.epoch and now.owner == generation.owner
     return now if held else None
 

@@ -7,12 +7,15 @@ so a reader sees the lineage either before or after the switch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
+from jobs.lineage.generations import LineageSegment
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import estimates, latest
 
@@ -30,13 +33,22 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
 
     The rows need the columns `generation` and `batch_id`.
     """
-    condition = F.lit(False)
-    for generation, last_batch in generations.read_live_lineage(warehouse, model):
-        if last_batch == -1:  # no micro-batch of this generation is live
-            continue
-        mine = F.col("generation") == generation
-        condition = condition | (mine if last_batch is None else mine & (F.col("batch_id") <= last_batch))
-    return condition
+    segments = generations.read_live_lineage(warehouse, model)
+    return is_in_lineage(segments, F.col("generation"), F.col("batch_id"))
+
+
+def is_in_lineage(segments: Iterable[LineageSegment], generation: Column, batch: Column) -> Column:
+    """Return the condition that a lineage contains a micro-batch of a generation."""
+    return combine_conditions(
+        generation == name if last is None else (generation == name) & (batch <= last)
+        for name, last in segments
+        if last != -1  # no micro-batch of this generation is in the lineage
+    )
+
+
+def combine_conditions(conditions: Iterable[Column]) -> Column:
+    """Return the condition that at least one of the given conditions holds."""
+    return reduce(lambda one, other: one | other, conditions, F.lit(False))
 
 
 def latest_corrections(rows: DataFrame) -> DataFrame:

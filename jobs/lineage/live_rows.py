@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-_NO_END = (1 << 63) - 1
 _NAME = "estimates"
 """Name of the estimates table in queries."""
 _SAME = ("generation", "key", "event_time")
@@ -70,7 +69,7 @@ class EstimatesTable(NamedTuple):
 
 def open_estimates(root: str, table: str, lineage: Sequence[LineageSegment] = ()) -> EstimatesTable:
     """Return a table of live estimates with its lineage, or a table of history, which has no lineage."""
-    last_batch = {name: _NO_END if last is None else last for name, last in lineage}
+    last_batch = {name: NO_END if last is None else last for name, last in lineage}
     return EstimatesTable(
         table, last_batch, "correction" in read_column_types(root, table) and _has_corrections(root, table)
     )

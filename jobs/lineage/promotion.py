@@ -70,7 +70,7 @@ def _select_promotable(
     """Return the generation to promote, the live generation, and all generations."""
     known = generations.read_generations(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
-    found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
+    found = generations.find_named(known, name) if name else (shadows or [None])[-1]
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
     live = generations.select_live(known)
@@ -122,7 +122,7 @@ def find_rollback_target(
     known = generations.read_generations(warehouse, model)
     live = generations.select_live(known)
     to = name or (live and generations.find_predecessor(known, live))
-    found = next((one for one in known if one.generation == to), None)
+    found = generations.find_named(known, to)
     if found is None or found.status not in (LIVE, RETIRED):
         retired = ", ".join(one.generation for one in known if one.status == RETIRED) or "none"
         raise UserError(
@@ -145,8 +145,7 @@ def find_retirable(
     if name is None and len(shadows) > 1:
         names = ", ".join(one.generation for one in shadows)
         raise UserError(f"model {model} has several shadows: choose one with --generation ({names})")
-    wanted = name or (shadows[0].generation if shadows else None)
-    found = next((one for one in known if one.generation == wanted), None)
+    found = generations.find_named(known, name) if name else (shadows or [None])[0]
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to retire")
     if found.status == LIVE:

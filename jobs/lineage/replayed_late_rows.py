@@ -13,13 +13,14 @@ from pyspark.sql import functions as F
 
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, SHADOW, LineageSegment
+from jobs.lineage.live import is_in_lineage
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.row_changes import NOW, put_rows
 from jobs.storage.tables import LATE_COPIES, LATE_COPIES_TABLE, LATE_COPY
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
 
@@ -96,15 +97,6 @@ def drop_foreign_copies(warehouse: Warehouse, rows: DataFrame, generation: Gener
         return rows
     segments = trace_state_lineage(Catalog(warehouse), generation)
     parts = F.split(F.col("_origin"), ":")
-    mine = _build_lineage_condition(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
+    mine = is_in_lineage(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
     copy = F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False))
     return rows.filter(~copy | F.coalesce(mine, F.lit(False)))
-
-
-def _build_lineage_condition(segments: list[LineageSegment], generation: Column, batch: Column) -> Column:
-    """Return the condition that a lineage contains a micro-batch of a generation."""
-    result = F.lit(False)
-    for name, last_batch in segments:
-        mine = generation == name
-        result = result | (mine if last_batch is None else mine & (batch <= last_batch))
-    return result

@@ -9,14 +9,16 @@ which the micro-batch began and at which it ended. A micro-batch without estimat
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.lineage.live import combine_conditions
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.positions import FILES, VERSION, Place, convert_position, includes, is_whole
+from jobs.storage.positions import FILES, VERSION, Place, convert_position, includes, is_whole, parse_offsets
 from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -50,12 +52,8 @@ class Nearest(NamedTuple):
 
     def joined(self, other: Nearest) -> Nearest:
         """Return the nearest micro-batches in this result and another result."""
-        return Nearest(
-            _select_by(max, self.before, other.before),
-            _select_by(min, self.after, other.after),
-            _select_by(max, self.lower, other.lower),
-            _select_by(min, self.upper, other.upper),
-        )
+        pairs = zip((max, min, max, min), self, other, strict=True)
+        return Nearest(*(_select_by(*pair) for pair in pairs))
 
 
 class NearbyBatches(NamedTuple):
@@ -121,6 +119,14 @@ def find_around(
 def has_ended_by(place: Place) -> Column:
     """Return the condition that an estimate's micro-batch ended at or before a place; null if its range is unknown."""
     return _is_up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
+
+
+def is_before(position: Mapping[str, Any]) -> Column:
+    """Return the condition that a row's message comes before a position in its topic."""
+    return combine_conditions(
+        (F.col("_partition") == number) & (F.col("_offset") < offset)
+        for number, offset in parse_offsets(position).items()
+    )
 
 
 def has_started_from(place: Place) -> Column:

@@ -178,7 +178,7 @@ def read_warehouse_series(
     ]
     time, flags = (table[one].combine_chunks() for one in ("event_time", "flags"))
     nis = arrow.to_numpy(table["nis"].combine_chunks(), np.nan)
-    rows = _build_rows(spec, _convert_to_micros(time), lines, nis, flags)
+    rows = _build_rows(spec, arrow.convert_to_micros(time), lines, nis, flags)
     numbers = {name: one.version for name, one in specs.items()}
     by = [numbers.get(one, spec.version) for one in table["generation"].to_pylist()]
     rows = rows._replace(version=np.array(by, np.int64))
@@ -412,7 +412,7 @@ def _read_measured(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Mea
         return None
     source = RawRows({one: found[one].combine_chunks() for one in columns}, found.num_rows)
     y = _parse_numbers(source, spec.measurement, name)
-    return _Measured(_list_key_texts(spec, source), _convert_to_micros(source.columns[spec.time]), y)
+    return _Measured(_list_key_texts(spec, source), arrow.convert_to_micros(source.columns[spec.time]), y)
 
 
 def _list_key_texts(spec: ModelSpec, source: RawRows) -> NDArray[np.object_]:
@@ -422,10 +422,6 @@ def _list_key_texts(spec: ModelSpec, source: RawRows) -> NDArray[np.object_]:
         return np.array(texts[0], dtype=object)
     rows = zip(*texts, strict=True) if texts else [()] * source.rows
     return np.array([_format_json(row) for row in rows], dtype=object)
-
-
-def _convert_to_micros(column: pa.Array) -> NDArray[np.int64]:
-    return arrow.to_numpy(column.cast(pa.timestamp("us")).cast(pa.int64()))
 
 
 def _parse_times(spec: ModelSpec, source: RawRows, file: str) -> NDArray[np.int64]:

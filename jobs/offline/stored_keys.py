@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
@@ -98,10 +97,9 @@ def read_snapshot_keys(
     )
     if not rows.num_rows:
         raise UserError(f"snapshot {manifest.snapshot_id} has no key: there is nothing to forecast from")
-    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     parts = {
         name: arrow.build_matrix(
-            lookup(rows["extras"], pa.scalar(name), "first").combine_chunks(), part.shape[0], name
+            arrow.look_up_entries(rows["extras"], name).combine_chunks(), part.shape[0], name
         )
         for name, part in kernel.snapshot(kernel.initial(1))[2].items()
     }
@@ -285,7 +283,7 @@ def _add_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
 ) -> tuple[dict[str, pa.Array], ForecastKeys]:
     """Return the key columns with the types of the measurements table, and the keys with their inputs."""
-    time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
+    time = arrow.convert_to_micros(rows["event_time"])
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
     names = _split_key_columns(spec, rows)
     keys = ForecastKeys(names, states, _read_inputs(root, spec, names, len(time), inputs))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
@@ -90,8 +89,7 @@ def read_key_parameters(root: str, spec: ModelSpec, learned: LearnedParameters, 
     """
     rows = read_snapshot_rows(root, spec, learned, ["key", "extras"])
     count = rows.num_rows
-    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
-    found = lookup(rows["extras"], pa.scalar("parameters"), "first").combine_chunks()
+    found = arrow.look_up_entries(rows["extras"], "parameters").combine_chunks()
     numbers = found.flatten()
     if found.null_count or len(numbers) != count * width:
         raise UserError(

@@ -151,9 +151,7 @@ def build_driver_rows(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFra
             "standard_errors": None
             if one.errors is None
             else {name: _select_finite(a) for name, a in flatten_parameters(one.errors).items()},
-            "own": _select_finite(one.own),
-            "nis": _select_finite(one.nis),
-            "ljung_box": _select_finite(one.ljung_box),
+            **{name: _select_finite(getattr(one, name)) for name in ("own", "nis", "ljung_box")},
             "keys": None if of is None else of.keys,
             "free_numbers": None if of is None else of.mean.tolist(),
             "covariance": None if of is None else of.covariance.ravel().tolist(),

@@ -212,11 +212,9 @@ def build_initial_state(
     if held is None:
         return seeds
     seeds = seeds.unionByName(waiting_rows.pack_waiting_rows(held.rows, runtime.rows, routing))
-    return (
-        seeds
-        if held.ids is None
-        else seeds.unionByName(row_ids.pack_row_ids(held.ids, runtime.rows, routing))
-    )
+    if held.ids is not None:
+        seeds = seeds.unionByName(row_ids.pack_row_ids(held.ids, runtime.rows, routing))
+    return seeds
 
 
 def hash_meaning(fingerprint: str, parameters: Mapping[str, Any]) -> str:

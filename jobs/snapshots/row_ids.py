@@ -6,7 +6,7 @@ snapshot would process the repeated row a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.encoding.packets import TYPED_ROW_PACKETS, Records, RowPacket
 from jobs.state.encoding.routing import Routing, compute_identities, compute_routes
-from jobs.state.encoding.rows import RowFormat, group_by_bucket, pack_buckets, unpack_rows
+from jobs.state.encoding.rows import RowFormat, group_by_bucket, map_batches, pack_buckets, unpack_rows
 from jobs.state.row_ids import build_entries, build_ids_layout, is_in_reach
 from jobs.state.spark_values import decode_stored
 from jobs.storage.tables import REMEMBERED_IDS
@@ -88,20 +88,17 @@ def pack_row_ids(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFr
     layout = build_ids_layout(fmt.kind, row_id)
     names = ["id", "id_check"][: row_id.width]
 
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            given = {name: batch.column(name).fill_null(0).to_numpy() for name in batch.schema.names}
-            arrays = {"route": compute_routes(given["key_identity"]), "time": given["event_time"]}
-            if not fmt.kind.integer:
-                arrays["check"] = given["key_check"]
-            arrays["id"] = np.stack([given[name] for name in names])
-            yield pack_buckets(Records(arrays, None), layout, routing, RowPacket.ROW_IDS)
+    @map_batches
+    def pack(batch: pa.RecordBatch) -> pa.RecordBatch:
+        given = {name: batch.column(name).fill_null(0).to_numpy() for name in batch.schema.names}
+        arrays = {"route": compute_routes(given["key_identity"]), "time": given["event_time"]}
+        if not fmt.kind.integer:
+            arrays["check"] = given["key_check"]
+        arrays["id"] = np.stack([given[name] for name in names])
+        return pack_buckets(Records(arrays, None), layout, routing, RowPacket.ROW_IDS)
 
-    packer: Callable[..., Any] = pack
     times = F.unix_micros("event_time").alias("event_time")
-    return entries.select(*COLUMNS[:-1], times).mapInArrow(packer, TYPED_ROW_PACKETS)
+    return entries.select(*COLUMNS[:-1], times).mapInArrow(pack, TYPED_ROW_PACKETS)
 
 
 def _select_reachable(entries: Records, fmt: RowFormat, floor: int) -> Records:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
@@ -20,11 +19,11 @@ from jobs.snapshots.verified_rows import PARTITION, STATES, get_partition
 from jobs.spark.local_frame import LocalFrame, Make
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
-from jobs.state.encoding.arrow import build_lists, build_matrix
+from jobs.state.encoding.arrow import build_lists, build_matrix, look_up_entries
 from jobs.state.encoding.keys import KEY_CHECK_SEED, KeyKind, build_identity_arrays, build_key_array
 from jobs.state.encoding.packets import ROW_PACKETS, TYPED_ROW_PACKETS, Layout, Records, RowPacket
 from jobs.state.encoding.routing import Routing
-from jobs.state.encoding.rows import pack_buckets
+from jobs.state.encoding.rows import map_batches, pack_buckets
 from jobs.storage.columns import parse_arrow_schema
 from jobs.storage.row_changes import ReplacingTable
 from jobs.storage.table_rows import list_partition_files, open_parquet
@@ -43,6 +42,8 @@ STATE_ROWS = (
 )
 STATE_COLUMNS = tuple(parse_arrow_schema(STATE_ROWS))
 """The columns of `STATE_ROWS` as Arrow fields."""
+Moments = tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]
+"""Means (n, K), covariances (n*n, K), and the other fields by name, each (d, K), of K states."""
 
 
 _SEEDED = ("event_time", "state_index", "log_likelihood")
@@ -54,19 +55,27 @@ def build_state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatc
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
         arrays = part.arrays
-        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
-        yield pa.RecordBatch.from_arrays(
-            [
-                build_key_array(part),
-                pa.array(np.ascontiguousarray(arrays["count"])),
-                pa.array(np.ascontiguousarray(arrays["event_time"])),
-                build_lists(mean),
-                build_lists(covariance),
-                pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
-                map_of(extras, part.size),
-            ],
-            ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
+        given = (
+            pa.array(np.ascontiguousarray(arrays[name])) for name in ("count", "event_time", "log_likelihood")
         )
+        moments = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
+        yield pa.RecordBatch.from_pydict(build_state_columns(build_key_array(part), *given, moments=moments))
+
+
+def build_state_columns(
+    key: pa.Array, count: pa.Array, time: pa.Array, log_likelihood: pa.Array, moments: Moments
+) -> dict[str, pa.Array]:
+    """Return the key column and the columns of `STATE_ROWS` by name; `moments` are a kernel's `snapshot`."""
+    mean, covariance, extras = moments
+    return {
+        "key": key,
+        "state_index": count,
+        "event_time": time,
+        "mean": build_lists(mean),
+        "covariance": build_lists(covariance),
+        "log_likelihood": log_likelihood,
+        "extras": map_of(extras, len(key)),
+    }
 
 
 class StateRows(NamedTuple):
@@ -129,25 +138,21 @@ def pack_seeds(
     typed: bool = False,
 ) -> DataFrame:
     """Pack the rows of a snapshot into packets of state records for the initial state; `typed` packets have a kind."""
-    widths, n = find_state_extras_widths(kernel), len(kernel.states)
     packet = RowPacket.STATES if typed else None
 
-    def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            text = batch.column("key").cast(pa.string())
-            found = (
-                {"identity": text.cast(pa.int64())}
-                if kind.integer
-                else {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED)}
-            )
-            arrays = build_identity_arrays({name: one.to_numpy() for name, one in found.items()})
-            for name, column in zip(("event_time", "count", "log_likelihood"), _SEEDED, strict=True):
-                arrays[name] = batch.column(column).to_numpy()
-            arrays["values"] = kernel.restore(*parse_states(with_extras(batch, list(widths)), n, widths))
-            records = Records(arrays, None if kind.integer else text)
-            yield pack_buckets(records, layout, routing, packet)
+    @map_batches
+    def seed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        text = batch.column("key").cast(pa.string())
+        found = (
+            {"identity": text.cast(pa.int64())}
+            if kind.integer
+            else {"identity": hash_texts(text), "check": hash_texts(text, KEY_CHECK_SEED)}
+        )
+        arrays = build_identity_arrays({name: one.to_numpy() for name, one in found.items()})
+        for name, column in zip(("event_time", "count", "log_likelihood"), _SEEDED, strict=True):
+            arrays[name] = batch.column(column).to_numpy()
+        arrays["values"] = kernel.restore(*parse_states(batch, kernel))
+        return pack_buckets(Records(arrays, None if kind.integer else text), layout, routing, packet)
 
     return rows.through(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
@@ -158,23 +163,19 @@ def find_state_extras_widths(kernel: Filter) -> dict[str, int]:
     return {name: array.shape[0] for name, array in extras.items()}
 
 
-def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """Replace the map `extras` of the rows by columns `x0`, `x1`, ..., one column for each field in `names`."""
-    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
-    columns = {name: batch.column(name) for name in batch.schema.names if name != "extras"}
-    for i, name in enumerate(names):
-        columns[f"x{i}"] = lookup(batch.column("extras"), pa.scalar(name), "first")
-    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+def count_state_numbers(kernel: Filter) -> int:
+    """Return the number of values per key in a snapshot: mean, covariance, and all other fields."""
+    n = len(kernel.states)
+    return n + n * n + sum(find_state_extras_widths(kernel).values())
 
 
-def parse_states(
-    batch: pa.RecordBatch, n: int, widths: dict[str, int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return the means (n, K), the covariances (n*n, K) and the extras by name, each (d, K), of K rows."""
+def parse_states(batch: pa.RecordBatch, kernel: Filter) -> Moments:
+    """Return the moments of K state rows, with which a kernel's `restore` makes its states."""
     extras = {
-        name: build_matrix(batch.column(f"x{i}"), width, name)
-        for i, (name, width) in enumerate(widths.items())
+        name: build_matrix(look_up_entries(batch.column("extras"), name), width, name)
+        for name, width in find_state_extras_widths(kernel).items()
     }
+    n = len(kernel.states)
     mean = build_matrix(batch.column("mean"), n, "mean")
     return mean, build_matrix(batch.column("covariance"), n * n, "covariance"), extras
 

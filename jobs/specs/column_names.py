@@ -236,13 +236,9 @@ class _Names:
 
     def table(self, name: str) -> str:
         """Return the plain name of a column in a table of inputs; a column of the files may have the same name."""
-        return (
-            self.changed[name]
-            if name in self.changed
-            else name
-            if is_plain(name)
-            else self.plain(name, "inputs")
-        )
+        if name in self.changed or is_plain(name):
+            return self.changed.get(name, name)
+        return self.plain(name, "inputs")
 
     def several(self, columns: list[str] | dict[str, str]) -> str:
         """Return the plain name of a time that is made from several columns, and record these columns."""

@@ -97,15 +97,8 @@ class StateMapSpec(SpecSection):
 
     @model_validator(mode="after")
     def _one_way(self) -> StateMapSpec:
-        ways = [
-            name
-            for name, given in (
-                ("states", self.states or self.drop),
-                ("transform", self.transform),
-                ("function", self.function),
-            )
-            if given
-        ]
+        given = {"states": self.states or self.drop, "transform": self.transform, "function": self.function}
+        ways = [name for name, way in given.items() if way]
         if len(ways) > 1:
             raise invalid(f"gives several maps: {' and '.join(ways)}", "keep one of them")
         return self

@@ -260,15 +260,8 @@ class ModelSpec(SpecSection):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        for field, names in (
-            ("key", self.key),
-            ("measurement", self.measurement),
-            ("control", self.control),
-            ("inputs.columns", self.input_names),
-            ("duplicates.id", self.id_columns),
-        ):
+        for field, names in self._names_by_field:
             _check_columns(names, field)
-        _check_columns([self.time], "time")
         _check_columns(self.states, "states", what="state")
         if self.key_from_name is not None and self.key_from_name not in self.key:
             raise invalid(
@@ -287,7 +280,6 @@ class ModelSpec(SpecSection):
             self.source.check_keys(self.key, self.id_columns)
         if self.monitor is not None:
             self.monitor.check_groups(self.key, self.readings)
-            self.monitor.check_names(self.states)
             self.monitor.check_readings(self.readings)
         elif self.airflow.monitor.schedule is not None:
             raise invalid(
@@ -309,6 +301,18 @@ class ModelSpec(SpecSection):
                 "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
             )
         return self
+
+    @property
+    def _names_by_field(self) -> list[tuple[str, list[str]]]:
+        """Return the names of the columns of a row, by the field that gives them."""
+        return [
+            ("key", self.key),
+            ("time", [self.time]),
+            ("measurement", self.measurement),
+            ("control", self.control),
+            ("inputs.columns", self.input_names),
+            ("duplicates.id", self.id_columns),
+        ]
 
     def _check_names(self) -> None:
         """Check that the entries of `files.names` name columns, and that only the time is read from several columns."""
@@ -372,12 +376,8 @@ class ModelSpec(SpecSection):
             if getattr(self, field) is not None and self.filter not in kinds:
                 known = " or ".join(kinds)
                 raise invalid(f"is for filter: {known}", f"remove it, or write filter: {known}", field)
-        if (
-            self.initial is not None
-            and self.initial.covariance is None
-            and self.filter not in ("lms", "nlms")
-        ):
-            if self.initial.diffuse is not True:
+        if self.initial is not None and self.filter not in ("lms", "nlms"):
+            if self.initial.covariance is None and self.initial.diffuse is not True:
                 raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`", "initial")
 
     def _check_named_columns(self) -> None:
@@ -401,15 +401,7 @@ class ModelSpec(SpecSection):
 
     def _check_disjoint(self) -> None:
         taken: dict[str, str] = {}
-        parts = (
-            ("key", self.key),
-            ("time", [self.time]),
-            ("measurement", self.measurement),
-            ("control", self.control),
-            ("inputs.columns", self.input_names),
-            ("duplicates.id", self.id_columns),
-        )
-        for field, names in parts:
+        for field, names in self._names_by_field:
             for name in names:
                 other = taken.setdefault(name.casefold(), field)  # Spark ignores case
                 if other != field:
@@ -662,7 +654,8 @@ class ModelSpec(SpecSection):
         }
         for field in NUMERIC & meaning.keys():
             meaning[field] = as_floats(meaning[field])
-        return hashlib.sha256(_format_canonical(meaning).encode()).hexdigest()
+        text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _select_timing(self) -> dict[str, Any]:
         """Return the options on time that determine the meaning of the state, except options with default values."""
@@ -724,10 +717,6 @@ def as_floats(value: Any) -> Any:
     if isinstance(value, list):
         return [as_floats(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _format_canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def takes_steps(definition: Any) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -307,19 +307,8 @@ class Monitor(SpecSection):
             if name.casefold() in WINDOW_COLUMNS:
                 raise invalid(f"'{name}' is a column of windows already", "rename it in the data", field)
 
-    def check_names(self, states: Sequence[str]) -> None:
-        """Check that all states that the section names are states of the model.
-
-        Raises:
-            ValueError: the error of `problems.invalid`.
-        """
-        for place, rule in enumerate(self.rules):
-            if rule.state is not None and rule.state not in states:
-                field = f"monitor.rules[{place}].state"
-                raise invalid(f"'{rule.state}' is not a state", f"choose from {', '.join(states)}", field)
-
     def check_readings(self, readings: Readings) -> None:
-        """Check that all readings that the section names are in the model's estimates.
+        """Check that all states and readings that the section names are in the model's estimates.
 
         Raises:
             ValueError: the error of `problems.invalid`.
@@ -327,6 +316,9 @@ class Monitor(SpecSection):
         for place, one in enumerate(self.aggregates):
             readings.find(one.of, f"monitor.aggregates[{place}].of")
         for place, rule in enumerate(self.rules):
+            if rule.state is not None and rule.state not in readings.states:
+                remedy = f"choose from {', '.join(readings.states)}"
+                raise invalid(f"'{rule.state}' is not a state", remedy, f"monitor.rules[{place}].state")
             if rule.kind == "measured":
                 name = rule.measurement or readings.measurement[0]
                 readings.find(f"measured.{name}", f"monitor.rules[{place}].measurement")
@@ -335,13 +327,11 @@ class Monitor(SpecSection):
 
     def definition(self, part: Literal["windows", "rules"]) -> str:
         """Return a short hash of the windows or the rules, which names the checkpoint and is in every output row."""
-        include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
-        content = self.model_dump(include=include)
         if part == "rules":
-            content["rules"] = [
-                one.model_dump(exclude=one.list_defaults(LATER_IN_RULE)) for one in self.rules
-            ]
+            rules = [one.model_dump(exclude=one.list_defaults(LATER_IN_RULE)) for one in self.rules]
+            content: dict[str, Any] = {"rules": rules}
         else:
+            content = self.model_dump(include={"watermark", "by"})
             content["windows"] = [one.model_dump(exclude=one.list_defaults(["when"])) for one in self.windows]
             if self.aggregates:
                 content["aggregates"] = [one.model_dump() for one in self.aggregates]

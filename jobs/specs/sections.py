@@ -306,9 +306,8 @@ class Learn(SpecSection):
     def definition(self) -> dict[str, Any]:
         """Return the argument of `kalman.build` and `kalman.learning.build_linear_learner`, as plain Python."""
         result = self.model_dump(include={"parameters", "scope"}, exclude_none=True)
-        for item in self.parameters:
+        for position, item in enumerate(self.parameters):
             if isinstance(item, LearnedParameter) and item.bounds is not None:
-                position = self.parameters.index(item)
                 result["parameters"][position]["bounds"] = item.bounds  # a null in the bounds means no bound
         return {**result, **self.model_dump(include={"prior", "method", "by"} - self.left_out)}
 
@@ -378,21 +377,14 @@ class OutputsSection(SpecSection):
     def figures(self) -> list[str]:
         """Return the names of the output columns for which the filter must predict each row a second time."""
         residual = ["residual", "residual_covariance"] if self.residual else []
-        return [
-            *(["innovation"] if self.innovation else []),
-            *residual,
-            *(f"system_{name}" for name in self.matrices),
-        ]
+        innovation = ["innovation"] if self.innovation else []
+        return [*innovation, *residual, *(f"system_{name}" for name in self.matrices)]
 
     @property
     def columns(self) -> list[str]:
         """Return the names of the columns that these options add to the estimates table."""
-        return [
-            *self.figures,
-            *(["measured"] if self.measured else []),
-            *(["control"] if self.control else []),
-            *(["state_index"] if self.state_index else []),
-        ]
+        others = [name for name in ("measured", "control", "state_index") if getattr(self, name)]
+        return [*self.figures, *others]
 
 
 class Stream(SpecSection):

@@ -145,9 +145,8 @@ def parse(text: str) -> Document:
     """
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
-            with suppress(
-                YamlError, yaml.YAMLError, ValueError, OverflowError
-            ):  # below, PyYAML reports the problem
+            # Below, PyYAML reports the problem.
+            with suppress(YamlError, yaml.YAMLError, ValueError, OverflowError):
                 return _compose_document(loader(text))
     loader: Any = None
     try:

@@ -38,7 +38,7 @@ from jobs.storage import object_files
 from jobs.storage.demands import find_absent_fields, find_other_type, find_refusal
 from jobs.storage.object_files import FileStamp
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, name_attempt, remove, write_parts
-from jobs.storage.table_rows import list_live_files, open_log, read_columns
+from jobs.storage.table_rows import open_log, read_columns
 from jobs.storage.warehouse import Tables, name_commit
 
 _CHECKPOINT_EVERY = 10
@@ -80,12 +80,6 @@ def open_plain_log(warehouse: Tables, table: str, version: int | None = None) ->
         return None
     protocol = log.protocol()
     return None if protocol.min_reader_version > 1 or protocol.reader_features else log
-
-
-def read_files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
-    """Return the files of a version of a table (`list_live_files`), or None as in `open_plain_log`."""
-    log = open_plain_log(warehouse, table, version)
-    return None if log is None else list_live_files(log)
 
 
 class FileTable:

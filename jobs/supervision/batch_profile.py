@@ -25,6 +25,7 @@ from jobs.core.stopwatch import (
     UNPACK_ESTIMATES,
     WRITE,
     Seconds,
+    add_seconds,
 )
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def compute_profile(
     sink = durations.pop(_SINK, 0.0)
     steps: Seconds = {}
     for phase, seconds in durations.items():
-        _add(steps, _PHASES.get(phase, phase), seconds)
+        steps = add_seconds(steps, {_PHASES.get(phase, phase): seconds})
     operators = progress.get("stateOperators") or []
     loads = ((one.get("customMetrics") or {}).get("rocksdbLoadLatencyMs") for one in operators)
     state = {
@@ -262,17 +263,11 @@ def compute_profile(
     for lap in laps:
         # Jobs that began during the step; Spark's times are whole milliseconds.
         mine = [job for job in jobs if lap.span[0] - 0.001 <= job.span[0] < lap.span[1]]
-        if lap.step == FILTER:
-            found = _filter(mine, lap, state)
-        elif lap.step == TO_DELTA:
-            found = {COMMIT: lap.span[1] - lap.span[0]}
-        else:
-            found = {lap.step: lap.span[1] - lap.span[0]}
-        for name, seconds in found.items():
-            _add(steps, name, seconds)
+        whole = {COMMIT if lap.step == TO_DELTA else lap.step: lap.span[1] - lap.span[0]}
+        steps = add_seconds(steps, _filter(mine, lap, state) if lap.step == FILTER else whole)
     if laps:
         # Spark prepares the sink's call and closes it; this takes tens of milliseconds, much of a small micro-batch.
-        _add(steps, SCHEDULING, max(0.0, sink - (laps[-1].span[1] - laps[0].span[0])))
+        steps = add_seconds(steps, {SCHEDULING: max(0.0, sink - (laps[-1].span[1] - laps[0].span[0]))})
     return Profile(int(progress["batchId"]), rows, wall, steps)
 
 
@@ -281,8 +276,7 @@ def average_profiles(parts: Sequence[tuple[Profile, int]]) -> Profile:
     count = sum(number for _, number in parts)
     steps: Seconds = {}
     for one, number in parts:
-        for name, seconds in one.steps.items():
-            _add(steps, name, seconds * number / count)
+        steps = add_seconds(steps, {name: took * number / count for name, took in one.steps.items()})
     rows = round(sum(one.rows * number for one, number in parts) / count)
     seconds = sum(one.seconds * number for one, number in parts) / count
     return Profile(parts[-1][0].batch_id, rows, seconds, steps)
@@ -297,13 +291,7 @@ def sort_steps(steps: Iterable[str]) -> list[str]:
 
 def _convert_to_plain(profile: Profile) -> dict[str, Any]:
     steps = {name: profile.steps[name] for name in sort_steps(profile.steps)}
-    return {
-        "batch_id": profile.batch_id,
-        "rows": profile.rows,
-        "seconds": profile.seconds,
-        "steps": steps,
-        "rest": profile.rest,
-    }
+    return {**profile._asdict(), "steps": steps, "rest": profile.rest}
 
 
 def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
@@ -322,10 +310,8 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
         else:
             packed = lap.marks.get(PACK, 0.0) if stage is packing else 0.0
             parts, other = {**shuffle, PACK: packed}, READ
-        for name, part in _share_stage(seconds, stage, parts, other).items():
-            _add(steps, name, part)
-    _add(steps, SCHEDULING, lap.span[1] - lap.span[0] - busy)
-    return steps
+        steps = add_seconds(steps, _share_stage(seconds, stage, parts, other))
+    return add_seconds(steps, {SCHEDULING: lap.span[1] - lap.span[0] - busy})
 
 
 def _share_stage(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
@@ -340,10 +326,6 @@ def _share_stage(seconds: float, stage: Stage, parts: Seconds, other: str) -> Se
     shared = {name: seconds * part / whole for name, part in parts.items() if part}
     shared[other] = shared.get(other, 0.0) + seconds - sum(shared.values())
     return shared
-
-
-def _add(steps: Seconds, name: str, seconds: float) -> None:
-    steps[name] = steps.get(name, 0.0) + seconds
 
 
 def build_profile_table(found: Profiled, model: str) -> Table:

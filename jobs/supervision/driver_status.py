@@ -145,9 +145,8 @@ def list_killable_processes(status: DriverStatus) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for pid, command in zip((driver.owner.pid, driver.owner.jvm), driver.commands or (), strict=False):
         with suppress(psutil.Error, ValueError):  # it has ended, or no process has this id
-            process = psutil.Process(
-                pid
-            )  # found before the checks, so that no later process with this id is killed
+            # Found before the checks, so that no later process with this id is killed.
+            process = psutil.Process(pid)
             proven = identify_command(pid) == command and read_variable(pid, LAUNCH_VARIABLE) == launch.token
             if proven and pid in list_processes(driver.owner):
                 found[pid] = process

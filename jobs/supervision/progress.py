@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from jobs.storage.files import LocalFiles, SmallFiles
 from jobs.storage.table_rows import read_table, to_rows
@@ -119,9 +119,7 @@ def has_executed(progress: dict[str, Any]) -> bool:
 def count_offsets_behind(source: dict[str, Any]) -> int | None:
     """Return the lag in messages over all topics and partitions; None if the source is not Kafka."""
     latest, end = source.get("latestOffset"), source.get("endOffset")
-    if not (
-        isinstance(latest, dict) and isinstance(end, dict) and _is_by_topic(latest) and _is_by_topic(end)
-    ):
+    if not (_is_by_topic(latest) and _is_by_topic(end)):
         return None
     return sum(
         max(0, int(newest) - int(end.get(topic, {}).get(partition, newest)))
@@ -130,8 +128,8 @@ def count_offsets_behind(source: dict[str, Any]) -> int | None:
     )
 
 
-def _is_by_topic(offset: dict[str, Any]) -> bool:
-    return all(isinstance(value, dict) for value in offset.values())
+def _is_by_topic(offset: Any) -> TypeGuard[dict[str, dict[str, Any]]]:
+    return isinstance(offset, dict) and all(isinstance(value, dict) for value in offset.values())
 
 
 MOST_VERSIONS = 1000
@@ -260,11 +258,9 @@ class ProgressLog:
 def read_newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
     """Return the newest record of a generation; None if there are no records."""
     files = warehouse.files(f"_progress/{model}")
-    for name in reversed([one for one in files.names("") if _parse_generation(one) == generation]):
-        records = _read_records(files, name)
-        if records:
-            return records[-1]
-    return None
+    mine = [one for one in files.names("") if _parse_generation(one) == generation]
+    found = (_read_records(files, name) for name in reversed(mine))
+    return next((records[-1] for records in found if records), None)
 
 
 def read_all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:

@@ -229,6 +229,5 @@ def count_unequal_rows(rows: CommonRows) -> int:
         f"SELECT sum(greatest(missing, 0)) AS missing, bool_or(has_new) AS has_new FROM ({alike}) "
         f"GROUP BY key, event_time"
     )
-    return rows.queries.run(f"SELECT coalesce(sum(missing), 0) AS n FROM ({places}) WHERE has_new")["n"][
-        0
-    ].as_py()
+    found = rows.queries.run(f"SELECT coalesce(sum(missing), 0) AS n FROM ({places}) WHERE has_new")
+    return found["n"][0].as_py()

@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -260,10 +260,8 @@ def stop_start(context: UpgradeContext) -> Outcome:
         manifest, change = migrate_live_state(context)
         assert manifest is not None
         new = start_point.begin_exported(context.model, manifest, context.live)
-    lines, data = _report_outcome(context, manifest, new)
-    changed = [*format_left_out(change), *format_changed_parameters(context.model.name, change)]
-    more = {"left_out": change.get("left_out", 0), "parameters": change["parameters"]}
-    return [*lines, *changed], {**data, **more}
+    lines, data = _report_outcome(context, manifest, new, change)
+    return lines, {**data, "left_out": change.get("left_out", 0)}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
@@ -305,15 +303,17 @@ def _replace(
     """Make a generation from a snapshot live; it continues after the given micro-batch of the former generation."""
     parent = context.live.generation, batch
     new = start_point.begin(context.model, manifest, parent, context.live)
-    lines, data = _report_outcome(context, manifest, new)
-    told = {"parameters": changes}
-    return [*lines, *format_changed_parameters(context.model.name, told)], {**data, **told}
+    return _report_outcome(context, manifest, new, {"parameters": changes})
 
 
-def _report_outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
+def _report_outcome(
+    context: UpgradeContext, manifest: Manifest, new: Generation, change: Mapping[str, Any]
+) -> Outcome:
     place = describe(manifest.position)
     details = f"of version {new.model_version} is live, from snapshot {manifest.snapshot_id} ({place})"
-    return report_replacement(context, new, details)
+    lines, data = report_replacement(context, new, details)
+    changed = [*format_left_out(change), *format_changed_parameters(context.model.name, change)]
+    return [*lines, *changed], {**data, "parameters": change["parameters"]}
 
 
 def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:
@@ -448,8 +448,10 @@ def _find_or_make_shadow(context: UpgradeContext, layout: RequestedLayout) -> Ge
     """Return the shadow of this repartitioning, from an earlier attempt with the same layout or newly made."""
 
     def fits(shadow: Generation) -> bool:
-        wanted = shadow.partitions == layout.partitions
-        return wanted and not _needs_relayout(context.model.with_spec(layout.spec), shadow)
+        if shadow.partitions != layout.partitions:
+            return False
+        _, findings = _compare_with_spec(context.model.with_spec(layout.spec), shadow)
+        return all(one.verdict != HAND_OVER for one in findings)
 
     return find_shadow(context, context.live.fingerprint, fits) or _relayout(context, layout, SHADOW)
 
@@ -459,11 +461,6 @@ def _relayout(context: UpgradeContext, layout: RequestedLayout, status: str) -> 
     model, live = context.model.with_spec(layout.spec), context.live
     manifest, _ = export(model, live, on_progress=context.progress.note)
     return start_point.begin_exported(model, manifest, live, status, layout.partitions)
-
-
-def _needs_relayout(model: DeployedModel[Warehouse], generation: Generation) -> bool:
-    _, findings = _compare_with_spec(model, generation)
-    return any(one.verdict == HAND_OVER for one in findings)
 
 
 def _compare_with_spec(

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.lineage import generations, replayed_late_rows
 from jobs.lineage.generations import DeployedModel, read_origin_manifest
+from jobs.lineage.source_ranges import is_before
 from jobs.snapshots import manifests, waiting_rows
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import find_state_extras_widths
@@ -149,7 +150,7 @@ def _read_versions(sources: Sources) -> DataFrame:
 def _read_topic(sources: Sources) -> DataFrame:
     warehouse, segment = sources.warehouse, sources.segment
     table, topic = measurements(sources.generation.model), segment.last["topic"]
-    begin, end = parse_offsets(segment.first), parse_offsets(segment.last)
+    end = parse_offsets(segment.last)
     landed = find_landed_position(warehouse, table, topic)
     have = {} if landed is None else parse_offsets(landed)
     behind = [number for number, offset in end.items() if have.get(number, 0) < offset]
@@ -159,10 +160,7 @@ def _read_topic(sources: Sources) -> DataFrame:
             f"and only landed rows can be recomputed: run `kalman-pipeline ingest --model "
             f"{sources.generation.model}`, and verify again"
         )
-    inside = F.lit(False)
-    for number, offset in end.items():
-        at = (F.col("_offset") >= begin.get(number, 0)) & (F.col("_offset") < offset)
-        inside = inside | (F.col("_partition") == number) & at
+    inside = is_before(segment.last) & ~is_before(segment.first)
     return warehouse.read(table).filter(inside).withColumn("_place", F.col("_offset"))
 
 
@@ -336,10 +334,8 @@ def copy_state(
     own = begun.model_spec(model.spec.folder)
     runtime = ModelRuntime.of(warehouse, own, begun.parameters)
     batch = segment.last_batch
-    rows = convert_states(Kind.END, read_states(model, generation, begun, batch).frame, runtime)
     held = read_waiting(model, generation, begun, batch) if own.timed else None
-    if held is not None:
-        rows = rows.unionByName(convert_waiting_rows(Kind.WAITING, held.rows))
+    end = _build_end(runtime, read_states(model, generation, begun, batch).frame, held)
     columns = {
         "run_id": F.lit(run_id),
         "model": F.lit(model.name),
@@ -347,8 +343,8 @@ def copy_state(
     }
     warehouse.create(TABLE, VERIFIED_ENDS)
     forget(model, None)
-    warehouse.append(rows.filter(sample.has(F.col("key"))).withColumns(columns), TABLE)
-    return {"waiting": _count(held), "watermark": NEVER if held is None else held.watermark}
+    warehouse.append(end.rows.filter(sample.has(F.col("key"))).withColumns(columns), TABLE)
+    return {"waiting": end.waiting, "watermark": end.watermark}
 
 
 def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
@@ -379,12 +375,13 @@ def end_of(
     exported = manifests.find(warehouse, segment.end)
     if exported is None:
         raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
-    rows = convert_states(Kind.END, read_snapshot_states(warehouse, exported), runtime)
     held = read_waiting_rows(warehouse, exported) if runtime.spec.timed else None
-    if held is not None:
-        rows = rows.unionByName(convert_waiting_rows(Kind.WAITING, held.rows))
-    return End(rows, _count(held), NEVER if held is None else held.watermark)
+    return _build_end(runtime, read_snapshot_states(warehouse, exported), held)
 
 
-def _count(held: Held | None) -> int:
-    return 0 if held is None else held.rows.count()
+def _build_end(runtime: ModelRuntime, states: DataFrame, held: Held | None) -> End:
+    rows = convert_states(Kind.END, states, runtime)
+    if held is None:
+        return End(rows, 0, NEVER)
+    waiting = convert_waiting_rows(Kind.WAITING, held.rows)
+    return End(rows.unionByName(waiting), held.rows.count(), held.watermark)

@@ -33,13 +33,11 @@ class CodedRows(NamedTuple):
 
     def take(self, which: Ints | Bools) -> CodedRows:
         """Return the rows that `which` selects."""
-        return CodedRows(
-            self.code[which],
-            self.time[which],
-            self.batch[which],
-            self.place[which],
-            self.numbers[:, which],
-        )
+        return CodedRows(*(one[which] for one in self[:4]), numbers=self.numbers[:, which])
+
+    def identify(self, width: int | None = None) -> tuple[Ints, ...]:
+        """Return what tells rows apart: key, time, and the bits of the first `width` numbers."""
+        return self.code, self.time, *convert_to_bits(self.numbers[:width])
 
 
 class Fates(NamedTuple):
@@ -76,24 +74,11 @@ def match_fates(
         estimates: estimates. For a key and time, the earliest micro-batch has the row that landed first.
     """
     width = len(refused.numbers)
-    refusal = pair_elements(
-        (rows.code, rows.time, *convert_to_bits(rows.numbers[:width])),
-        (refused.code, refused.time, *convert_to_bits(refused.numbers)),
-        -rows.place,
-        -refused.batch,
-    )
+    refusal = pair_elements(rows.identify(width), refused.identify(), -rows.place, -refused.batch)
     left = np.flatnonzero(refusal < 0)
     some = rows.take(left)
     waits = np.zeros(len(rows.code), bool)
-    waits[left] = (
-        pair_elements(
-            (some.code, some.time, *convert_to_bits(some.numbers)),
-            (waiting.code, waiting.time, *convert_to_bits(waiting.numbers)),
-            -some.place,
-            -waiting.place,
-        )
-        >= 0
-    )
+    waits[left] = pair_elements(some.identify(), waiting.identify(), -some.place, -waiting.place) >= 0
     expects = np.flatnonzero((refusal < 0) & ~waits)
     estimate = np.full(len(rows.code), -1)
     estimate[expects] = pair_elements(

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.snapshots.state_rows import count_state_numbers, find_state_extras_widths
 from jobs.state.encoding.estimates import EstimateFormat, locate_packed_full
 from jobs.state.encoding.keys import KeyKind
 from jobs.state.encoding.packets import CONTROL, MEASURED, NEVER, Records
@@ -248,34 +249,34 @@ class _Check(NamedTuple):
         expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
         missing = applied[expecting & (known.estimate[applied] < 0)]
         paired = expecting & (known.estimate[applied] >= 0)
-        counts = {
-            "keys": len(self.keys),
-            "rows": np.count_nonzero(rows.place >= 0),
-            "different": np.count_nonzero(compared.differ),
-            "close": np.count_nonzero(compared.close),
-            "equal": np.count_nonzero(paired & ~compared.differ & ~compared.close & ~numerics),
-            "refused": np.count_nonzero(known.refusal >= 0),
-            "waiting": np.count_nonzero(known.waits),
-            "unrecorded": len(unrecorded),
-            "undecided": np.count_nonzero(undecided),
-            "numerics": np.count_nonzero(numerics),
-            "missing": len(missing),
-            "doubled": np.count_nonzero(known.doubled),
-            "strange": np.count_nonzero(known.strange),
-            "baseless": np.count_nonzero(known.baseless),
+        counted = {
+            "rows": rows.place >= 0,
+            "different": compared.differ,
+            "close": compared.close,
+            "equal": paired & ~compared.differ & ~compared.close & ~numerics,
+            "refused": known.refusal >= 0,
+            "waiting": known.waits,
+            "undecided": undecided,
+            "numerics": numerics,
+            "doubled": known.doubled,
+            "strange": known.strange,
+            "baseless": known.baseless,
         }
         firsts = [*self._describe_differing(applied, compared, attempt), *self._describe_misplaced(missing)]
         if ends is not None:
-            kept, made = self.inputs.states(Kind.END, self._width()).there, attempt.states.count > 0
+            kept, made = self._read_states(Kind.END).there, attempt.states.count > 0
             others = ends.differ & explained & kept & made
             ends = _clear_differences(ends, others)
-            counts["states_numerics"] = np.count_nonzero(others)
-            counts["states_different"] = np.count_nonzero(ends.differ)
-            counts["states_close"] = np.count_nonzero(ends.close)
-            counts["states"] = np.count_nonzero((kept | made) & ~ends.differ & ~ends.close & ~others)
+            counted |= {
+                "states_numerics": others,
+                "states_different": ends.differ,
+                "states_close": ends.close,
+            }
+            counted["states"] = (kept | made) & ~ends.differ & ~ends.close & ~others
             firsts += self._describe_ends(ends)
-        integers = {name: int(count) for name, count in counts.items()}
-        return Findings.of(*firsts, **integers)
+        counts = {name: int(np.count_nonzero(which)) for name, which in counted.items()}
+        lengths = {"keys": len(self.keys), "unrecorded": len(unrecorded), "missing": len(missing)}
+        return Findings.of(*firsts, **counts, **lengths)
 
     def _find_numerics_keys(self, taken: Bools) -> Bools:
         """Return the keys whose differences are excused because the generation began with other numerics.
@@ -340,7 +341,7 @@ class _Check(NamedTuple):
         """Return the initial states of keys under the assumption that offers were taken; keys of the snapshot take
         none.
         """
-        return self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
+        return self._states(Kind.OFFER, begin, ~self._read_states(Kind.SEED).there)
 
     def _compare_both(
         self, applied: Ints, attempt: _Attempt
@@ -366,7 +367,7 @@ class _Check(NamedTuple):
         if not lost.any() or recipe.in_order or recipe.apply_late:
             return order, np.empty(0, np.int64)
         newest = _compute_running_max(rows.code[order], np.where(lost, NEVER, rows.time[order]))
-        seeds = self.inputs.states(Kind.SEED, self._width())
+        seeds = self._read_states(Kind.SEED)
         held = np.where(seeds.there & (seeds.count > 0), seeds.event_time, NEVER)
         late = lost & (rows.time[order] < np.maximum(newest, held[rows.code[order]]))
         return order[~late], order[late]
@@ -376,10 +377,8 @@ class _Check(NamedTuple):
         refusal = self.fates.refusal
         return (refusal >= 0) & self.bad[refusal] if len(self.bad) else np.zeros(len(refusal), bool)
 
-    def _width(self) -> int:
-        n = self.recipe.estimates.states
-        _, _, extras = self.recipe.kernel.snapshot(self.recipe.kernel.initial(1))
-        return n + n * n + sum(len(array) for array in extras.values())
+    def _read_states(self, kind: Kind) -> States:
+        return self.inputs.states(kind, count_state_numbers(self.recipe.kernel))
 
     def _fresh(self) -> KeyStates:
         """Return the initial states of new keys."""
@@ -398,21 +397,14 @@ class _Check(NamedTuple):
         """Return the states of all keys: states of this kind where a key has one, and initial states for all other
         keys.
         """
-        recipe, width = self.recipe, self._width()
-        given = self.inputs.states(kind, width)
+        recipe, given = self.recipe, self._read_states(kind)
         there = given.there if wanted is None else given.there & wanted
         if not there.any():
             return fresh
-        n = recipe.estimates.states
-        _, _, extras = recipe.kernel.snapshot(recipe.kernel.initial(1))
-        parts, at = {}, n + n * n
-        for name, array in extras.items():
-            parts[name] = np.ascontiguousarray(given.numbers[at : at + len(array)][:, there])
-            at += len(array)
-        mean, covariance = (
-            np.ascontiguousarray(some[:, there]) for some in np.split(given.numbers[: n + n * n], [n])
-        )
-        restored = recipe.kernel.restore(mean, covariance, parts)
+        n, widths = recipe.estimates.states, find_state_extras_widths(recipe.kernel)
+        sections = np.split(given.numbers, np.cumsum([n, n * n, *widths.values()])[:-1])
+        mean, covariance, *parts = (np.ascontiguousarray(one[:, there]) for one in sections)
+        restored = recipe.kernel.restore(mean, covariance, dict(zip(widths, parts, strict=True)))
         states = fresh.take(np.arange(len(self.keys)))
         states.values[:, there] = restored.astype(recipe.stored).astype(np.float64)
         states.event_time[there] = given.event_time[there]
@@ -464,22 +456,19 @@ class _Check(NamedTuple):
 
     def _ends(self, attempt: _Attempt) -> PairwiseComparison:
         """Compare the states at the end with the recomputed states."""
-        recipe, width = self.recipe, self._width()
-        found = self.inputs.states(Kind.END, width)
-        values = attempt.states.values.astype(recipe.stored).astype(np.float64)
-        mean, covariance, extras = recipe.kernel.snapshot(values)
-        there = attempt.states.count > 0
-        expected = np.vstack([mean, covariance, *extras.values()])
-        numbers = compare(
-            np.vstack([expected, attempt.states.log_likelihood]),
-            np.vstack([found.numbers, found.log_likelihood]),
-            recipe.tolerance,
+        recipe, found = self.recipe, self._read_states(Kind.END)
+        values, count, event_time, log_likelihood = (
+            getattr(attempt.states, name) for name in ("values", "count", "event_time", "log_likelihood")
         )
-        other = (attempt.states.count != found.count) | (attempt.states.event_time != found.event_time)
-        both = there & found.there
-        absent = there & ~found.there & (attempt.states.event_time >= recipe.expired_before)
-        differ = both & (numbers.differ | other) | found.there & ~there | absent
-        return PairwiseComparison(differ, both & numbers.close & ~differ, numbers.first)
+        mean, covariance, extras = recipe.kernel.snapshot(values.astype(recipe.stored).astype(np.float64))
+        numbers = np.vstack([mean, covariance, *extras.values()])
+        there, both = count > 0, (count > 0) & found.there
+        compared = compare_states(
+            States(there, count, event_time, log_likelihood, numbers), found, recipe.tolerance
+        )
+        absent = there & ~found.there & (event_time >= recipe.expired_before)
+        differ = both & compared.differ | found.there & ~there | absent
+        return PairwiseComparison(differ, both & compared.close & ~differ, compared.first)
 
     def _describe_differing(
         self, applied: Ints, compared: PairwiseComparison, attempt: _Attempt
@@ -539,6 +528,17 @@ def compare(expected: Floats, found: Floats, tolerance: float) -> PairwiseCompar
     return PairwiseComparison(differ, unequal.any(axis=0) & ~differ, first)
 
 
+def compare_states(expected: States, found: States, tolerance: float) -> PairwiseComparison:
+    """Compare the numbers, counts and event times of K states."""
+    numbers = compare(
+        np.vstack([expected.numbers, expected.log_likelihood]),
+        np.vstack([found.numbers, found.log_likelihood]),
+        tolerance,
+    )
+    other = (expected.count != found.count) | (expected.event_time != found.event_time)
+    return numbers._replace(differ=numbers.differ | other)
+
+
 def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: bool = False) -> Findings:
     """Compare found states (kind `END`) with the expected states (kind `SEED`), of `width` numbers per key.
 
@@ -546,13 +546,8 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
     """
     inputs = _encode_keys(table)
     expected, found = inputs.states(Kind.SEED, width), inputs.states(Kind.END, width)
-    numbers = compare(
-        np.vstack([expected.numbers, expected.log_likelihood]),
-        np.vstack([found.numbers, found.log_likelihood]),
-        tolerance,
-    )
-    other = (expected.count != found.count) | (expected.event_time != found.event_time)
-    differ = numbers.differ | other | (expected.there != found.there)
+    compared = compare_states(expected, found, tolerance)
+    differ = compared.differ | (expected.there != found.there)
     others = differ & expected.there & found.there & by_numerics
     differ &= ~others
     what = "the snapshot's state is not the one that its lineage gives"
@@ -561,8 +556,8 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
         *(describe_difference(what, inputs.keys[i].as_py()) for i in some),
         states_numerics=int(np.count_nonzero(others)),
         states_different=int(np.count_nonzero(differ)),
-        states_close=int(np.count_nonzero(numbers.close & ~differ)),
-        states=int(np.count_nonzero(~numbers.close & ~differ & ~others)),
+        states_close=int(np.count_nonzero(compared.close & ~differ)),
+        states=int(np.count_nonzero(~compared.close & ~differ & ~others)),
     )
 
 
@@ -626,11 +621,8 @@ def _filter_batches(
     extra = {
         name: np.concatenate([one.extra[name] for one in several], -1)[:, back] for name in several[0].extra
     }
-    fields = {
-        name: np.concatenate([getattr(one, name) for one in several], -1)[..., back]
-        for name in Outputs._fields[:-1]
-    }
-    return states, Outputs(**fields, extra=extra)
+    columns = zip(*(one[:-1] for one in several), strict=True)
+    return states, Outputs(*(np.concatenate(some, -1)[..., back] for some in columns), extra=extra)
 
 
 def _align_ties(rows: CodedRows, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:

@@ -85,12 +85,11 @@ def describe_difference(what: str, key: str | None = None, batch: int | None = N
 def sum_findings(parts: Iterable[Findings]) -> Findings:
     """Return the sum of findings, with the first few differences from all of them."""
     total = Findings()
-    firsts: list[dict[str, Any]] = []
     for part in parts:
         for name, count in part.counts.items():
             total.counts[name] = total.counts.get(name, 0) + count
-        firsts += part.firsts
-    return Findings(total.counts, firsts[:SHOWN])
+        total.firsts.extend(part.firsts)
+    return Findings(total.counts, total.firsts[:SHOWN])
 
 
 def format_difference(difference: Mapping[str, Any]) -> str:
@@ -139,17 +138,14 @@ def find_unfinished_run(
 ) -> VerificationRun | None:
     """Return the run to continue: the named run, or the last run with these options if it was killed recently."""
     rows = _read_rows(warehouse, model)
-    ended = {row["run_id"] for row in rows if row["step"] == ENDED}
-    began = [row for row in rows if row["step"] == BEGAN and row["run_id"] not in ended]
-    if run_id is not None:
-        began = [row for row in began if row["run_id"] == run_id]
-    else:
-        recent = datetime.now(UTC) - CONTINUED_FOR
-        began = [
-            row
-            for row in began
-            if row["recorded_at"] > recent and json.loads(row["plan"])["options"] == options
-        ]
+    ended, recent = {row["run_id"] for row in rows if row["step"] == ENDED}, datetime.now(UTC) - CONTINUED_FOR
+
+    def is_wanted(row: dict[str, Any]) -> bool:
+        if run_id is not None:
+            return row["run_id"] == run_id
+        return row["recorded_at"] > recent and json.loads(row["plan"])["options"] == options
+
+    began = [row for row in rows if row["step"] == BEGAN and row["run_id"] not in ended and is_wanted(row)]
     if not began:
         return None
     newest = max(began, key=lambda row: row["recorded_at"])

@@ -21,17 +21,18 @@ from jobs.lineage import replayed_late_rows
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
+from jobs.lineage.source_ranges import is_before
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_rows import StateRows, find_state_extras_widths
+from jobs.snapshots.state_rows import StateRows, count_state_numbers, find_state_extras_widths
 from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
 from jobs.state.encoding.arrow import build_matrix
 from jobs.state.encoding.keys import build_identity_arrays, build_identity_columns, build_key_text
 from jobs.state.encoding.packets import NEVER
 from jobs.state.encoding.rows import KeyedRows
-from jobs.storage.positions import KAFKA, parse_offsets, to_datetime
+from jobs.storage.positions import KAFKA, to_datetime
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import migrating
 from jobs.upgrades.migration.apply import apply_migration
@@ -154,8 +155,7 @@ def check_snapshot(
             f"{name} is the state of {manifest.generation}, which is not among the live estimates' generations"
         )
     runtime = ModelRuntime.of(model.warehouse, manifest.model_spec(model.spec.folder), manifest.parameters)
-    n = len(runtime.spec.states)
-    width = n + n * n + sum(find_state_extras_widths(runtime.kernel).values())
+    width = count_state_numbers(runtime.kernel)
     both = gathering.convert_states(Kind.SEED, expected, runtime)
     both = both.unionByName(gathering.convert_states(Kind.END, rows, runtime))
     parts = both.filter(sample.has(F.col("key"))).repartition(PARTITIONS, "key")
@@ -223,10 +223,7 @@ def _recompute_pretrained(
         raise CannotVerify(f"{name}: which version of {table} it was made from is not recorded")
     rows = replayed_late_rows.drop_late_copies(model.warehouse, model.warehouse.read(table, int(version)))
     if topic:
-        before = F.col("_partition").isNull()
-        for number, offset in parse_offsets(position).items():
-            before = before | (F.col("_partition") == number) & (F.col("_offset") < offset)
-        rows = rows.filter(before)
+        rows = rows.filter(F.col("_partition").isNull() | is_before(position))
     runtime = ModelRuntime(own, manifest.parameters, rows.schema)
     runtime.ship(model.warehouse.spark)
     frame = rows.select(*own.columns).filter(sample.has(build_key_text(runtime.kind)))

@@ -110,7 +110,7 @@ class Verifier:
         warehouse, name = self.model.warehouse, self.model.name
         if run_id is not None and runs.is_finished(warehouse, name, run_id):
             raise UserError(f"verify {name}: run {run_id} has ended; give another --run-id, or none")
-        options = {key: value for key, value in json.loads(json.dumps(asdict(self.options))).items()}
+        options = json.loads(json.dumps(asdict(self.options)))
         run = runs.find_unfinished_run(warehouse, name, options, run_id)
         continued = run is not None
         if run is None:
@@ -119,7 +119,9 @@ class Verifier:
         plan = run.plan
         self.reasons = list(plan["not_verified"])
         segments = [Segment(**one) for one in plan["segments"]]
-        self._do(run, "hand-overs", partial(_list_hand_overs, plan["overlaps"]))
+        # After these hand-overs, two generations have estimated the same rows.
+        overlaps = list(map(describe_difference, plan["overlaps"]))
+        self._do(run, "hand-overs", lambda: Findings.of(*overlaps, uncounted=len(overlaps)))
         for one in plan["snapshots"]:
             self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
             self._tell_numerics(run, f"snapshot {one}")
@@ -142,15 +144,10 @@ class Verifier:
         self.note("pinning the position")
         chain: Chain = find_chain(self.model)
         live = next((one for one in chain.segments if one.end == STATE), None)
-        copied = None
-        if live is not None:
-            copied = copy_state(self.model, live, self.options.sample, run_id)
+        sample = self.options.sample
         return {
-            "segments": [asdict(one) for one in chain.segments],
-            "snapshots": chain.snapshots,
-            "not_verified": chain.not_verified,
-            "overlaps": chain.overlaps,
-            "end": copied,
+            **asdict(chain),
+            "end": None if live is None else copy_state(self.model, live, sample, run_id),
             "versions": gathering.read_table_versions(self.model),
             "begun_at": datetime.now(UTC).isoformat(),
         }
@@ -351,11 +348,6 @@ class SegmentCheck:
             )
         table = InputsTable(DeployedModel(spec, sources.warehouse))
         return table.joined(rows, sources.runtime.kind, last["version"])
-
-
-def _list_hand_overs(overlaps: list[str]) -> Findings:
-    """Return findings for the hand-overs after which two generations have estimated the same rows."""
-    return Findings.of(*map(describe_difference, overlaps), uncounted=len(overlaps))
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:

@@ -76,6 +76,17 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
+def look_up_entries(maps: pa.MapArray, name: str) -> pa.Array:
+    """Return the entry of a name in each of N Arrow maps; null for a map without the entry."""
+    return load_compute().map_lookup(maps, pa.scalar(name), "first")
+
+
+def convert_to_micros(times: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return N times as microseconds since 1970."""
+    micros = times.cast(pa.timestamp("us")).cast(pa.int64())
+    return to_numpy(micros.combine_chunks() if isinstance(micros, pa.ChunkedArray) else micros)
+
+
 def find_distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
     """Return the distinct values, and the index of the value of each row; a null has the index after the last value."""
     encoded = column.dictionary_encode()

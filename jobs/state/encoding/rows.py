@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import UNPACK, step
+from jobs.spark.local_frame import Make
 from jobs.state.encoding.keys import (
     KeyKind,
     build_identity_arrays,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Packer = Make
 """A function from batches of rows to batches of packets."""
 
 INPUT_IDENTITY = ("_input_identity", "_input_check")
@@ -206,13 +207,7 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 def build_row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
     """Return the function that packs batches with the columns of `select_columns`; `typed` packets have a kind."""
     kind = RowPacket.ROWS if typed else None
-
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield pack_buckets(parse_records(batch, fmt), fmt.layout, routing, kind)
-
-    return pack
+    return map_batches(lambda batch: pack_buckets(parse_records(batch, fmt), fmt.layout, routing, kind))
 
 
 def pack_buckets(
@@ -365,9 +360,16 @@ def select_rows(keyed: KeyedRows, which: Ints) -> KeyedRows:
     return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)), ids)
 
 
-def build_bucket_worker(
-    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def map_batches(convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Make:
+    """Return a function over the batches of a partition that converts each batch with rows."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (convert(batch) for batch in batches if batch.num_rows)
+
+    return work
+
+
+def build_bucket_worker(fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]) -> Make:
     """Return a function over the packets of a partition that calls `work` with the rows of each bucket."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.snapshots.state_rows import StateRows, find_state_extras_widths, map_of, parse_states, with_extras
-from jobs.state.encoding.arrow import build_lists
+from jobs.snapshots.state_rows import StateRows, build_state_columns, parse_states
+from jobs.state.encoding.rows import map_batches
 from jobs.upgrades.migration.parameters import format_parameters, format_value
 from jobs.upgrades.migration.state_map import Migration
 from kalman.filters.own_parameters import FIELD, find_key_parameters
@@ -29,7 +30,9 @@ NO_NUMBER = "state: the key's state is not a number"
 
 def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
     """Return the rows of a snapshot with the states of the new version, without the keys that are left out."""
-    return _prepare_rows(rows, migration).then(_build_migrator(migration))
+    return rows.then(map_batches(partial(_select_finite, migration))).then(
+        map_batches(partial(_migrate_batch, migration))
+    )
 
 
 def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
@@ -41,8 +44,8 @@ def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migrati
     mean, and the number of keys whose mean changes. key_parameters: averages of the per-key parameters before and
     after.
     """
-    names = list(find_state_extras_widths(migration.source))
-    parts = [_measure_batch(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
+    measured = [_measure_batch(batch, migration) for batch in batches if batch.num_rows]
+    parts = [part for part in measured if "keys" in part]  # batches with a finite state
     old, new = migration.source.states, migration.target.states
     keys = sum(part["keys"] for part in parts)
     total = {
@@ -68,8 +71,8 @@ def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migrati
         "keys": keys,
         "wrong": sum(part["wrong"] for part in parts),
         "wrong_keys": [key for part in parts for key in part["wrong_keys"]][:SHOWN_KEYS],
-        "left_out": sum(part["left_out"] for part in parts),
-        "left_out_keys": sorted(key for part in parts for key in part["left_out_keys"])[:SHOWN_KEYS],
+        "left_out": sum(part["left_out"] for part in measured),
+        "left_out_keys": sorted(key for part in measured for key in part["left_out_keys"])[:SHOWN_KEYS],
         "before": averages(old, total["old"]),
         "after": after,
         "key_parameters": {
@@ -84,70 +87,34 @@ def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migrati
     }
 
 
-def _prepare_rows(rows: StateRows, migration: Migration) -> StateRows:
-    """Return state rows with a column for each field of the extras, as `parse_states` reads them."""
-    names = list(find_state_extras_widths(migration.source))
-
-    def prepare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield with_extras(batch, names)
-
-    return rows.then(prepare)
-
-
 def select_without_number(rows: DataFrame, migration: Migration) -> DataFrame:
     """Return the key and the state (as JSON) of the rows that are left out of the snapshot."""
     state = F.to_json(
         F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
     )
-    bad = _prepare_rows(StateRows.of(rows), migration).through(_build_finder(migration), "key string")
+    bad = StateRows.of(rows).through(map_batches(partial(_select_bad_keys, migration)), "key string")
     return rows.withColumn("state", state).select("key", "state").join(bad, "key", "left_semi")
 
 
-def _build_finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                keys = batch.column("key").take(pa.array(_split_by_finite(batch, migration)[1]))
-                yield pa.RecordBatch.from_arrays([keys], ["key"])
-
-    return find
+def _select_bad_keys(migration: Migration, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["key"]).take(pa.array(_split_by_finite(batch, migration)[1]))
 
 
 def _split_by_finite(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
     """Return the indices of the rows whose state has only finite numbers, and the indices of the other rows."""
-    source = migration.source
-    arrays = parse_states(batch, len(source.states), find_state_extras_widths(source))
     # The state is checked instead of its mean and covariance, which may be infinite in some filters.
-    finite = np.isfinite(source.restore(*arrays)).all(axis=0)
+    finite = np.isfinite(migration.source.restore(*parse_states(batch, migration.source))).all(axis=0)
     return np.flatnonzero(finite), np.flatnonzero(~finite)
 
 
-def _build_migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    n, widths = len(migration.source.states), find_state_extras_widths(migration.source)
+def _select_finite(migration: Migration, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array(_split_by_finite(batch, migration)[0]))
 
-    def migrate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            batch = batch.take(pa.array(_split_by_finite(batch, migration)[0]))
-            if batch.num_rows == 0:
-                continue
-            after = migration.apply(*parse_states(batch, n, widths))
-            yield pa.RecordBatch.from_arrays(
-                [
-                    batch.column("key"),
-                    batch.column("state_index"),
-                    batch.column("event_time"),
-                    build_lists(after.mean),
-                    build_lists(after.covariance),
-                    batch.column("log_likelihood"),
-                    map_of(after.extras, batch.num_rows),
-                ],
-                ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
-            )
 
-    return migrate
+def _migrate_batch(migration: Migration, batch: pa.RecordBatch) -> pa.RecordBatch:
+    given = (batch.column(name) for name in ("key", "state_index", "event_time", "log_likelihood"))
+    after = migration.apply(*parse_states(batch, migration.source))
+    return pa.RecordBatch.from_pydict(build_state_columns(*given, moments=after[:3]))
 
 
 def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
@@ -159,15 +126,9 @@ def _measure_batch(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any
         "left_out_keys": batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist(),
     }
     if not len(good):
-        shared = [name for name in new if name in old]
-        sums = {
-            "old": np.zeros(2 * len(old)),
-            "new": np.zeros(2 * len(new)),
-            "kept": [0.0, 0.0] * len(shared),
-        }
-        return {**left_out, **sums, "keys": 0, "wrong": 0, "wrong_keys": [], "old_own": [], "new_own": []}
+        return left_out
     batch = batch.take(pa.array(good))
-    mean, covariance, extras = parse_states(batch, len(old), find_state_extras_widths(migration.source))
+    mean, covariance, extras = parse_states(batch, migration.source)
     after = migration.apply(mean, covariance, extras)
     moves = [np.abs(after.mean[new.index(name)] - mean[old.index(name)]) for name in new if name in old]
     wrong = np.flatnonzero(after.wrong)
@@ -193,7 +154,7 @@ def _sum_key_parameters(model: Filter, extras: Mapping[str, Any]) -> list[float]
 def _average_key_parameters(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
     """Return the averages over keys of the per-key parameters, in the notation of a spec."""
     own = find_key_parameters(model)
-    sums = [part[field] for part in parts if part["keys"]]
+    sums = [part[field] for part in parts]
     if not own.rows or not sums:
         return {}
     mean = np.sum(sums, axis=0) / keys
@@ -219,7 +180,7 @@ def _format_moment(state: Mapping[str, float] | None, name: str, width: int) -> 
     return f"{text:>{width}}"
 
 
-def format_change_table(change: dict[str, Any]) -> list[str]:
+def format_change_table(change: Mapping[str, Any]) -> list[str]:
     """Return the result of `compute_change_summary` as the lines of a table, one line per state."""
     lines = [
         f"{'state':<20} {'mean before':>14} {'after':>14} {'variance before':>16} {'after':>14}  keys changed"
@@ -241,7 +202,7 @@ def format_change_table(change: dict[str, Any]) -> list[str]:
     return lines
 
 
-def format_left_out(change: dict[str, Any]) -> list[str]:
+def format_left_out(change: Mapping[str, Any]) -> list[str]:
     """Return lines about the keys that a migration leaves out; no lines if no key is left out."""
     count = change.get("left_out")
     if not count:
@@ -253,7 +214,7 @@ def format_left_out(change: dict[str, Any]) -> list[str]:
     ]
 
 
-def format_rekeying(change: dict[str, Any]) -> list[str]:
+def format_rekeying(change: Mapping[str, Any]) -> list[str]:
     """Return lines about the keys that a migration changes; no lines if the keys stay the same."""
     rekeyed = change.get("rekeyed")
     if not rekeyed:
@@ -268,8 +229,8 @@ def format_change(model: str, change: Mapping[str, Any]) -> list[str]:
     """Return lines on the states, keys and parameters that a migration changes (`migrating.migrate`)."""
     lines: list[str] = []
     if "after" in change:
-        lines += [f"  {line}" for line in format_change_table(dict(change))]
-        lines += [*format_rekeying(dict(change)), *format_left_out(dict(change))]
+        lines += [f"  {line}" for line in format_change_table(change)]
+        lines += [*format_rekeying(change), *format_left_out(change)]
     return [*lines, *format_changed_parameters(model, change)]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql import Window
@@ -22,13 +23,13 @@ from jobs.core.input_files import find_files, is_several_files, open_input, pars
 from jobs.core.report import format_count
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.model_runtime import ModelRuntime
-from jobs.snapshots.state_rows import STATE_ROWS, StateRows, map_of, measure_rows, restore_types
+from jobs.snapshots.state_rows import STATE_ROWS, StateRows, build_state_columns, measure_rows, restore_types
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.foreign_files import read_own_files
 from jobs.spark.hadoop_files import convert_path
 from jobs.spark.job_labels import label_jobs
-from jobs.state.encoding.arrow import build_lists
 from jobs.state.encoding.keys import build_key_text
+from jobs.state.encoding.rows import map_batches
 from jobs.storage.warehouse import find_home
 from jobs.upgrades.migration.migrating import MOST_LEFT_OUT, keep_left_out
 from jobs.upgrades.migration.state_map import check_moments_suffice, find_wrong_states
@@ -121,24 +122,12 @@ def _build_expression(name: str, flat: Sequence[str], columns: Sequence[str]) ->
     return F.array(*(F.col(f"`{one}`").try_cast("double") for one in flat)).alias(f"l_{name}")
 
 
-def build_checker(
-    model: Filter, table: Form
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function from rows of a table to rows with the columns `CHECKED`.
+def check_rows(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert rows of a table to rows with the columns `CHECKED`.
 
     A row of the table has key, event_time (microseconds), state_index, log_likelihood, times (number of rows with its
     key), given, and the lists.
     """
-
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield _check_batch(model, table, batch)
-
-    return check
-
-
-def _check_batch(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatch:
     size = batch.num_rows
     problems: list[str | None] = [None] * size
     read = {name: _read_numbers(batch.column(f"l_{name}"), table.widths[name]) for name in table.widths}
@@ -154,23 +143,11 @@ def _check_batch(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.Record
             problems[place] = problems[place] or what
     wrong = np.array([one is not None for one in problems])
     state[:, wrong] = 0.0  # the states of refused rows are not used
-    mean, covariance, extras = model.snapshot(state)
-    counts = batch.column(COUNT).fill_null(1)
-    columns = {
-        "key": batch.column("key"),
-        COUNT: counts,
-        EVENT_TIME: batch.column(EVENT_TIME),
-        MEAN: build_lists(mean),
-        COVARIANCE: build_lists(covariance),
-        SCORE: batch.column(SCORE),
-        "extras": map_of(extras, size),
-        "problem": pa.array(problems, pa.string()),
-        "given": pa.array(
-            [a if bad else None for a, bad in zip(batch.column("given").to_pylist(), wrong, strict=True)],
-            pa.string(),
-        ),
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+    key, time, score, given = (batch.column(name) for name in ("key", EVENT_TIME, SCORE, "given"))
+    columns = build_state_columns(key, batch.column(COUNT).fill_null(1), time, score, model.snapshot(state))
+    columns["problem"] = pa.array(problems, pa.string())
+    columns["given"] = pc.if_else(pa.array(wrong), given, None)  # type: ignore[attr-defined]
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _read_numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_]]:
@@ -318,7 +295,7 @@ def import_states(
     _refuse_texts(frame, table, name)
     runtime.ship(spark)
     on_progress("checking every key")
-    checker = build_checker(runtime.kernel, table.form)
+    checker = map_batches(partial(check_rows, runtime.kernel, table.form))
     rows = _prepare_rows(frame, runtime, table).mapInArrow(checker, CHECKED).persist()
     try:
         with label_jobs(spark, f"import {spec.name}", "check every key"):
@@ -369,7 +346,7 @@ def _refuse_texts(frame: DataFrame, table: StateTable, name: str) -> None:
 
 
 def _prepare_rows(frame: DataFrame, runtime: ModelRuntime, table: StateTable) -> DataFrame:
-    """Return the rows with the columns that the function of `build_checker` expects."""
+    """Return the rows with the columns that `check_rows` expects."""
     kind = runtime.kind
     typed = [
         F.col(f"`{name}`").try_cast(type_).alias(name)

@@ -34,8 +34,9 @@ from jobs.upgrades.migration.apply import (
 )
 from jobs.upgrades.migration.parameters import carry_over_parameters, list_parameter_changes
 from jobs.upgrades.migration.rekey import NEWEST, Rekey, build_rekey, find_collisions, merge_rows, rekey_rows
-from jobs.upgrades.migration.state_map import Migration, build_migration, find_key_parameter_rows
+from jobs.upgrades.migration.state_map import Migration, build_migration
 from jobs.upgrades.migration.versions import find_path_forward
+from kalman.filters.own_parameters import find_key_parameters
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -304,11 +305,8 @@ def plan_migration(
     carried = carry_over_parameters(steps, source.parameters)
     after = carried.parameters if parameters is None else parameters
     migration = build_migration(steps, source.parameters, after, carried.names)
-    chosen = (
-        migration.key_parameters
-        if find_key_parameter_rows(migration.source) or find_key_parameter_rows(migration.target)
-        else None
-    )
+    has_own = any(find_key_parameters(one).rows for one in (migration.source, migration.target))
+    chosen = migration.key_parameters if has_own else None
     identity = compute_snapshot_id(source, steps, after, chosen)
     changes = list_parameter_changes(steps[0].old, steps[-1].new, source.parameters, after, carried)
     return MigrationPlan(migration, after, identity, changes)

@@ -5,7 +5,8 @@ Without a merge rule, old keys that have the same new key are refused. Each func
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -17,10 +18,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.core.errors import UserError
-from jobs.snapshots.state_rows import map_of
-from jobs.state.encoding.arrow import build_lists, build_matrix
+from jobs.snapshots.state_rows import build_state_columns
+from jobs.state.encoding.arrow import build_matrix
 from jobs.state.encoding.keys import KeyKind, build_key_columns, build_key_kind, build_key_text
 from jobs.state.encoding.row_order import find_starts
+from jobs.state.encoding.rows import map_batches
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration.state_map import find_wrong_states, load_function
 from jobs.upgrades.migration.versions import MigrationStep
@@ -91,7 +93,9 @@ def rekey_rows(rows: DataFrame, rekey: Rekey) -> DataFrame:
     rest = [field for field in rows.schema.fields if field.name != "key"]
     new = [StructField(f"n{i}", StringType()) for i in range(len(rekey.names))]
     schema = StructType([StructField("old_key", StringType()), *new, *rest])
-    named = rows.select("*", *old).mapInArrow(_build_mapper(rekey, [field.name for field in rest]), schema)
+    named = rows.select("*", *old).mapInArrow(
+        map_batches(partial(_rename_keys, rekey, [field.name for field in rest])), schema
+    )
     text = build_key_text(KeyKind(tuple(field.name for field in new), ("string",) * len(new), False))
     return named.select(text.alias("key"), "old_key", *(field.name for field in rest))
 
@@ -219,25 +223,11 @@ def _convert_to_texts(column: pd.Series, whole: bool, field: str) -> list[str]:
     return values
 
 
-def _build_mapper(
-    rekey: Rekey, rest: list[str]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    names = [f"n{i}" for i in range(len(rekey.names))]
-
-    def rename(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            old = pd.DataFrame(
-                {name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(rekey.old.columns)}
-            )
-            texts = [pa.array(column, pa.string()) for column in compute_new_keys(rekey, old)]
-            yield pa.RecordBatch.from_arrays(
-                [batch.column("key"), *texts, *(batch.column(name) for name in rest)],
-                ["old_key", *names, *rest],
-            )
-
-    return rename
+def _rename_keys(rekey: Rekey, rest: list[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+    old = pd.DataFrame({name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(rekey.old.columns)})
+    new = {f"n{i}": pa.array(texts, pa.string()) for i, texts in enumerate(compute_new_keys(rekey, old))}
+    others = {name: batch.column(name) for name in rest}
+    return pa.RecordBatch.from_pydict({"old_key": batch.column("key"), **new, **others})
 
 
 def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
@@ -256,17 +246,12 @@ def _build_merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         mean = build_matrix(part.column("mean"), n, "mean")
         covariance = build_matrix(part.column("covariance"), n * n, "covariance")
         new = merge_states(rekey, np.cumsum(starts) - 1, time, mean, covariance)
-        mean, covariance, extras = rekey.target.snapshot(rekey.target.from_moments(*new))
-        count, likelihood = (part.column(name).to_numpy() for name in ("state_index", "log_likelihood"))
-        columns = {
-            "key": keys.take(pa.array(first)),
-            "state_index": pa.array(np.add.reduceat(count, first)),
-            "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the newest row
-            "mean": build_lists(mean),
-            "covariance": build_lists(covariance),
-            "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),
-            "extras": map_of(extras, len(first)),
-        }
-        return pa.table(list(columns.values()), list(columns))
+        moments = rekey.target.snapshot(rekey.target.from_moments(*new))
+        count, likelihood = (
+            pa.array(np.add.reduceat(part.column(name).to_numpy(), first))
+            for name in ("state_index", "log_likelihood")
+        )
+        newest = times.take(pa.array(np.append(first[1:], len(keys)) - 1))
+        return pa.table(build_state_columns(keys.take(pa.array(first)), count, newest, likelihood, moments))
 
     return merge

@@ -83,7 +83,7 @@ class Migration:
             and dict(_unwrap_filter(self.source).fields) == dict(_unwrap_filter(self.target).fields)
             and (
                 self.key_parameters is None
-                or find_key_parameter_rows(self.source) == find_key_parameter_rows(self.target)
+                or find_key_parameters(self.source).rows == find_key_parameters(self.target).rows
             )
         )
 
@@ -210,11 +210,6 @@ def _has_kept_parameters(
     field = source.fields.get("parameters")
     same = bool(old) and dict(old) == dict(new)
     return same and field is not None and field == target.fields.get("parameters")
-
-
-def find_key_parameter_rows(model: Filter) -> dict[str, slice]:
-    """Return the positions of each per-key parameter, by name."""
-    return find_key_parameters(model).rows
 
 
 def check_moments_suffice(model: Filter) -> kalman.ModelError | None:

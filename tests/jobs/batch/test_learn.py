@@ -69,14 +69,16 @@ def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
     said: list[str] = []
     asked = Learn(parameters=["weights", "rates"], max_iterations=500)
     found = learn_pooled(frame, DEFINITION, asked, batch, Interval(), None, said.append)
-    assert found.converged and found.rows == 107 and "weights, rates" in said[-1]
-    assert found.log_likelihood == pytest.approx(-360.369044, abs=1e-6)
+    assert found.fit.converged and found.rows == 107 and "weights, rates" in said[-1]
+    assert found.fit.log_likelihood == pytest.approx(-360.369044, abs=1e-6)
     model = kalman.build(DEFINITION, found.parameters)
     np.testing.assert_allclose(model.initial(1)[:4, 0], [0.675726, 0.324274, 15.777108, 26.839895], rtol=1e-3)
 
     problem = learnable(DEFINITION)
     direct = problem.fit(lambda theta: problem.evaluate(theta, whole, 11, 1.0), lambda: whole.y, 500)
-    np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-2)  # held-out rows differ, and so the start
+    np.testing.assert_allclose(
+        found.fit.theta, direct.theta, rtol=1e-2
+    )  # held-out rows differ, and so the start
 
 
 def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
@@ -95,9 +97,9 @@ def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
     found = learn_pooled(frame, definition, Learn(parameters=["Q", "R"]), batch, Interval(), None, print)
     problem = build_linear_learner(definition)
     direct = fit(lambda theta: problem.compute_gradient(theta, whole, 11, 1.0), problem.start)
-    assert found.converged and found.held_out is None
-    assert found.log_likelihood == pytest.approx(direct.log_likelihood, rel=1e-10)
-    np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-4)
+    assert found.fit.converged and found.fit.held_out is None
+    assert found.fit.log_likelihood == pytest.approx(direct.log_likelihood, rel=1e-10)
+    np.testing.assert_allclose(found.fit.theta, direct.theta, rtol=1e-4)
 
 
 def test_a_sample_has_every_nth_row_of_each_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:
@@ -188,7 +190,7 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
         rows = kalman.SortedRows(number, time[mask], y[:, mask], np.empty((0, int(mask.sum()))))
         theta = found.groups.result.theta[:, j]
         value, gradient, used = problem.compute_gradient(theta, rows, len(members), 1e6)
-        np.testing.assert_allclose(gradient, theta - found.theta, atol=1e-4)
+        np.testing.assert_allclose(gradient, theta - found.fit.theta, atol=1e-4)
         assert used == found.groups.result.used[j] == 30 * len(members)
         assert found.groups.result.log_likelihood[j] == pytest.approx(value, rel=1e-9)
 

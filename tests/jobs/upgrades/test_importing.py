@@ -15,7 +15,7 @@ import kalman
 from jobs import export, import_states, migrate, verify
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.snapshots import manifests, store
-from jobs.upgrades.migration.importing import build_checker, plan_table
+from jobs.upgrades.migration.importing import check_rows, plan_table
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 DAYS = random_rows(3, keys=24, rows=60)
@@ -72,7 +72,7 @@ def test_every_problem_of_a_state_is_named(kind: str, form: str, spark_columns: 
     model = kalman.build({**TREND, "filter": kind, "form": form})
     table = plan_table(model, ["id"], ["id", "event_time", "mean", "covariance"], "--input x")
     batch = batch_of([change for _, change in STATES], {"mean": [1.0, -2.0], "covariance": GOOD})
-    (out,) = build_checker(model, table.form)(iter([batch]))
+    out = check_rows(model, table.form, batch)
     assert out.column("problem").to_pylist() == [problem or None for problem, _ in STATES]
     assert out.column("mean").to_pylist()[0] == [1.0, -2.0]
     np.testing.assert_allclose(out.column("covariance").to_pylist()[0], GOOD, rtol=1e-15)
@@ -89,7 +89,7 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
     batch = batch_of(
         [{}, {"parameters": [float("inf")]}], {"mean": [1.0, 2.0], "covariance": GOOD, "parameters": [7.0]}
     )
-    (out,) = build_checker(adaptive, table.form)(iter([batch]))
+    out = check_rows(adaptive, table.form, batch)
     assert dict(out.column("extras").to_pylist()[0])["parameters"] == [7.0]
     assert out.column("problem").to_pylist() == [None, "parameters is not 1 finite numbers"]
     mixture = kalman.build(
@@ -104,7 +104,7 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
         mixture, ["id"], ["id", "event_time", "weights_0", "weights_1", "rates_0", "rates_1"], "x"
     )
     batch = batch_of([{}, {"weights": [0.5, 0.6]}], {"weights": [0.25, 0.75], "rates": [4.0, 8.0]})
-    (out,) = build_checker(mixture, table.form)(iter([batch]))
+    out = check_rows(mixture, table.form, batch)
     assert out.column("problem").to_pylist() == [None, "weights are below 0, or do not sum to 1"]
     np.testing.assert_allclose(out.column("mean").to_pylist()[0], [7.0], rtol=1e-15)
 

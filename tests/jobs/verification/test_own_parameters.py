@@ -10,7 +10,7 @@ import pytest
 
 from jobs import verify
 from jobs.verification import snapshot_check
-from jobs.verification.snapshot_check import LearnedInitialStates
+from jobs.verification.snapshot_check import LearnedInitialStates, read_learned_states
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ def test_each_key_is_recomputed_with_what_it_has_learned(
     assert report.data["counts"]["states"] > parts[0]["id"].nunique()
 
     def of_another_key(*arguments: Any) -> LearnedInitialStates:
-        found = snapshot_check.read_learned_states(*arguments)
+        found = read_learned_states(*arguments)
         return LearnedInitialStates(found.kernel, found.identity, np.roll(found.values, 1, axis=1))
 
     monkeypatch.setattr("jobs.verification.snapshot_check.read_learned_states", of_another_key)
