@@ -131,6 +131,7 @@ def spark_session(
     # PySpark logs each exception as JSON with a stack trace, although the command prints the exception as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
+    logging.getLogger().addFilter(_is_not_of_gateway)
     for server in (AccumulatorTCPServer, AccumulatorUnixServer):  # prints a stack trace if Java is killed
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -179,6 +180,11 @@ def _interrupt_kept() -> Iterator[None]:
     finally:
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
+
+
+def _is_not_of_gateway(record: logging.LogRecord) -> bool:
+    """Return whether a record is not of Py4J's gateway, which logs a stack trace if Java is killed amid a call."""
+    return record.module != "java_gateway"
 
 
 def _list_jars(kafka: bool, root: str) -> list[str]:

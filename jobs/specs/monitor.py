@@ -317,8 +317,10 @@ class Monitor(SpecSection):
             readings.find(one.of, f"monitor.aggregates[{place}].of")
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in readings.states:
-                remedy = f"choose from {', '.join(readings.states)}"
-                raise invalid(f"'{rule.state}' is not a state", remedy, f"monitor.rules[{place}].state")
+                field = f"monitor.rules[{place}].state"
+                raise invalid(
+                    f"'{rule.state}' is not a state", f"choose from {', '.join(readings.states)}", field
+                )
             if rule.kind == "measured":
                 name = rule.measurement or readings.measurement[0]
                 readings.find(f"measured.{name}", f"monitor.rules[{place}].measurement")

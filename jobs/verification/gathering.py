@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.lineage import generations, replayed_late_rows
 from jobs.lineage.generations import DeployedModel, read_origin_manifest
-from jobs.lineage.source_ranges import is_before
+from jobs.lineage.live import combine_conditions
 from jobs.snapshots import manifests, waiting_rows
 from jobs.snapshots.model_runtime import ModelRuntime
 from jobs.snapshots.state_rows import find_state_extras_widths
@@ -150,7 +150,7 @@ def _read_versions(sources: Sources) -> DataFrame:
 def _read_topic(sources: Sources) -> DataFrame:
     warehouse, segment = sources.warehouse, sources.segment
     table, topic = measurements(sources.generation.model), segment.last["topic"]
-    end = parse_offsets(segment.last)
+    begin, end = parse_offsets(segment.first), parse_offsets(segment.last)
     landed = find_landed_position(warehouse, table, topic)
     have = {} if landed is None else parse_offsets(landed)
     behind = [number for number, offset in end.items() if have.get(number, 0) < offset]
@@ -160,7 +160,13 @@ def _read_topic(sources: Sources) -> DataFrame:
             f"and only landed rows can be recomputed: run `kalman-pipeline ingest --model "
             f"{sources.generation.model}`, and verify again"
         )
-    inside = is_before(segment.last) & ~is_before(segment.first)
+    # Both bounds stand beside their partition, so that Delta's statistics leave files out.
+    inside = combine_conditions(
+        (F.col("_partition") == number)
+        & (F.col("_offset") >= begin.get(number, 0))
+        & (F.col("_offset") < offset)
+        for number, offset in end.items()
+    )
     return warehouse.read(table).filter(inside).withColumn("_place", F.col("_offset"))
 
 

@@ -54,7 +54,7 @@ def compute_change_summary(batches: Iterable[pa.RecordBatch], migration: Migrati
     }
     shared = [name for name in new if name in old]
     kept = [np.array(part["kept"]).reshape(-1, 2) for part in parts]
-    changes = np.array(kept).reshape(-1, len(shared), 2)
+    changes = np.array(kept).reshape(len(parts), len(shared), 2)
 
     def averages(names: tuple[str, ...], sums: Any) -> dict[str, dict[str, float]]:
         n = len(names)
@@ -108,7 +108,8 @@ def _split_by_finite(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, 
 
 
 def _select_finite(migration: Migration, batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.take(pa.array(_split_by_finite(batch, migration)[0]))
+    good, bad = _split_by_finite(batch, migration)
+    return batch.take(pa.array(good)) if len(bad) else batch
 
 
 def _migrate_batch(migration: Migration, batch: pa.RecordBatch) -> pa.RecordBatch:

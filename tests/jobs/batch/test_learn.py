@@ -76,9 +76,8 @@ def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
 
     problem = learnable(DEFINITION)
     direct = problem.fit(lambda theta: problem.evaluate(theta, whole, 11, 1.0), lambda: whole.y, 500)
-    np.testing.assert_allclose(
-        found.fit.theta, direct.theta, rtol=1e-2
-    )  # held-out rows differ, and so the start
+    # Held-out rows differ, and so the start.
+    np.testing.assert_allclose(found.fit.theta, direct.theta, rtol=1e-2)
 
 
 def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(

@@ -48,7 +48,7 @@ def strike(at):
 
 def striking_run(self, tasks, on_read):
     found = run(self, tasks, on_read)
-    Path(note).write_text(str(self._others[0].pid))
+    Path(note).write_text(str(self._others[0]._process.pid))
     strike("before the first commit")
     return found
 
@@ -105,7 +105,7 @@ def test_files_land_once_wherever_the_warehouse_is(
 
     def killed(self: Workers, tasks: Any, on_read: Any) -> Any:
         self.start()
-        os.kill(self._others[0].pid, signal.SIGKILL)
+        os.kill(self._others[0]._process.pid, signal.SIGKILL)
         return run(self, tasks, on_read)
 
     with (

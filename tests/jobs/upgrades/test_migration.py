@@ -261,6 +261,14 @@ def test_a_preview_says_which_states_are_diffuse() -> None:
         {**dict(zip("ab", covariance[::3].mean(axis=1), strict=True)), "c": np.inf}
     )
     assert format_change_table(change)[-1].split() == ["c", "-", "0", "-", "diffuse", "new"]
+    renamed = spec(
+        2,
+        ["c", "d"],
+        migrate={"states": {name: {"initial": True} for name in "cd"}, "drop": ["a", "b"]},
+        **diffuse,
+    )
+    change = compute_change_summary([batch], build_migration([MigrationStep.forward(old, renamed)], {}, {}))
+    assert change["keys"] == 4 and change["added"] == ["c", "d"] and change["dropped"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
