@@ -7,6 +7,10 @@ A task is queued until its process reports that it runs. If the process is kille
 notice, because a task that does not run has no heartbeat to miss. After `task_queued_timeout` the scheduler asks the
 executor to revoke the queued task, and queues it again. Airflow's own local executor cannot revoke tasks, so the task
 would stay queued until a restart of the scheduler.
+
+A process that is killed after it has taken a task, and before it has told so, keeps the slot of this task until the
+scheduler revokes the task. One that is killed while it waits for a task keeps the lock of Airflow's queue, and no other
+process gets a task until a restart of the scheduler.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ class _ObservedQueue:
         self._tasks, self._taken = tasks, taken
 
     def get(self) -> Any:
-        task = self._tasks.get()
         # So short a message is written as a whole, without a lock that a killed process would keep.
+        self._taken.send((os.getpid(), None))  # the last task has ended
+        task = self._tasks.get()
         self._taken.send((os.getpid(), None if task is None else task.key))
         return task
 
@@ -49,12 +54,15 @@ class Executor(LocalExecutor):
     def _spawn_worker(self) -> None:
         tasks = self.activity_queue
         self.activity_queue = _ObservedQueue(tasks, self._notes)  # type: ignore[assignment]
-        super()._spawn_worker()
-        self.activity_queue = tasks
+        try:
+            super()._spawn_worker()
+        finally:
+            self.activity_queue = tasks
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
-        super()._process_workloads(workload_list)
+        # Before: the executor looks for killed processes, which may have taken one of these tasks, in the same call.
         self.running.update(one.key for one in workload_list)
+        super()._process_workloads(workload_list)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
         super().change_state(key, state, info, remove_running and state != TaskInstanceState.RUNNING)

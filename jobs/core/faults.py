@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -129,19 +130,23 @@ def list_causes(error: BaseException | None, handled: bool = False) -> Iterator[
     """Yield an error and its causes.
 
     The context of an error for the user is not its cause unless stated. With `handled`, all errors count that were
-    being handled when an error was raised.
+    being handled when an error was raised, besides its stated cause.
     """
     seen: set[int] = set()
-    left = [error]
+    left = [] if error is None else [error]
     while left:
         error = left.pop()
-        if error is None or id(error) in seen:
+        if id(error) in seen:
             continue
         seen.add(id(error))
         yield error
         follow = handled or not (error.__suppress_context__ or _is_for_user(error))
-        # PySpark keeps the cause of a Java exception in `_cause`.
-        left += (error.__context__ if follow else None, getattr(error, "_cause", None), error.__cause__)
+        # PySpark keeps the cause of a Java exception in `_cause`; other libraries may keep anything there.
+        stated = error.__cause__, None if handled else getattr(error, "_cause", None)
+        found = [
+            one for one in (*stated, error.__context__ if follow else None) if isinstance(one, BaseException)
+        ]
+        left += reversed(found if handled else found[:1])
 
 
 def find_fault_in_text(text: str) -> str | None:
@@ -188,8 +193,10 @@ def name_file(path: str | Path) -> Iterator[None]:
 
 
 def is_model_error(error: BaseException) -> bool:
-    """Return whether an error is kalman's `ModelError`; a command that failed early need not import it, and NumPy."""
-    return type(error).__name__ == "ModelError"
+    """Return whether an error is kalman's `ModelError`."""
+    # kalman is looked up and not imported, because it loads NumPy, which a command that failed early does not need.
+    kind = getattr(sys.modules.get("kalman"), "ModelError", None)
+    return isinstance(kind, type) and isinstance(error, kind)
 
 
 def _is_for_user(error: BaseException) -> bool:

@@ -32,14 +32,15 @@ def read_own_files(
     Raises:
         UserError: a file of the version is outside the folder.
     """
-    frame = home.read(table, version)
+    # Without a version, Delta would read a newer one than the checked one if a commit comes between.
+    frame = home.read(table, home.latest_version(table) if version is None else version)
     if not clones:
         jvm: Any = home.spark._jvm
         plan: Any = frame._jdf
-        files: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\n")
+        files: str = jvm.scala.Predef.genericWrapArray(plan.inputFiles()).mkString("\0")  # in no file's name
         root = home.path(table)
         refuse_foreign_files(
-            [*filter(None, files.split("\n")), *_list_vector_files(frame, root)], root, where
+            [*filter(None, files.split("\0")), *_list_vector_files(frame, root)], root, where
         )
     return frame
 
@@ -48,7 +49,7 @@ def _list_vector_files(frame: DataFrame, root: str) -> list[str]:
     """Return the files of the deletion vectors of a version that Spark reads; Delta's frames do not name them."""
     plan: Any = frame._jdf
     version = plan.queryExecution().analyzed().collectLeaves().head().relation().location().getSnapshot()
-    if not version.protocol().readerFeatureNames().contains("deletionVectors"):
+    if not version.protocol().readerAndWriterFeatureNames().contains("deletionVectors"):
         return []
     vectors = DataFrame(version.allFiles().toDF(), frame.sparkSession).select("deletionVector.*")
     found = vectors.select("storageType", "pathOrInlineDv").filter("storageType != 'i'").distinct().collect()

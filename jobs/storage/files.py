@@ -291,7 +291,8 @@ def _build_refusal(path: str, done: str) -> UserError:
 
 
 SmallFiles = LocalFiles | ObjectFiles
-"""A folder of small files, with the methods that `ObjectFiles` describes.
+"""A folder of small files.
 
-Names are paths relative to the folder; names that begin with a dot are hidden.
+Names are paths relative to the folder; names that begin with a dot are hidden. `ObjectFiles` describes the methods that
+both classes have; it alone has `send`, and `LocalFiles` alone has `append`.
 """

@@ -14,12 +14,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import unquote
 
-from jobs.core.errors import UserError
+from deltalake.exceptions import DeltaError
+
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.input_files import is_below
 from jobs.core.redaction import show_name
 from jobs.core.settings import find_local_path
 from jobs.storage.table_log import open_plain_log
-from jobs.storage.table_rows import list_live_files
+from jobs.storage.table_rows import list_live_files, open_log
 from jobs.storage.warehouse import Tables, parse_actions
 
 UP = r"(^|[/\\])\.\.([/\\]|$)"
@@ -53,6 +55,8 @@ def normalize_folder(root: str) -> str:
 def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
     """Refuse a table if one of its files, without encoding, is not below the table's folder `root`, also by a link.
 
+    Of a name with `#` or `?`, Hadoop may open what stands before the sign, so that part must be below the folder, too.
+
     Raises:
         UserError: a file is elsewhere.
     """
@@ -63,7 +67,10 @@ def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
             own = name.startswith(f"{folder}/") and re.search(UP, name) is None
         else:
             path = re.sub("^file:/+", "/", name)
-            own = path.startswith("/") and is_below(path, folders)
+            whole = next((one for one in (f"{local}/", f"{folder}/") if path.startswith(one)), "")
+            part = path.removeprefix(whole)
+            own = path.startswith("/") and re.search(UP, part) is None and is_below(path, folders)
+            own = own and is_below(whole + re.split("[#?]", part, maxsplit=1)[0], folders)
         if not own:
             raise UserError(f"{explain_foreign_file(where)} ({show_name(name, 200)})")
 
@@ -71,25 +78,44 @@ def refuse_foreign_files(files: Iterable[str], root: str, where: str) -> None:
 def name_vector_file(kind: str, name: str, root: str) -> str:
     """Return the file of a deletion vector of a table, from the vector's storage type (`p` or `u`) and name."""
     if kind == "p":
-        return unquote(name)
+        return unquote(re.split("[?#]", name, maxsplit=1)[0])
     folder, digits = name[:-_UUID_LENGTH], name[-_UUID_LENGTH:].encode().translate(_Z85)
     with suppress(ValueError):  # Spark refuses other digits
         digits = str(uuid.UUID(bytes=base64.b85decode(digits))).encode()
-    return "/".join(filter(None, (_locate(root), folder, f"deletion_vector_{digits.decode()}.bin")))
+    root = (
+        "" if re.match(r"/|[A-Za-z][\w+.-]*:", folder) else _locate(root)
+    )  # Hadoop lets an absolute folder count
+    return "/".join(filter(None, (root, folder, f"deletion_vector_{digits.decode()}.bin")))
 
 
 def refuse_foreign_vectors(home: Tables, table: str, where: str, versions: Iterable[int]) -> None:
     """Refuse a table if a commit of these versions has a deletion vector in a file elsewhere.
 
     Raises:
-        UserError: a file is elsewhere.
+        UserError: a file is elsewhere, or a commit of a table with deletion vectors is gone.
     """
     root = home.path(table)
-    for content in (home.read_commit(table, version) for version in versions):
+    for version in versions:
+        content = home.read_commit(table, version)
+        if content is None and _may_have_vectors(home, table):
+            raise UserError(
+                f"{where}: its log no longer has version {version}, so nobody can tell whose deletion vectors that "
+                "version names: keep the log longer than rows take to land (`delta.logRetentionDuration`)",
+                RUN_FAILED,
+            )
         added = (action.get("add") or {} for action in parse_actions(content or b""))
         vectors = [one["deletionVector"] for one in added if one.get("deletionVector")]
         names = ((str(one["storageType"]), str(one["pathOrInlineDv"])) for one in vectors)
         refuse_foreign_files((name_vector_file(*one, root) for one in names if one[0] != "i"), root, where)
+
+
+def _may_have_vectors(home: Tables, table: str) -> bool:
+    """Return whether a table's present protocol allows deletion vectors, for readers or for writers alone."""
+    try:
+        protocol = open_log(home.root, table).protocol()
+    except (DeltaError, OSError):
+        return True
+    return "deletionVectors" in (*(protocol.reader_features or ()), *(protocol.writer_features or ()))
 
 
 def _locate(root: str) -> str:

@@ -151,7 +151,11 @@ class ObjectFiles:
         self._store, self._prefix = _open_client(f"{root.partition('://')[0]}://{place}"), folder.strip("/")
 
     def read(self, name: str, most: int | None = None) -> bytes | None:
-        """Return a file's content, or None if the file does not exist; refuse one of more than `most` bytes."""
+        """Return a file's content, or None if the file does not exist.
+
+        Raises:
+            UserError: the file has more than `most` bytes, or cannot be read.
+        """
         with self._report_failures(name), suppress(FileNotFoundError):
             for left in reversed(range(_READS)):
                 found = self._store.get(self._path(name))
@@ -217,7 +221,7 @@ class ObjectFiles:
     def rename(self, name: str, to: str) -> bool:
         """Copy a file, or the files of a folder, to another name and remove the old files.
 
-        Return whether the copy and the removal succeeded.
+        In a local folder this is one step, which makes missing parent folders of `to`. Return whether it succeeded.
         """
         source, target = self._path(name), self._path(to)
         try:
@@ -342,7 +346,9 @@ _LISTING = "lists its objects later than S3 does, and a command would go on from
 
 
 def ensure_probed(root: str) -> bool:
-    """Probe the store of a warehouse unless a note of an earlier probe exists; return whether this call probed it.
+    """Probe the store of a warehouse unless a note of an earlier probe exists.
+
+    Return whether the process's first call for this root probed it; later calls do not look again.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
@@ -406,7 +412,11 @@ def _round(files: ObjectFiles, name: str) -> list[bytes]:
         return content if files.create(name, content) else None
 
     with ThreadPoolExecutor(WRITERS) as writers:
-        return [one for one in writers.map(write, range(WRITERS)) if one is not None]
+        try:
+            return [one for one in writers.map(write, range(WRITERS)) if one is not None]
+        except BaseException:
+            start.abort()  # if a thread cannot start, the others would wait for it for ever
+            raise
 
 
 def _build_refusal(root: str, why: str, so: str = _CONDITION) -> UserError:

@@ -230,6 +230,7 @@ def build_sinks(
     warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
     planned = context.checkpoint.find_last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
+    newest = _begin_latest(context, fence, deployed.sinks)
     publisher = Publisher(warehouse, lease, open_sinks(warehouse, deployed.sinks, deployed.functions_folder))
     publisher.begin(context.committed)
     reached = None
@@ -247,7 +248,7 @@ def build_sinks(
         fence=fence,
         watch=watch,
         limit=spec.quarantine,
-        latest=_begin_latest(context, fence, deployed.sinks),
+        latest=newest,
         publisher=publisher if publisher.sinks else None,
         pins=pins,
         ended=ended,

@@ -74,6 +74,45 @@ def test_no_more_tasks_are_handed_out_than_processes_there_are(executor: Executo
     assert (len(left), executor.slots_available) == (2, 0)
 
 
+def test_a_process_without_a_task_has_no_last_one(executor: Executor, tmp_path: Path) -> None:
+    work = Work(tmp_path / "0", 0)
+    queue(executor, [work])
+    pid = work.file.with_suffix(".pid")
+    wait_for(lambda: pid.exists() and pid.read_text(), 30, "a task")
+    executor.sync()
+    assert executor._task_of[int(pid.read_text())] == work.key
+    work.file.unlink()
+    wait_for(lambda: executor.sync() or not any(executor._task_of.values()), 30, "the end of the task")
+    assert not executor.running
+
+
+def test_a_failed_start_of_a_process_keeps_the_queue(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = executor.activity_queue
+    monkeypatch.setattr(multiprocessing.Process, "start", lambda process: os.fsencode(0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        executor._spawn_worker()
+    assert executor.activity_queue is tasks
+
+
+def test_a_process_killed_at_once_frees_its_slot(executor: Executor, tmp_path: Path) -> None:
+    """The executor learns of the death in the call that hands the task out."""
+    work = Work(tmp_path / "0", 0)
+    pid, check = work.file.with_suffix(".pid"), executor._check_workers
+
+    def kill() -> None:
+        wait_for(lambda: pid.exists() and pid.read_text(), 30, "a task")
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        executor.workers[int(pid.read_text())].join()
+        check()
+
+    executor._check_workers = kill  # type: ignore[method-assign]
+    executor.queued_tasks[work.key] = work  # type: ignore[assignment,index]
+    executor._process_workloads([work])
+    assert not executor.running
+
+
 def test_a_killed_process_frees_its_slot_and_no_other(executor: Executor, tmp_path: Path) -> None:
     works = [Work(tmp_path / f"{number}", number) for number in range(4)]
     left = list(works)

@@ -283,6 +283,7 @@ class TableReader(Reader):
         """Open a table at a landed position; `types` are the types of the key and id columns."""
         self._spec, self._table, self._start, self._types = spec, table, start, types
         self.checkpoint = Checkpoint(warehouse, start.checkpoint)
+        self._opened = NOTHING
 
     def is_empty(self) -> bool:
         """Return whether a new query cannot begin yet, because the version after the position does not exist."""
@@ -300,6 +301,7 @@ class TableReader(Reader):
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
         root = self._table.home.path(self._table.name)
+        self._opened = self._table.home.latest_version(self._table.name)
         rows = reader.load(root)
         if not self._trusts_clones():
             rows = keep_own_files(rows, root, f"table {path}")
@@ -309,7 +311,7 @@ class TableReader(Reader):
         """Return the position at the end of a micro-batch.
 
         Raises:
-            UserError: a deletion vector in its commits is in a file outside the table's folder.
+            UserError: a deletion vector in its commits is in a file outside the table's folder, or one of them is gone.
         """
         version = self.checkpoint.find_touched_version(batch)
         if version > self._start.version:
@@ -325,9 +327,9 @@ class TableReader(Reader):
         """Refuse deletion vectors elsewhere among the rows after the position, up to a version."""
         (path, home, name, _), landed = self._table, self._start.version
         if landed == NOTHING:
-            read_own_files(home, name, f"table {path}", clones=False, version=version)
-        else:
-            refuse_foreign_vectors(home, name, f"table {path}", range(landed + 1, version + 1))
+            landed = min(self._opened, version)  # the query's first rows are of this version or a later one
+            read_own_files(home, name, f"table {path}", clones=False, version=landed)
+        refuse_foreign_vectors(home, name, f"table {path}", range(landed + 1, version + 1))
 
     def check(self) -> None:
         """Check that the table has not been replaced since the rows were read."""

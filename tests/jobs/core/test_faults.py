@@ -15,7 +15,8 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.core.errors import INPUT_ERROR, RUN_FAILED, UserError, show
-from jobs.core.faults import find_fault, name_file
+from jobs.core.faults import find_fault, is_model_error, list_causes, name_file
+from kalman import ModelError
 
 READ_ONLY = "the file system is mounted read-only (Read-only file system): mount it for writing"
 FORBIDDEN = "has no right to do this there (Permission denied): give the right to the file and its folders"
@@ -109,6 +110,31 @@ def test_what_is_no_fault_keeps_its_sentence_and_its_code() -> None:
         errno.EACCES, "Permission denied", "/home/x"
     )  # a failed look elsewhere
     assert find_fault(other) is None
+
+
+def test_the_first_cause_that_is_there_is_followed() -> None:
+    full, other = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyError("x")
+    error = RuntimeError("it failed")
+    error.__cause__, error.__context__, error.__suppress_context__ = other, full, False
+    assert list(list_causes(error)) == [error, other] and find_fault(error) is None
+    signal = KeyboardInterrupt()
+    error.__context__ = signal
+    assert list(list_causes(error, handled=True)) == [error, other, signal]
+    error._cause = full  # type: ignore[attr-defined]
+    assert full not in list_causes(error) and full not in list_causes(error, handled=True)
+    error.__cause__, error.__suppress_context__ = None, False
+    assert list(list_causes(error)) == [error, full]
+    error._cause = "a text"  # type: ignore[attr-defined]
+    assert list(list_causes(error)) == [error, signal]
+    full.__context__ = full
+    assert list(list_causes(full)) == [full]
+
+
+def test_an_error_of_a_model_is_known_by_its_class() -> None:
+    named = type("ModelError", (Exception,), {})("/x: No space left on device")
+    assert not is_model_error(named) and find_fault(named) is not None
+    own = type("Own", (ModelError,), {})("F", "No space left on device", "make room")
+    assert is_model_error(own) and find_fault(own) is None
 
 
 def test_a_message_that_says_the_fault_keeps_what_else_it_says() -> None:

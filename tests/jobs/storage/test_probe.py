@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -56,6 +57,20 @@ def test_a_store_whose_listings_lag_is_refused(proxy: Proxy, monkeypatch: pytest
         object_files.ensure_probed(f"{ROOT}/lagging")
     monkeypatch.undo()
     assert ObjectFiles(f"{ROOT}/lagging").names("_store") == []
+
+
+def test_a_writer_that_cannot_start_ends_the_probe(monkeypatch: pytest.MonkeyPatch):
+    begin, begun = threading.Thread.start, iter(range(9))
+
+    def start(thread: threading.Thread) -> None:
+        if next(begun) == 5:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    files = SimpleNamespace(create=lambda name, content: True)
+    with pytest.raises(RuntimeError, match="can't start"):
+        object_files._round(files, "x")  # type: ignore[arg-type]
 
 
 def test_a_file_is_created_by_one_of_many(proxy: Proxy):

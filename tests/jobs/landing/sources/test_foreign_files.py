@@ -14,12 +14,19 @@ from deltalake import DeltaTable, write_deltalake
 
 from jobs.batch.history_rows import _read_given_rows
 from jobs.core.errors import UserError
+from jobs.landing.sources.table import TableReader, open_table_reader
 from jobs.lineage.generations import DeployedModel
 from jobs.lineage.inputs_table import InputsTable
 from jobs.offline.stored_keys import _read_inputs_table
 from jobs.spark.foreign_files import keep_own_files, read_own_files
 from jobs.specs.sections import Inputs
-from jobs.storage.foreign_files import normalize_folder, refuse_foreign_table, refuse_foreign_vectors
+from jobs.storage.foreign_files import (
+    name_vector_file,
+    normalize_folder,
+    refuse_foreign_files,
+    refuse_foreign_table,
+    refuse_foreign_vectors,
+)
 from jobs.storage.tables import measurements
 from jobs.upgrades.migration import importing
 from tests.jobs.landing.sources.test_table_source import add, keys, land, numbered, opened
@@ -29,7 +36,7 @@ pytestmark = pytest.mark.spark
 
 TOLD = "its log names a file outside the table's folder, so rows of others could be read"
 WAYS = ["absolute", "a URI", "another spelling of a URI", "above", "above, encoded", "above, twice encoded in part",
-        "a link", "a folder that is a link"]  # fmt: skip
+        "a link", "a folder that is a link", "a fragment that leads back", "a link and a fragment"]  # fmt: skip
 
 FEW = ["absolute", "above, encoded", "a link"]
 
@@ -45,9 +52,9 @@ def others(tmp_path: Path) -> Path:
 def name_foreign_file(table: Path, file: Path, way: str) -> str:
     """Return what a log writes to name a file of another folder."""
     up = f"{os.path.relpath(file.parent, table)}/{quote(file.name)}"
-    if way == "a link":
+    if way.startswith("a link"):
         (table / "own.parquet").symlink_to(file)
-        return "own.parquet"
+        return "own.parquet" if way == "a link" else "own.parquet#fragment"
     if way == "a folder that is a link":
         (table / "day=1").symlink_to(file.parent)
         return quote(f"day=1/{file.name}")
@@ -58,7 +65,13 @@ def name_foreign_file(table: Path, file: Path, way: str) -> str:
         "above": quote(up),
         "above, encoded": up.replace("..", "%2E%2E").replace(" ", "%20"),
         "above, twice encoded in part": up.replace("..", ".%2e").replace(" ", "%20"),
+        "a fragment that leads back": f"{file.as_uri()}#{quote(lead_back(table))}",
     }[way]
+
+
+def lead_back(table: Path) -> str:
+    """Return the end of a name that the system, but not Hadoop, would resolve into a table."""
+    return f"/{'../' * 20}{str(table)[1:]}/x"
 
 
 def smuggle(table: Path, others: Path, way: str) -> None:
@@ -98,6 +111,47 @@ def test_a_table_whose_log_names_other_files_is_refused(
                 rows.collect()
 
 
+@pytest.mark.parametrize("root", ["/tables/t", "file:///tables/t", "/x/../tables/./t/", "s3a://b/t"])
+def test_no_spelling_of_a_name_leads_out_of_a_table(tmp_path: Path, root: str) -> None:
+    """Of a URI, Hadoop opens what stands before a `?` or `#`; an absolute folder of a vector is not below the table."""
+    back, store = lead_back(Path("/tables/t")), root.startswith("s3a:")
+    own = "s3a://b/t" if store else "/tables/t"
+    digits = "ab^-aqEH.-t@S}K{vb[*k^"[-20:]
+    for name in ("x.parquet", "day=1/x y%+z#1?.parquet", "a..b/..x"):
+        refuse_foreign_files([f"{own}/{name}"], root, "it")
+    for name in (
+        f"/others/x#{back}",
+        f"/others/x?{back}",
+        f"{own}/a/../x",
+        f"{own}/#/../x",
+        "FILE:///tables/t/x",
+    ):
+        with pytest.raises(UserError, match=TOLD):
+            refuse_foreign_files([name], root, "it")
+    vectors = [("u", digits), ("u", f"a/b{digits}"), ("u", f"{own}/a{digits}")]
+    names = f"{own if store else f'file://{own}'}/x.bin"
+    vectors += [("p", names), ("p", f"{names}?a"), ("p", names.replace("x", "%78"))]
+    refuse_foreign_files((name_vector_file(*one, root) for one in vectors), root, "it")
+    folders = "/others", "file:///others", "s3a://other/x", "file:/others", "..", "a/../.."
+    elsewhere = [("u", f"{folder}{digits}") for folder in folders]
+    elsewhere += [("p", f"file:///others/x.bin{sign}{back}") for sign in "?#"]
+    elsewhere += [("p", f"s3a://other/x.bin{sign}{back}") for sign in "?#"]
+    for vector in elsewhere:
+        with pytest.raises(UserError, match=TOLD):
+            refuse_foreign_files([name_vector_file(*vector, root)], root, "it")
+
+
+def test_a_link_in_a_table_leads_out_also_before_a_fragment(tmp_path: Path) -> None:
+    table, other = tmp_path / "a#b" / "t", tmp_path / "other"
+    for folder in (table, other):
+        folder.mkdir(parents=True)
+    (table / "own").symlink_to(other / "x")
+    refuse_foreign_files([f"{table}/x", f"file://{table}/x#y"], str(table), "it")
+    for name in ("own", "own#", "own#/y", "own?y"):
+        with pytest.raises(UserError, match=TOLD):
+            refuse_foreign_files([f"{table}/{name}"], str(table), "it")
+
+
 @pytest.mark.slow
 def test_a_stream_refuses_each_of_these_names(tmp_path: Path, others: Path) -> None:
     pipeline, _ = opened(tmp_path)
@@ -129,6 +183,9 @@ def test_a_table_is_itself_in_each_spelling_of_its_folder(tmp_path: Path) -> Non
         assert keep_own_files(home.spark.read.format("delta").load(root), root, "it").count() == 1, spelled
         assert read_own_files(home, spelled, "it", clones=False).count() == 1
         assert refuse_foreign_table(home, spelled, "it") == 0
+    frame = read_own_files(home, "theirs/y", "it", clones=False)
+    add(tmp_path / "theirs" / "y", numbered(2))
+    assert frame.count() == 1  # the checked version is read
 
 
 @pytest.mark.parametrize(
@@ -229,7 +286,8 @@ def test_a_table_of_inputs_or_of_an_option_is_refused_likewise(tmp_path: Path, o
             _read_inputs_table(str(tmp_path), spec)
 
 
-VECTORS = ["above", "its own", "a URI", "a link", "a URI of its own"]
+VECTORS = ["above, by a protocol for writers alone", "its own", "above", "a URI", "a link", "a URI of its own",
+           "an absolute folder", "a folder's URI", "a URI with ?", "a URI with #"]  # fmt: skip
 
 
 def mark(pipeline: Pipeline, table: Path) -> Path:
@@ -255,13 +313,36 @@ def copy_marked(file: Path, table: Path, way: str) -> dict[str, Any]:
         own.unlink()
     if way == "a link":
         own.symlink_to(file)
-    elif way == "above":
+    elif way.startswith("above"):
         vector["pathOrInlineDv"] = f"{os.path.relpath(file.parent, table)}{vector['pathOrInlineDv']}"
+    elif "folder" in way:
+        folder = file.parent if way == "an absolute folder" else f"file://{file.parent}"
+        vector["pathOrInlineDv"] = f"{folder}{vector['pathOrInlineDv']}"
     elif way != "its own":
-        vector |= {"storageType": "p", "pathOrInlineDv": (file if way == "a URI" else own).as_uri()}
+        end = f"{way[-1]}{quote(lead_back(table))}" if way[-1] in "?#" else ""
+        vector |= {
+            "storageType": "p",
+            "pathOrInlineDv": (own if way.endswith("its own") else file).as_uri() + end,
+        }
     commit.write_text("".join(f"{json.dumps(one)}\n" for one in actions))
     commit.with_name(f".{commit.name}.crc").unlink()
+    if way.endswith("for writers alone"):
+        hide_feature(table / "_delta_log")
     return action
+
+
+def hide_feature(log: Path) -> None:
+    """Name deletion vectors among the features of a protocol for writers alone; Delta reads them nevertheless."""
+    for commit in log.glob("*.json"):
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for one in actions:
+            if "readerFeatures" in one.get("protocol", {}):
+                one["protocol"]["readerFeatures"].remove("deletionVectors")
+        commit.write_text("".join(f"{json.dumps(one)}\n" for one in actions))
+    for checksum in log.glob("*.crc"):
+        checksum.unlink()
+    for checksum in log.glob(".*.crc"):
+        checksum.unlink()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +361,10 @@ def test_a_deletion_vector_elsewhere_is_refused_unless_clones_are_trusted(
         if "its own" in way:
             assert read_own_files(home, way, "it", clones=False).count() == 1
             refuse_foreign_vectors(home, way, "it", range(version + 1))
+            with pytest.raises(
+                UserError, match=f"it: its log no longer has version {version + 1}, .* deletion vec"
+            ):
+                refuse_foreign_vectors(home, way, "it", range(version + 2))
             continue
         with pytest.raises(UserError, match=TOLD):
             read_own_files(home, way, "it", clones=False)
@@ -317,3 +402,31 @@ def test_a_source_with_a_deletion_vector_elsewhere_does_not_land(tmp_path: Path)
     with pytest.raises(UserError, match=TOLD):
         land(anew)
     assert keys(anew) == []
+
+
+@pytest.mark.slow
+def test_commits_while_the_first_rows_are_read_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, table = opened(tmp_path)
+    action = copy_marked(mark(pipeline, tmp_path / "others" / "t"), tmp_path / "tables" / "copy", "a URI")
+    add(table, numbered(1))
+    reader, _ = open_table_reader(pipeline.warehouse, pipeline.spec, False)
+    assert isinstance(reader, TableReader)
+    reader.rows()
+    for number, name in ((1, "add"), (2, "remove")):
+        (table / "_delta_log" / f"{number:020d}.json").write_text(json.dumps({name: action["add"]}) + "\n")
+    monkeypatch.setattr(reader.checkpoint, "find_touched_version", lambda batch: 0)
+    assert reader.reached(0)["version"] == 0
+    reader, _ = open_table_reader(pipeline.warehouse, pipeline.spec, False)
+    assert isinstance(reader, TableReader)
+    monkeypatch.setattr(reader.checkpoint, "find_touched_version", lambda batch: 2)
+    reader._opened = 0
+    with pytest.raises(UserError, match=TOLD):
+        reader.reached(0)
+
+
+def test_a_commit_of_an_ordinary_table_may_be_gone(tmp_path: Path) -> None:
+    pipeline, table = opened(tmp_path)
+    add(table, numbered(1))
+    refuse_foreign_vectors(pipeline.warehouse.at(str(table.parent)), table.name, "it", [5])
