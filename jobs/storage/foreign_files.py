@@ -82,9 +82,8 @@ def name_vector_file(kind: str, name: str, root: str) -> str:
     folder, digits = name[:-_UUID_LENGTH], name[-_UUID_LENGTH:].encode().translate(_Z85)
     with suppress(ValueError):  # Spark refuses other digits
         digits = str(uuid.UUID(bytes=base64.b85decode(digits))).encode()
-    root = (
-        "" if re.match(r"/|[A-Za-z][\w+.-]*:", folder) else _locate(root)
-    )  # Hadoop lets an absolute folder count
+    # Hadoop does not look for an absolute folder below the table's.
+    root = "" if re.match(r"/|[A-Za-z][\w+.-]*:", folder) else _locate(root)
     return "/".join(filter(None, (root, folder, f"deletion_vector_{digits.decode()}.bin")))
 
 
