@@ -38,7 +38,7 @@ _CLOCKS = (
 )
 """Times of day; those with a full point may be dates after a comma or a semicolon."""
 _DOUBTFUL = re.compile(
-    r"[0-9][:.hH][0-9]{0,2}(?:-|\s+-\s)\s*(?![0-9]{4}$)[0-9]"
+    r"[0-9](?:[:.hH][0-9]{0,2}|\s*[AaPp][.]?[Mm][.]?)\s*-\s*(?![0-9]{4}$)[0-9]"
     r"|(?<![0-9.:])(?:[0-9]{1,2}[.][0-9]|0[.][0-9]+)(?![0-9.])"
 )
 """Pattern of two times of day, of which the second may look like an offset, and of hours with a fraction."""
