@@ -31,6 +31,11 @@ _UNFINISHED = re.compile(
     r"-?|[.]|[eE][+-]?|t(ru?)?|f(a|als?)?|n(ul?)?|Na?|-?I[nfit]*|\\?u[0-9a-fA-F]{0,4}", re.ASCII
 )
 """Pattern of what stands between the place of a fault and the end of a file that ends within a value."""
+_CUT = "the file was cut off while it was written: copy it again"
+_NOT_UTF8 = (
+    "it is probably Windows-1252 or Latin-1; convert it with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+)
+"""Remedies."""
 _TABLE = re.compile(r":\s*\[\s*\[")
 FEWEST_MEMBERS = 3
 """Minimum number of members of an object whose member names are times or row numbers."""
@@ -226,9 +231,7 @@ class _Values:
                 raise self._build_fault("there is more after the end of the array")
         if not mark:
             if self.is_array and self.is_open:
-                raise self._build_fault(
-                    f"the array ends after element {self.count:,}, without a ]", is_cut=True
-                )
+                raise self._build_cut_fault()
             return None
         if mark == "," and self.count:
             self.place += 1
@@ -244,7 +247,7 @@ class _Values:
         if mark == ",":
             raise self._build_fault("two commas follow each other")
         if not mark and self.is_array:
-            raise self._build_fault(f"the array ends after element {self.count:,}, without a ]", is_cut=True)
+            raise self._build_cut_fault()
         if not mark or mark == "]" and self.is_array:
             raise self._build_fault(f"a comma stands after the last {self.kind}")
 
@@ -273,21 +276,24 @@ class _Values:
         if error.msg.startswith("Unterminated") or _UNFINISHED.fullmatch(self.text[error.pos :].strip()):
             self.place = len(self.text)
             whole = "array" if self.is_array else "file"
-            return self._build_fault(f"the {whole} ends within {number}", is_cut=True)
+            return self._build_fault(f"the {whole} ends within {number}", _CUT)
         self.place = error.pos
         return self._build_fault(f"in {number}: {error.msg[:1].lower()}{error.msg[1:].removesuffix(' at')}")
 
-    def _build_fault(self, problem: str, is_cut: bool = False) -> UserError:
-        """Return an error with the line and character of the present place.
+    def _build_cut_fault(self) -> UserError:
+        state = f"ends after element {self.count:,}, without a ]" if self.count else "is empty and has no ]"
+        return self._build_fault(f"the array {state}", _CUT)
 
-        is_cut: whether the end of the file is missing.
-        """
+    def _build_fault(self, problem: str, remedy: str | None = None) -> UserError:
+        """Return an error with the line and character of the present place."""
         line, column = self._locate()
-        remedy = (
-            "the file was cut off while it was written: copy it again"
-            if is_cut
-            else "write one object on each line, or one array of them"
-        )
+        if remedy is None:
+            is_inside = self.is_array and self.is_open
+            remedy = (
+                "mend it at that place"
+                if is_inside
+                else "write one object on each line, or one array of them"
+            )
         return UserError(
             f"{self.path}: is not JSON: line {line:,}, character {column:,}: {problem}; {remedy}"
         )
@@ -317,7 +323,7 @@ class _Values:
             if not self.ended:
                 self.text += error.object[: error.start].decode("utf-8-sig")
                 self.place = len(self.text)
-                raise self._build_fault("the text is not UTF-8") from None
+                raise self._build_fault("the text is not UTF-8", _NOT_UTF8) from None
             self.text += "\ufffd"  # the file ends within a character
 
 

@@ -352,8 +352,9 @@ class _Places:
 def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
     """Return the number of rows with the same key and time as an earlier row."""
     times = arrow.to_numpy(rows.column(time).combine_chunks().cast(pa.int64()))
-    columns = [assign_codes(rows.column(name).combine_chunks()) for name in keys]
-    codes = join_codes(columns or [np.zeros(len(times), np.int64)])
+    zeros = np.zeros(len(times), np.int64)
+    *columns, last = [zeros, *(assign_codes(rows.column(name).combine_chunks()) for name in keys)]
+    codes = join_codes(columns or [zeros]) * (int(last.max(initial=0)) + 1) + last
     if not (_is_in_order(times, codes) or _is_in_order(codes, times)):
         order = np.lexsort((times, codes))
         times, codes = times[order], codes[order]

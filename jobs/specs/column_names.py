@@ -124,7 +124,7 @@ def find_time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str
     if columns.keys() - clock not in _DATES or clock not in _CLOCKS:
         raise ValueError(
             f"{', '.join(columns)} do not make a time; give a date, or year, month and day, and with them a time, "
-            "or hour, minute and second"
+            "or hour, minute and second, or minute_of_day, or second_of_day"
         )
     return dict(columns)
 

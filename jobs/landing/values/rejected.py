@@ -266,7 +266,7 @@ def _explain_time(spec: ModelSpec, value: str) -> str:
         changed = {} if zone is None else {"time_zone": zone}
         changed |= {} if form == spec.time_format else {"time_format": form}
         settings = (f"{name}: {json.dumps(text, ensure_ascii=False)}" for name, text in changed.items())
-        return f"with {' and '.join(settings)} in the spec"
+        return f"with {' and '.join(settings)} in the spec" if changed else "the spec as it is"
 
     if advice := explain_texts([value], load_zone(spec.time_zone), write) if value else None:
         return advice

@@ -1,7 +1,8 @@
 """Find settings that read texts in which no usual format reads a time, for the sentence that refuses them.
 
 Nothing here decides how rows are read: a text that fits none of the usual formats stays refused until a format is
-named. Every format and rewritten text that is named has been tried on the texts.
+named. Formats are never made from a text: those that may be named are combined from known dates, joins and times of
+day, and have been tried on the texts.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ from typing import NamedTuple
 
 from jobs.core.errors import show_name
 from jobs.core.time_readings import USUAL_FORMATS, TimeReading, find_forms
-from jobs.core.times import MONTH_NAME, TimeParser, load_zone
+from jobs.core.times import TimeParser, load_zone
 
 ENOUGH = 0.95
 """The minimum share of texts that a setting must read."""
-_TOKEN = re.compile(
-    rf"(?P<b>(?<![A-Za-z]){MONTH_NAME}(?![A-Za-z]))|(?P<a>(?<![A-Za-z])(?i:mon|tue|wed|thu|fri|sat|sun)[a-z]*[.]?)"
-    r"|(?P<p>(?<![A-Za-z])[AaPp][.]?[Mm][.]?(?![A-Za-z]))|(?P<z>(?<=[0-9 ])[+-][0-9]{2}:?[0-9]{2}$)"
-    r"|(?P<Z>(?<![A-Za-z])[A-Z]{3,5}$)|(?P<number>[0-9]+)|(?P<other>.)",
-    re.DOTALL,
+_MOST = 3
+"""Maximum number of settings that a sentence names."""
+_DATES = (
+    *"%d/%m/%Y %m/%d/%Y %d.%m.%Y %Y-%m-%d %Y/%m/%d %d-%m-%Y %m-%d-%Y".split(),
+    *"%d/%m/%y %m/%d/%y %d.%m.%y %y-%m-%d %y/%m/%d %d-%m-%y %m-%d-%y".split(),
+    *("%d. %m. %Y", "%d-%b-%Y", "%d %b %Y", "%d. %b %Y", "%b %d, %Y", "%b %d %Y", "%a, %d %b %Y"),
 )
-_WORDS = {
-    "week": re.compile(r"(?i)(?<![a-z])(kw|cw|wk|w|week|woche|sem|semana|semaine|uge|uke|vecka)(?![a-z])"),
-    "quarter": re.compile(r"(?i)(?<![a-z0-9])(q|qtr|quarter|quartal|trim|trimestre|t)(?![a-z])"),
-}
-_DATES = {
-    "b": ("dY", "Yd", "dy", "yd", "Y"),
-    "week": ("VG", "GV"),
-    "quarter": ("qY", "Yq"),
-    "": ("dmY", "mdY", "Ymd", "dmy", "mdy", "ymd"),
-}
-"""The directives of a date's numbers, in the order of the text: beside a month's name, beside a word, and alone."""
-_CLOCKS = ("", "H", "HM", "HMS", "HMSf")
-_CLOCK = re.compile(r"%[HI](?:[^%/]{0,3}%M| ?(?:%p|[hH]\b|Uhr|時))")
-"""Pattern of a time of day in a format; an hour alone needs a word behind it."""
-_NUMBERS = re.compile("[0-9]{4}|[0-9][^0-9]+[0-9]")
+_PERIODS = (
+    *("%b %Y", "KW %V/%G", "KW %V %G", "%G KW %V", "%G Woche %V", "Woche %V %G", "%G Week %V", "Week %V %G"),
+    *("%q. Quartal %Y", "%qQ%Y", "%qQ %Y"),
+)
+"""Dates without a time of day."""
+_JOINS = (" ", "T", ", ", "; ", " at ", " um ", " @ ")
+_CLOCKS = (
+    *"%H:%M %H:%M:%S %Hh%M %Hh%Mm %Hh %H.%M %H.%M.%S %I:%M%p %I:%M:%S%p %I%p".split(),
+    *("%H:%M Uhr", "%H Uhr", "%I:%M %p", "%I:%M:%S %p", "%I %p"),
+)
+"""Times of day; those with a full point may be dates after a comma or a semicolon."""
+_DOUBTFUL = re.compile(
+    r"[0-9](?:[:.hH][0-9]{0,2}|\s*[AaPp][.]?[Mm][.]?)\s*-\s*(?![0-9]{4}$)[0-9]"
+    r"|(?<![0-9.:])(?:[0-9]{1,2}[.][0-9]|0[.][0-9]+)(?![0-9.])"
+)
+"""Pattern of two times of day, of which the second may look like an offset, and of hours with a fraction."""
+_ABBREVIATION = re.compile("[A-Z]{3,5}$")
 _ZONES = (
     "Europe/Berlin Europe/Helsinki Europe/Lisbon Europe/London Europe/Dublin Europe/Moscow America/New_York "
     "America/Chicago America/Denver America/Los_Angeles America/Anchorage America/Halifax America/St_Johns "
@@ -64,11 +68,12 @@ _MONTHS = {
 _REWRITTEN = (
     (r"\s", " "),
     (r"\\?/Date\((-?[0-9]+)(?:[+-][0-9]{4})?\)\\?/", r"\1"),
-    (r"(?<=[0-9])(?:st|nd|rd|th|er|º|°)(?![A-Za-z])", ""),
+    (r"(?<=[0-9])(?:st|nd|rd|th|er|º)(?![A-Za-z])", ""),
     (r"(?i)\b([ap])[.]?\s+m\b[.]?", r"\1m"),
     (r"\bME(S?)Z\b", r"CE\1T"),
-    (r"(?<=[0-9][-/:])\s+(?=[0-9])", "0"),
-    *((rf"(?i)\b(?:{words})\b[.]?", name) for name, words in _MONTHS.items()),
+    (r"^(?=[0-9][-/]\s+[0-9](?![0-9]))", "0"),
+    (r"(?<=[0-9][-/:])\s+(?=[0-9](?![0-9]))", "0"),
+    *((rf"(?i)(?<![^\W\d_])(?:{words})(?![^\W\d_])[.]?", name) for name, words in _MONTHS.items()),
 )
 """Notations that no format has: what they are replaced by."""
 
@@ -94,14 +99,17 @@ def explain_texts(
         write: function that returns the words for a format (None: ISO 8601) and a time zone (None: unchanged).
     """
     texts = [text.strip() for text in texts]
-    first = re.sub(r"\s", " ", texts[0])
-    if not _NUMBERS.search(first) or show_name(first) != first:
-        return None
     written = texts
     for pattern, by in _REWRITTEN:
         written = [re.sub(pattern, by, text) for text in written]
-    if written != texts and (ways := _describe_ways(written, zone, USUAL_FORMATS, write)):
-        return f"no format reads this notation; if it is written as '{written[0]}', {ways}"
+    place = next((place for place, text in enumerate(texts) if text != written[place]), None)
+    shown = [re.sub(r"\s", " ", text) for text in (texts[0], texts[place or 0])]
+    if any(show_name(text) != text for text in shown) or any(map(_DOUBTFUL.search, texts)):
+        return None
+    if place is not None:
+        written = [written[place], *written[:place], *written[place + 1 :]]
+        if ways := _describe_ways(written, zone, USUAL_FORMATS, write):
+            return f"no format reads this notation; if it is written as '{written[0]}', {ways}"
     return _describe_ways(texts, zone, (), write)
 
 
@@ -114,21 +122,25 @@ def _describe_ways(
     """Return the settings that read texts, in words; None if there are none."""
     first = texts[0]
     number = float(first) if re.fullmatch("-?[0-9]{9,19}", first) else None
-    forms = [None, *usual, *_build_forms(first)] if number is None else find_forms(number, number)[:1]
+    forms = [None, *usual, *_list_forms(first)] if number is None else find_forms(number, number)[:1]
     found = _find_settings(texts, zone, forms)
     if not found:
         return None
-    ways = " or ".join(f"{write(one.form, one.zone)} ({one.reading})" for one in found[:3])
-    return f"{ways} reads it" + ", and only its source can say which is right" * (len(found) > 1)
+    ways = " or ".join(f"{write(one.form, one.zone)} ({one.reading})" for one in found[:_MOST])
+    others = " or others" * (len(found) > _MOST)
+    return f"{ways}{others} reads it" + "; only its source can say which is right" * (len(found) > 1)
 
 
 def _find_settings(texts: Sequence[str], zone: tzinfo, forms: Sequence[str | None]) -> list[_Setting]:
     """Return the formats that read nearly all texts, each with the time zones that know an abbreviation in them."""
     found: list[_Setting] = []
-    zones = _ZONES if re.search("[A-Z]{3,5}$", texts[0]) else ()
+    zones: dict[str | None, tzinfo] = {None: zone}
+    if _ABBREVIATION.search(texts[0]):
+        zones |= {name: load_zone(name) for name in _ZONES}
     for form in dict.fromkeys(forms):
-        for name in (None, *zones):
-            parser = TimeParser(form, zone if name is None else load_zone(name))
+        named = zones if form is None or "%Z" in form else (None,)
+        for name in named:
+            parser = TimeParser(form, zones[name])
             micros = parser(texts[0])
             if micros is None or sum(parser(text) is not None for text in texts) < ENOUGH * len(texts):
                 continue
@@ -140,32 +152,19 @@ def _find_settings(texts: Sequence[str], zone: tzinfo, forms: Sequence[str | Non
     return found
 
 
-def _build_forms(text: str) -> Iterator[str]:
-    """Yield the formats that a text may have, by the order of its names and numbers."""
-    tokens = [(one.lastgroup or "", one[0]) for one in _TOKEN.finditer(re.sub(" +", " ", text))]
-    kinds = [kind for kind, _ in tokens]
-    beside = "b" if "b" in kinds else next((name for name, word in _WORDS.items() if word.search(text)), "")
-    clocks = [one.replace("H", "I") if "p" in kinds else one for one in _CLOCKS]
-    for date, clock in product(_DATES[beside], clocks):
-        for codes in dict.fromkeys((date + clock, clock + date)):
-            if len(codes) != kinds.count("number"):
-                continue
-            code = iter(codes)
-            form = "".join(
-                f"%{next(code)}"
-                if kind == "number"
-                else one.replace("%", "%%")
-                if kind == "other"
-                else f"%{kind}"
-                for kind, one in tokens
-            )
-            if (not clock or _CLOCK.search(form)) and _is_format(form):
-                yield form
-
-
-def _is_format(form: str) -> bool:
-    try:
-        TimeParser(form, load_zone("UTC"))
-    except ValueError:
-        return False
-    return True
+def _list_forms(text: str) -> Iterator[str]:
+    """Yield the formats whose literal characters are all in a text."""
+    text = re.sub(" +", " ", text)
+    dates, joins, clocks = (
+        [form for form in forms if all(literal in text for literal in re.split("%[A-Za-z]", form))]
+        for forms in (_DATES, _JOINS, _CLOCKS)
+    )
+    yield from (*dates, *_PERIODS)
+    zone = "%Z" if _ABBREVIATION.search(text) else "%z"
+    for date, join, clock in product(dates, joins, clocks):
+        if "." in clock and join in (", ", "; "):
+            continue
+        ends = ("", zone, f" {zone}") if "%M" in clock or "%p" in clock else ("",)
+        yield from (f"{date}{join}{clock}{end}" for end in ends)
+        if clock == "%Hh%M" and join == " ":
+            yield f"{clock}{join}{date}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import compute_wall_us
+from jobs.landing.values import time_forms
 from jobs.landing.values.rejected import explain_reason
+from jobs.landing.values.time_forms import explain_texts
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 
@@ -91,7 +94,7 @@ def test_the_format_that_reads_a_column_is_named_and_reads_it(
 def test_day_and_month_that_cannot_be_told_apart_are_both_named(tmp_path: Path) -> None:
     texts, times = step(lambda at: f"{at:%d/%m/%Y %Hh%M}", HOUR, 24)
     message = refuse(tmp_path, texts)
-    assert "only its source can say which is right" in message
+    assert "reads it; only its source can say which is right" in message
     ways = find_ways(message)
     assert [way["time_format"] for way in ways] == ["%d/%m/%Y %Hh%M", "%m/%d/%Y %Hh%M"]
     assert [read(tmp_path, texts, **way) for way in ways] == [times, times]
@@ -146,7 +149,7 @@ NOTATIONS: list[tuple[Write, Write, timedelta]] = [
     (lambda at: f"{at.year}-{at.month:2}-{at.day:2}", lambda at: f"{at:%Y-%m-%d}", DAY),
     (
         lambda at: f"{at.month:2}/{at.day:2}/{at.year} {at.hour:2}:{at.minute:2}",
-        lambda at: f"{at.month}/{at:%d/%Y} {at.hour:2}:{at:%M}",
+        lambda at: f"{at:%m/%d/%Y} {at.hour:2}:{at:%M}",
         7 * HOUR,
     ),
     (lambda at: f"{at.day} {MONTHS[at.month - 1]} {at.year}", lambda at: f"{at:%-d %b %Y}", DAY),
@@ -176,9 +179,9 @@ def test_texts_that_are_no_times_get_no_advice(tmp_path: Path, text: str) -> Non
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%d %b %Y", "%b %d, %Y", "%a, %d %b %Y"]),
-    st.sampled_from([" ", " um ", ", ", " at ", " - ", " @ ", " kl. ", "/"]),
-    st.sampled_from(["%H:%M", "%Hh%M", "%H.%M.%S", "%I:%M %p", "%Hu%M", "%H h %M"]),
-    st.sampled_from(["", " Uhr", " h", " +0000"]),
+    st.sampled_from([" ", " um ", " at ", " @ "]),
+    st.sampled_from(["%H:%M", "%Hh%M", "%H.%M.%S", "%I:%M %p", "%H:%M Uhr"]),
+    st.sampled_from(["", " +0000"]),
     st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1)),
 )
 def test_a_format_named_for_a_rejected_row_reads_it_as_it_was_written(
@@ -190,6 +193,76 @@ def test_a_format_named_for_a_rejected_row_reads_it_as_it_was_written(
     named = re.findall(r'time_format: "((?:[^"\\]|\\.)*)"', said)
     assert named, (text, said)
     assert any(moment.strftime(one.replace("%z", "+0000")) == text for one in named), (text, said)
+
+
+NO_FORM = """
+2025-03-03 00:00 GMT+1|2025-03-03 00:00 UTC+3|03.03.2025 00:00:00 +1h|03/03/2025 00:00 (UTC+1)|03/03/2025 00:00 UTC+3
+[03/Mar/2025:00:00:00 +0100]|03.03.2025 00:00 - 01:00|03/03/2025 00h-01h|03.03.2025 00-1|03.03.2025 10-11 Uhr
+03/03/2025 10:00-11:00|03/03/2025 10:00 AM-11:00|03/03/2025 10:00 -11
+2025-03-03 10:00- 1:00|2025-03-03 10:00-11|03.03.2025 10.00-11|03.03.2025, 04.03
+03.03.2025; 04.03.25|03/03/2025 00:00 PT|03/03/2025 00:00 Eastern|03/03/2025 00:00 (CET)|03/03/2025 00:00 cet
+CET 03/03/2025 00:00|03/03/2025 00:00 Central European Time|03/03/2025 00:00 [Europe/Berlin]
+2025-03-03T00:00[Europe/Berlin]|Di 04.03.2025 10:00|Dienstag, 4. März 2025|3 març 2025|noon 03/03/2025
+mar. 4 mars 2025 10:00|03/03/2025 0.5h|03/03/2025 0.5|03/03/2025 1.5|03/03/2025 0.25|2025-03-03 12: 30|3° mars 2025
+"""
+
+
+@pytest.mark.parametrize("text", NO_FORM.strip().replace("\n", "|").split("|"))
+def test_a_text_that_a_format_would_read_wrongly_gets_none(text: str) -> None:
+    assert explain_texts([text], UTC, name_setting) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "moment"),
+    [
+        ("03.03.2025 00:00 +01", "%d.%m.%Y %H:%M %z", START - HOUR),
+        ("03/03/2025 00:00 UTC+02:00", "%d/%m/%Y %H:%M %z", START - 2 * HOUR),
+        ("03/03/2025 00:00Z", "%d/%m/%Y %H:%M%z", START),
+        ("03.03.2025 10h00 -0500", "%d.%m.%Y %Hh%M %z", START + 15 * HOUR),
+        ("3 mars 2025 10h00", "%d %b %Y %Hh%M", START + 10 * HOUR),
+        ("3mai2025", "%d%b%Y", START + 61 * DAY),
+    ],
+)
+def test_a_named_format_reads_the_offset_that_a_text_has(text: str, form: str, moment: datetime) -> None:
+    said = explain_texts([text], UTC, name_setting)
+    at = moment.date() if moment.hour == 0 else moment
+    assert said is not None and f"{form} None ({at})" in said
+
+
+def name_setting(form: str | None, zone: str | None) -> str:
+    return f"{form} {zone}"
+
+
+def test_the_example_of_a_notation_is_a_text_that_has_it() -> None:
+    said = explain_texts(["Jan 2000", "Mär 2000", "Apr 2000"], UTC, name_setting)
+    assert said is not None and "if it is written as 'Mar 2000', %b %Y None (2000-03-01) reads it" in said
+    secret = ["Jan 2000", f"Mär 2000 password=hunter2 {'x' * 80}"]
+    assert explain_texts(secret, UTC, name_setting) is None
+
+
+def test_more_readings_than_are_named_are_said_to_be() -> None:
+    said = explain_texts(["03/02/2025 10h00 CST"], UTC, name_setting)
+    assert said is not None and said.endswith(") or others reads it; only its source can say which is right")
+
+
+def test_a_notation_of_the_format_of_the_spec_needs_no_setting() -> None:
+    spec = ModelSpec.model_validate(random_walk_spec())
+    said = explain_reason(spec, "time at: not a time", '{"at": "2025- 3- 3"}')
+    assert said.endswith("if it is written as '2025-03-03', the spec as it is (2025-03-03) reads it")
+    assert "with  in" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [("2025-03-03 10:00 MESZ", 2 * 31), ("2025-03-03 10:00 UTC+3", 0), ("3. März 2025 noon", 0)],
+)
+def test_zones_are_loaded_once_and_only_for_an_abbreviation(
+    monkeypatch: pytest.MonkeyPatch, text: str, most: int
+) -> None:
+    load = Mock(side_effect=time_forms.load_zone)
+    monkeypatch.setattr(time_forms, "load_zone", load)
+    assert explain_texts([text], UTC, name_setting) is None
+    assert load.call_count <= most
 
 
 def test_a_text_that_may_hold_a_secret_gets_no_advice() -> None:

@@ -265,23 +265,26 @@ def test_a_value_that_does_not_end_is_told_before_all_of_it_is_read(
 
 ROW = '{"at": "2025-03-03T00:00:00Z", "temp": 20.5, "note": "ä"}'
 CUT = "the file was cut off while it was written: copy it again"
+MEND = "mend it at that place"
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (f"[\n{ROW},\n{ROW},\n]\n", "line 4, character 1: a comma stands after the last element"),
+        (f"[\n{ROW},\n{ROW},\n]\n", f"line 4, character 1: a comma stands after the last element; {MEND}$"),
         (f"[{ROW}, {ROW} ,]", f"line 1, character {2 * len(ROW) + 6}: a comma stands after the last element"),
         (f"[{ROW},\n,{ROW}]", "line 2, character 1: two commas follow each other"),
         (f"{ROW}{ROW},\n", "line 2, character 1: a comma stands after the last value"),
-        (f"[{ROW}\n{ROW}]", "line 2, character 1: a comma is missing before element 2"),
-        (f"[{ROW}]\n{ROW}", "line 2, character 1: there is more after the end of the array"),
+        (f"[{ROW}\n{ROW}]", f"line 2, character 1: a comma is missing before element 2; {MEND}$"),
+        (f"[{ROW}]\n{ROW}", "line 2, character 1: there is more after the end of the array; write one"),
         (
             f'[\n{ROW},\n{{"at": 1,\n "temp" 2}}\n]',
-            "line 4, character 9: in element 2: expecting ':' delimiter",
+            f"line 4, character 9: in element 2: expecting ':' delimiter; {MEND}$",
         ),
         ('{\n "at": 1,\n "temp": 2,\n}\n', "line [34], character [0-9]+: in value 1: "),
         ('{\n "at": 1,\n "temp": 2\n}\n{\n "at', f"line 6, character 5: the file ends within value 2; {CUT}"),
+        ("[", f"line 1, character 2: the array is empty and has no \\]; {CUT}"),
+        ("[\n", f"line 2, character 1: the array is empty and has no \\]; {CUT}"),
         (f"[{ROW},\n{ROW}\n", f"line 3, character 1: the array ends after element 2, without a \\]; {CUT}"),
         (f'[{ROW},\n{{"at": "2025', f"line 2, character 13: the array ends within element 2; {CUT}"),
     ],
@@ -294,6 +297,15 @@ def test_a_fault_in_json_is_named_with_its_line_and_character(
         monkeypatch.setattr(json_values, "BLOCK", size)
         with pytest.raises(UserError, match=f"is not JSON: {said}"):
             read_json_documents(path)
+
+
+def test_a_json_file_that_is_not_utf8_is_refused_with_its_conversion(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(f"[{ROW},\n{ROW}]".encode("cp1252"))
+    with pytest.raises(
+        UserError, match="the text is not UTF-8; .*`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`$"
+    ):
+        read_json_documents(path)
 
 
 @settings(max_examples=60, deadline=None)
@@ -329,7 +341,8 @@ def test_an_array_cut_at_any_byte_is_said_to_be_cut_within_or_after_its_last_ele
     is_within = after < len(texts) and stop > ends[after] - len(texts[after])
     path = tmp_path_factory.mktemp("cut") / "rows.json"
     path.write_bytes(whole[:stop])
-    said = f"ends within element {after + 1};" if is_within else f"ends after element {after}, without"
+    ending = f"ends after element {after}, without" if after else "is empty and has no"
+    said = f"ends within element {after + 1};" if is_within else ending
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_values, "BLOCK", size)
         with pytest.raises(UserError, match=f"the array {said}.* {CUT}"):
