@@ -227,7 +227,7 @@ def test_the_pools_file_names_every_pool_that_a_dag_asks_for(bag: DagBag, models
     done = subprocess.run(
         [sys.executable, "-m", "kalman_dags.pools"],
         cwd=ROOT / "dags",
-        env={**os.environ, "KALMAN_MODELS": str(models), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "KALMAN_MODELS": str(models), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'dags'}"},
         capture_output=True,
         text=True,
         check=True,
