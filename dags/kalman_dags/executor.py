@@ -8,8 +8,8 @@ notice, because a task that does not run has no heartbeat to miss. After `task_q
 executor to revoke the queued task, and queues it again. Airflow's own local executor cannot revoke tasks, so the task
 would stay queued until a restart of the scheduler.
 
-A process that is killed after it has taken a task, and before it has told so, keeps the slot of this task until the
-scheduler revokes the task. One that is killed while it waits for a task keeps the lock of Airflow's queue, and no other
+If a process is killed between taking a task and reporting it, the slot of the task stays taken until the scheduler
+revokes the task. If a process is killed while it waits for a task, it keeps the lock of Airflow's queue, and no other
 process gets a task until a restart of the scheduler.
 """
 
@@ -30,13 +30,13 @@ def name_log_host() -> str:
 
 
 class _ObservedQueue:
-    """The queue of tasks as a process of the executor sees it; the executor is told which task the process takes."""
+    """The executor's queue of tasks in one of its processes, which reports to the executor which task it takes."""
 
     def __init__(self, tasks: Any, taken: Any) -> None:
         self._tasks, self._taken = tasks, taken
 
     def get(self) -> Any:
-        # So short a message is written as a whole, without a lock that a killed process would keep.
+        # A pipe takes so short a message in one piece, so no lock is needed that a killed process would keep.
         self._taken.send((os.getpid(), None))  # the last task has ended
         task = self._tasks.get()
         self._taken.send((os.getpid(), None if task is None else task.key))

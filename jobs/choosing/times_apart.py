@@ -20,7 +20,7 @@ from jobs.choosing.times import (
     sample_column_texts,
     select_whole_numbers,
 )
-from jobs.core.errors import show_name
+from jobs.core.redaction import show_name
 from jobs.state.encoding import arrow
 
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")

@@ -13,7 +13,7 @@ from datetime import tzinfo
 from itertools import product
 from typing import NamedTuple
 
-from jobs.core.errors import show_name
+from jobs.core.redaction import show_name
 from jobs.core.time_readings import USUAL_FORMATS, TimeReading, find_forms
 from jobs.core.times import TimeParser, load_zone
 
